@@ -1,0 +1,35 @@
+# Everything runs in .venv; the first target that needs it makes it.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup test lint types docs clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## make .venv with the exact versions that were tested
+
+# torch first and alone: the pinned release has a CPU build, a looser request pulls gigabytes of CUDA.
+$(READY): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "scalesteer needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+lint: $(READY)  ## style: ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## types: mypy, strict
+	$(BIN)/mypy
+
+test: lint types  ## lint, types, then the whole test suite
+	$(BIN)/pytest -n 2
+
+docs: $(READY)  ## redraw the guide's plots and tables
+	$(BIN)/python docs/guide/plots.py
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Scale-steerable convolutions for PyTorch."""
