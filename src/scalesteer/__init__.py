@@ -1,1 +1,7 @@
-"""Scale-steerable convolutions for PyTorch."""
+"""Scale-steerable convolutions for PyTorch: vision that does not care how large things appear."""
+
+from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
+from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
+
+__all__ = ["PAPER_SCALES", "FoldedScaleConv2d", "LogRadialBasis", "ScaleSteerableConv2d", "fold"]
+__version__ = "0.1.0"

@@ -1,0 +1,181 @@
+"""Coefficients -> filters -> responses -> pooled map: tensors in, tensors out.
+
+The plain reference, one convolution a scale, is here; the fast algorithm for the same responses is in
+:mod:`scalesteer.spectral`. Both yield the responses of one scale after the other, so that the maximum is taken
+as they come and the maps of all scales never lie in memory together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scalesteer import spectral
+
+BACKENDS = ("auto", "direct", "spectral")
+PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+REDUCTIONS = ("max", None)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where windows lie: the arguments of a convolution, each a pair (rows, columns), as `nn.Conv2d` means them."""
+
+    kernel_size: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    padding_mode: str = "zeros"
+
+    def reach(self, size: int) -> tuple[int, int]:
+        """How far windows of `size` taps reach beyond the image: negative where they stay inside."""
+        return (
+            self.padding[0] + self.dilation[0] * (size - self.kernel_size) // 2,
+            self.padding[1] + self.dilation[1] * (size - self.kernel_size) // 2,
+        )
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Size of the output for an image: exactly that of `nn.Conv2d` with `kernel_size`."""
+        span = [d * (self.kernel_size - 1) + 1 for d in self.dilation]
+        rows = (height + 2 * self.padding[0] - span[0]) // self.stride[0] + 1
+        columns = (width + 2 * self.padding[1] - span[1]) // self.stride[1] + 1
+        return rows, columns
+
+
+def synthesize(coefficients: Tensor, basis: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The filters of all scales from one set of coefficients: Eq. 3 as one matrix product.
+
+    Args:
+        coefficients: Learned coefficients.
+        basis: The steered basis of each scale, flattened and laid side by side.
+        sizes: The window size of each scale; their squares add up to T.
+
+    Shape:
+        `(O, C, K, J, 2)`, `(2 K J, T)` -> a tuple of `(O, C, n, n)`.
+    """
+    # Half precision is for convolutions; the filters themselves are made in float32 at least.
+    work = torch.promote_types(coefficients.dtype, torch.float32)
+    with torch.autocast(coefficients.device.type, enabled=False):
+        taps = coefficients.flatten(2).to(work) @ basis.to(work)  # (O, C, T)
+    return split_taps(taps.to(coefficients.dtype), sizes)
+
+
+def split_taps(taps: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Cut filters that lie side by side, `(O, C, T)`, into a tuple of `(O, C, n, n)`."""
+    parts = taps.split([n * n for n in sizes], dim=-1)
+    return tuple(part.unflatten(-1, (n, n)) for part, n in zip(parts, sizes, strict=True))
+
+
+def scale_conv2d(
+    x: Tensor,
+    filters: Sequence[Tensor],
+    bias: Tensor | None,
+    geometry: Geometry,
+    *,
+    reduce: Literal["max"] | None = "max",
+    backend: str = "auto",
+    return_scales: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Correlate an image with one filter at several scales and keep the strongest response at each pixel.
+
+    All windows share one centre. What larger windows reach beyond `geometry.padding` is filled as
+    `geometry.padding_mode` says.
+
+    Args:
+        x: Images.
+        filters: The filter at each scale, ascending; odd sizes.
+        bias: Added to the result, or None.
+        geometry: Stride, padding, dilation and groups.
+        reduce: ``"max"`` over scales, or None for the responses of all of them.
+        backend: ``"direct"``, ``"spectral"`` or ``"auto"``.
+        return_scales: Also return the index of the winning scale at each pixel (int64).
+
+    Shape:
+        `(B, C, H, W)`, tuple of `(O, C / groups, n, n)` -> `(B, O, H', W')`, or `(B, O, S, H', W')` with
+        ``reduce=None``.
+    """
+    if backend == "auto":
+        backend = spectral.choose_backend(x, filters, geometry)
+    margin = _margin(x, filters, geometry)
+    if backend == "spectral":
+        responses = spectral.responses(_pad(x, margin, geometry.padding_mode), margin, filters, geometry)
+    else:
+        # F.conv2d pads with zeros by itself; other modes need the border made first.
+        margin = (0, 0) if geometry.padding_mode == "zeros" else margin
+        responses = direct_responses(_pad(x, margin, geometry.padding_mode), margin, filters, geometry)
+    if reduce is None:
+        stacked = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
+        return stacked if bias is None else stacked + bias.to(stacked.dtype)[:, None, None, None]
+    best, winner = max_over_scales(responses, len(filters), return_scales)
+    if bias is not None:
+        best = best + bias.to(best.dtype)[:, None, None]
+    return (best, winner) if winner is not None else best
+
+
+def direct_responses(
+    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry
+) -> Iterator[Tensor]:
+    """One `F.conv2d` a scale: the reference that everything is checked against.
+
+    Args:
+        x: Images with a border of `margin` already around them.
+        margin: Rows above and below, columns left and right.
+        filters: The filter at each scale.
+        geometry: Stride, padding, dilation and groups.
+
+    Yields:
+        Responses `(B, O, H', W')`, one a scale.
+    """
+    for weight in filters:
+        beyond = [reach - have for reach, have in zip(geometry.reach(weight.shape[-1]), margin, strict=True)]
+        top, left = (max(-b, 0) for b in beyond)
+        window = x[..., top : x.shape[-2] - top, left : x.shape[-1] - left]
+        pad = [max(b, 0) for b in beyond]
+        yield F.conv2d(window, weight, None, geometry.stride, pad, geometry.dilation, geometry.groups)
+
+
+def max_over_scales(
+    responses: Iterator[Tensor], count: int, return_scales: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Running maximum over scales; on a tie the lowest scale wins and takes the gradient.
+
+    A non-finite response of the largest scale always wins: its window holds every pixel that a smaller window
+    holds, so that a NaN or an infinity in the input shows, even where a filter makes it -inf.
+    """
+    best = next(responses)
+    winner = torch.zeros_like(best, dtype=torch.int64) if return_scales else None
+    for i, response in enumerate(responses, start=1):
+        wins = response > best
+        if i == count - 1:
+            wins = wins | ~torch.isfinite(response)
+        best = torch.where(wins, response, best)
+        if winner is not None:
+            winner = torch.where(wins, i, winner)
+    return best, winner
+
+
+def _margin(x: Tensor, filters: Sequence[Tensor], geometry: Geometry) -> tuple[int, int]:
+    """The border that the largest window needs around the image."""
+    reaches = [geometry.reach(weight.shape[-1]) for weight in filters]
+    rows, columns = (max(0, *(reach[axis] for reach in reaches)) for axis in (0, 1))
+    limit = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
+    if limit is not None and (rows > x.shape[-2] - limit or columns > x.shape[-1] - limit):
+        raise ValueError(
+            f"padding_mode={geometry.padding_mode!r} cannot fill {rows} rows and {columns} columns beyond an image of "
+            f"{x.shape[-2]} x {x.shape[-1]}: the largest window has {filters[-1].shape[-1]} taps; use "
+            "padding_mode='zeros' or 'replicate', smaller `scales` or larger images."
+        )
+    return rows, columns
+
+
+def _pad(x: Tensor, margin: tuple[int, int], mode: str) -> Tensor:
+    if margin == (0, 0):
+        return x
+    rows, columns = margin
+    return F.pad(x, (columns, columns, rows, rows), mode="constant" if mode == "zeros" else mode)

@@ -1,0 +1,165 @@
+"""Meters and asserts for what a scale-steerable layer promises: "is it really equivariant?", as a number.
+
+Images are given in closed form, so that an enlarged image is evaluated, never interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from scalesteer import _checks
+from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d
+
+Image = Callable[[Tensor, Tensor], Tensor]
+
+
+def two_blobs(x: Tensor, y: Tensor) -> Tensor:
+    """A smooth image of two Gaussian blobs that fits a window of 17 x 17; x to the right, y upwards."""
+    return torch.exp(-((x - 2) ** 2 + (y + 1.5) ** 2) / 8) + torch.exp(-((x + 3) ** 2 + (y - 2) ** 2) / 10)
+
+
+def steering_error(layer: ScaleSteerableConv2d | FoldedScaleConv2d, image: Image = two_blobs) -> tuple[float, ...]:
+    r"""How far the response of a steered filter to an enlarged image is from that of the first filter, by scale.
+
+    With W^s the layer's filter at scale s and I^s(p) = I(p / s) the enlarged image, theory says that
+    :math:`\langle W^s, I^s\rangle` is the same for every s. The error at s is the norm of the difference to the first
+    scale over the norm of the first, taken over all filters of the layer, at the centre pixel, in float64.
+
+    Args:
+        layer: A layer with at least two scales.
+        image: Brightness as a function of (x, y), y upwards, in units in which the window is 17 wide at every scale.
+
+    Returns:
+        One error for each scale after the first.
+
+    Example:
+        >>> from scalesteer import LogRadialBasis
+        >>> layer = ScaleSteerableConv2d(1, 64, basis=LogRadialBasis.preset("area"))
+        >>> max(steering_error(layer)) < 0.2
+        True
+    """
+    if len(layer.scales) < 2:
+        raise ValueError(f"`layer` must have at least two scales to compare (got scales={layer.scales}).")
+    responses = []
+    for scale, weight in zip(layer.scales, layer.filters(), strict=True):
+        unit = layer.geometry.kernel_size * scale / 17
+        n = weight.shape[-1]
+        ticks = (torch.arange(n, dtype=torch.float64, device=weight.device) - n // 2) / unit
+        pixels = image(ticks[None, :], -ticks[:, None])  # (n, n)
+        responses.append((weight.detach().double() * pixels).sum((-2, -1)).flatten())
+    first = responses[0]
+    return tuple(float((r - first).norm() / first.norm()) for r in responses[1:])
+
+
+def equivariance_error(
+    module: nn.Module,
+    scale: float,
+    *,
+    channels: int | None = None,
+    size: int = 65,
+    border: float = 0.25,
+    images: int = 4,
+    seed: int = 0,
+) -> float:
+    r"""How far a module is from "enlarge, then apply" = "apply, then enlarge".
+
+    For smooth random images x (sums of Gaussian blobs) and their enlargements T x(p) = x(p / scale), both evaluated
+    in closed form, the error is
+
+    .. math:: \lVert f(Tx) - T f(x) \rVert / \lVert T f(x) \rVert
+
+    where the enlargement of the output map f(x) is band-limited (Lanczos interpolation over 8 pixels each way). Both
+    grids are scaled about their centres. Norms are taken over the pixels that lie at least `border` times the map's
+    width from its edge, before and after scaling, so that what padding does there is left out. If the output has no
+    pixel axes, T does nothing to it and the error is that of invariance.
+
+    Args:
+        module: Any module from `(B, C, H, W)` to `(B, C', H', W')` or `(B, features)`.
+        scale: Enlargement of the image; below 1 it shrinks.
+        channels: Channels of the input; by default `module.in_channels`.
+        size: Height and width of the images. Take a size for which the output's grid is centred on the input's: odd
+            for odd kernels with any stride, even for 2 x 2 pooling.
+        border: Share of the map left out at each edge, below 0.5.
+        images: Number of random images.
+        seed: Seed of the images.
+
+    Returns:
+        The relative error; 0 is perfect, about 1 is no relation at all.
+
+    Example:
+        >>> equivariance_error(nn.Identity(), 1.5, channels=1) < 1e-3
+        True
+    """
+    scale = _checks.real("scale", scale)
+    if scale <= 0:
+        raise ValueError(f"`scale` must be positive (got {scale}).")
+    if not 0 <= border < 0.5:
+        raise ValueError(f"`border` must be at least 0 and below 0.5 (got {border}).")
+    if channels is None:
+        channels = getattr(module, "in_channels", None)
+        if not isinstance(channels, int):
+            raise ValueError("`channels` must be given: the module has no attribute `in_channels`.")
+    tensors = [*module.parameters(), *module.buffers()]
+    like = next((t for t in tensors if t.is_floating_point()), torch.empty(0, dtype=torch.float64))
+    shown = [
+        _random_blobs(images, channels, size, zoom, seed).to(device=like.device, dtype=like.dtype)
+        for zoom in (1.0, scale)
+    ]
+    with torch.no_grad():
+        before, after = (module(x).double() for x in shown)
+    if before.ndim != 4:
+        return float((after - before).norm() / before.norm())
+    grids = [_interpolation(n, scale, border) for n in before.shape[-2:]]
+    (rows, keep_rows), (columns, keep_columns) = ((m.to(before.device), k.to(before.device)) for m, k in grids)
+    if not keep_rows.any() or not keep_columns.any():
+        raise ValueError(
+            f"no pixel is left to compare with scale={scale}, border={border} and an output of "
+            f"{before.shape[-2]} x {before.shape[-1]}: use a smaller `border` or a larger `size`."
+        )
+    expected = (rows @ before @ columns.T)[..., keep_rows, :][..., keep_columns]
+    actual = after[..., keep_rows, :][..., keep_columns]
+    return float((actual - expected).norm() / expected.norm())
+
+
+def assert_steerable(layer: ScaleSteerableConv2d | FoldedScaleConv2d, tolerance: float = 0.2) -> None:
+    """Raise AssertionError, with the figures, unless :func:`steering_error` is within `tolerance` at every scale."""
+    errors = steering_error(layer)
+    listed = ", ".join(f"{s:.3g}: {e:.3g}" for s, e in zip(layer.scales[1:], errors, strict=True))
+    # Written so that NaN fails.
+    assert all(e <= tolerance for e in errors), f"steering error above {tolerance}: by scale {listed}."
+
+
+def assert_scale_equivariant(
+    module: nn.Module, scale: float, tolerance: float, *, channels: int | None = None, size: int = 65
+) -> None:
+    """Raise AssertionError, with the figure, unless :func:`equivariance_error` is within `tolerance`."""
+    error = equivariance_error(module, scale, channels=channels, size=size)
+    assert error <= tolerance, f"scale-equivariance error {error:.3g} above {tolerance} for scale {scale}."
+
+
+def _random_blobs(images: int, channels: int, size: int, zoom: float, seed: int) -> Tensor:
+    """Sums of 30 Gaussian blobs, enlarged by `zoom` about the centre: `(images, channels, size, size)`, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    blobs = (images, channels, 30, 1)
+    draw = torch.rand((4, *blobs), generator=generator, dtype=torch.float64)
+    centre_x, centre_y = (draw[:2] - 0.5) * size * 1.2
+    width = 2 + 3 * draw[2]
+    ticks = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / zoom
+    along_x = torch.exp(-((ticks - centre_x) ** 2) / (2 * width**2))  # (images, channels, 30, size)
+    along_y = torch.exp(-((ticks - centre_y) ** 2) / (2 * width**2))
+    return torch.einsum("icbh,icbw->ichw", (draw[3] * 2 - 1) * along_y, along_x)
+
+
+def _interpolation(size: int, scale: float, border: float) -> tuple[Tensor, Tensor]:
+    """A matrix that samples a line at (position / scale) about its centre, and which samples count."""
+    centre = (size - 1) / 2
+    position = torch.arange(size, dtype=torch.float64) - centre
+    source = position / scale
+    distance = source[:, None] + centre - torch.arange(size, dtype=torch.float64)
+    kernel = torch.sinc(distance) * torch.sinc(distance / 8) * (distance.abs() < 8)
+    inside = centre - border * size
+    keep = (position.abs() <= inside) & (source.abs() <= inside)
+    return kernel / kernel.sum(1, keepdim=True).where(keep[:, None], torch.ones(()).double()), keep

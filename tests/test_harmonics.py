@@ -1,0 +1,303 @@
+"""Eq. 1, the steering rule and Theorem 1 against independent arithmetic."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalesteer import PAPER_SCALES, LogRadialBasis, harmonics
+from tests import reference
+
+PRESETS = ("paper", "area", "released-code")
+numbers = st.floats(-4, 4)
+bases = st.builds(
+    LogRadialBasis,
+    orders=st.lists(numbers, min_size=1, max_size=3).map(tuple),
+    orientations=st.lists(st.floats(-7, 7), min_size=1, max_size=4).map(tuple),
+    sigma=st.floats(0.05, 3),
+    beta=numbers,
+    m=st.floats(-1, 1.8),
+)
+
+
+def parameters(basis):
+    return basis.orders, basis.orientations, basis.sigma, basis.beta, basis.m
+
+
+@settings(max_examples=40)
+@given(basis=bases, size=st.sampled_from([3, 5, 7, 9]))
+def test_samples_equal_eq1_point_by_point(basis, size):
+    values = harmonics.sample(basis, size)
+    largest = np.abs(values).max()
+    for row in range(size):
+        for column in range(size):
+            x, y = column - size // 2, size // 2 - row
+            for i, k in enumerate(basis.orders):
+                for j, phi_j in enumerate(basis.orientations):
+                    expected = reference.harmonic(x, y, k, phi_j, basis.sigma, basis.beta, basis.m)
+                    assert abs(values[i, j, row, column] - expected) <= 1e-12 * max(1, largest)
+
+
+def real_filter(basis, coefficients, kernel_size, scale):
+    steered = harmonics.steered_basis(basis, kernel_size, scale)
+    return np.einsum("kjp,kjpab->ab", np.stack([coefficients.real, coefficients.imag], -1), steered)
+
+
+def draw_coefficients(basis, seed):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal(basis.shape) + 1j * rng.standard_normal(basis.shape)
+
+
+def continuous(basis, coefficients, scale, x, y):
+    """s^-2 times the continuous filter at r / s."""
+    values = reference.harmonics(x / scale, y / scale, *parameters(basis))
+    return np.einsum("kj,kj...->...", coefficients, values).real / scale**2
+
+
+def steering_miss_at_points(basis, scale, seed):
+    coefficients = draw_coefficients(basis, seed)
+    size = harmonics.window_size(7, scale)
+    x, y = harmonics.grid(size)
+    off_centre = (np.hypot(x, y) > 0) & harmonics.support(basis, 7, scale)
+    steered = real_filter(basis, coefficients, 7, scale)[off_centre]
+    expected = continuous(basis, coefficients, scale, x[off_centre], y[off_centre])
+    return np.abs(steered - expected).max() / np.abs(expected).max()
+
+
+@settings(max_examples=30)
+@given(basis=bases, scale=st.floats(0.45, 4), seed=st.integers(0, 1000))
+def test_steered_filter_is_the_enlarged_filter_at_points(basis, scale, seed):
+    assert steering_miss_at_points(basis, scale, seed) < 1e-12
+
+
+def test_centre_pixel_is_steered_by_eq3_applied_to_one():
+    basis, scale = LogRadialBasis(), 1.7
+    coefficients = draw_coefficients(basis, 0)
+    expected = 0
+    for i, k in enumerate(basis.orders):
+        expected += scale ** (basis.m - 2) * np.exp(-1j * k * math.log(scale)) * coefficients[i].sum()
+    filter_ = real_filter(basis, coefficients, 7, scale)
+    assert filter_[filter_.shape[0] // 2, filter_.shape[0] // 2] == pytest.approx(expected.real, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda basis, s: np.exp(-1j * basis.frequencies * math.log(s)),
+        lambda basis, s: s ** (basis.m - 2) * np.exp(1j * basis.frequencies * math.log(s)),
+    ],
+    ids=["no s^(m-2)", "other sign"],
+)
+def test_steering_test_notices_a_broken_factor(broken, monkeypatch):
+    monkeypatch.setattr(harmonics, "steering_factors", broken)
+    assert steering_miss_at_points(LogRadialBasis(), 1.5, 0) > 0.1
+
+
+AREA_CASES = [
+    (LogRadialBasis(sampling="area"), 0.46),
+    (LogRadialBasis(sampling="area"), 1.0),
+    (LogRadialBasis(sampling="area"), 17 / 7),
+    (LogRadialBasis(sampling="area", orders=(0.0, 3.0), orientations=(0.3, 2.0), m=0.4, beta=1.0), 1.9),
+    (LogRadialBasis(sampling="area", orders=(6.0,), orientations=(1.0,), m=1.7, sigma=0.8), 1.3),
+    (LogRadialBasis(sampling="area", orders=(-1.0,), orientations=(0.1, 1.0), m=-0.5, sigma=0.1), 3.9),
+]
+
+
+@pytest.mark.parametrize(("basis", "scale"), AREA_CASES)
+def test_steered_area_filter_is_the_average_of_the_enlarged_filter(basis, scale):
+    coefficients = draw_coefficients(basis, 1)
+    size = harmonics.window_size(7, scale)
+    steered = real_filter(basis, coefficients, 7, scale)
+    inside = harmonics.support(basis, 7, scale)
+    x, y = harmonics.grid(size)
+    expected = np.zeros((size, size))
+    for row in range(size):
+        for column in range(size):
+            if inside[row, column]:
+                expected[row, column] = reference.cell_average(
+                    lambda px, py: continuous(basis, coefficients, scale, px, py),
+                    x[row, column],
+                    y[row, column],
+                    basis.m,
+                )
+    assert np.abs(steered - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("lobes", ["sum", "max"])
+@pytest.mark.parametrize("sigma", [0.02, 0.3, 1.0, 4.0])
+def test_area_average_is_accurate_for_narrow_and_wide_lobes(lobes, sigma):
+    basis = LogRadialBasis(sampling="area", sigma=sigma, lobes=lobes, orders=(0.0, 9.0), orientations=(0.3, 2.0, -4.0))
+    nodes, weights = np.polynomial.legendre.leggauss(6)
+    u = np.concatenate([(i + (nodes + 1) / 2) / 60 - 0.5 for i in range(60)])
+    w = np.tile(weights / 120, 60)
+    for x, y in [(1, 0), (-1, 2), (0, -3)]:
+        px, py = np.meshgrid(x + u, y + u)
+        expected = np.einsum("kjab,a,b->kj", harmonics.evaluate(basis, px, py), w, w)
+        actual = harmonics.average(basis, np.array([x]), np.array([y]))[..., 0]
+        assert np.abs(actual - expected).max() < 1e-6
+
+
+def test_paper_scales_give_the_papers_windows():
+    assert [harmonics.window_size(7, s) for s in PAPER_SCALES] == [7, 9, 11, 13, 15, 17]
+
+
+@given(size=st.integers(3, 41), scale=st.floats(0.1, 5))
+def test_window_holds_the_support_and_no_empty_ring(size, scale):
+    size += 1 - size % 2
+    inside = harmonics.support(LogRadialBasis(), size, scale)
+    n = inside.shape[0]
+    assert n == harmonics.window_size(size, scale)
+    assert inside[n // 2, 0]  # the middle of the edge: the window is not too large
+    assert n // 2 + 1 > size / 2 * scale - 1e-6  # nor too small
+
+
+def test_unit_normalisation_is_one_factor_a_function_whatever_the_scale():
+    plain, unit = LogRadialBasis(), LogRadialBasis(normalization="unit")
+    reference_ = harmonics.sample(plain, 7)[..., harmonics.support(plain, 7, 1.0)]
+    factor = 1 / np.sqrt((np.abs(reference_) ** 2).sum(-1))
+    for scale in (0.5, 1.0, 2.0):
+        expected = harmonics.steered_basis(plain, 7, scale) * factor[..., None, None, None]
+        np.testing.assert_allclose(harmonics.steered_basis(unit, 7, scale), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_released_code_preset_has_unit_parts_on_the_largest_window_and_square_crops():
+    basis = LogRadialBasis.preset("released-code").resolve(17)
+    # scale 11/7 is the reference: no phase there
+    largest = harmonics.steered_basis(dataclasses.replace(basis, reference_size=17), 7, 17 / 7)
+    np.testing.assert_allclose((largest**2).sum((-1, -2)), 1, rtol=1e-12)
+    inside = harmonics.support(basis, 7, 17 / 7)
+    x, y = harmonics.grid(17)
+    np.testing.assert_array_equal(inside, np.hypot(x, y) <= 8)
+    assert harmonics.support(basis, 7, 1.0).all()  # a square crop of 7 x 7
+    np.testing.assert_allclose(largest[:, 0], largest[:, 8], atol=1e-12)  # first and last orientation are the same
+    np.testing.assert_allclose(basis.frequencies, 2 * np.pi * np.array([0.5, 1, 2]) / np.log(8 * np.sqrt(2)))
+    centre = harmonics.evaluate(basis, np.zeros(1), np.zeros(1))[0, :, 0]
+    angles = np.arange(9) * np.pi / 8
+    lobes = np.maximum(*(np.exp(-((turn - angles) ** 2) / 2 / (np.pi / 16) ** 2) for turn in (0, np.pi)))
+    np.testing.assert_allclose(centre, lobes * np.exp(-1j * np.pi / 4), atol=1e-12)
+
+
+def test_released_code_steering_is_the_phase_alone_relative_to_size_11():
+    basis = LogRadialBasis.preset("released-code").resolve(17)
+    at_reference = harmonics.steered_basis(basis, 7, 11 / 7)
+    at_nine = harmonics.steered_basis(basis, 7, 9 / 7)
+    function = at_reference[:, :, 0] - 1j * at_reference[:, :, 1]
+    phase = np.exp(-1j * basis.frequencies * np.log(9 / 11))
+    expected = (function * phase[:, None, None, None])[..., 1:-1, 1:-1]
+    np.testing.assert_allclose(at_nine[:, :, 0] - 1j * at_nine[:, :, 1], expected, atol=1e-12)
+
+
+ALTERNATIVES = {
+    "orders": (0.5, 1.0, 3.0),
+    "orientations": (0.1, 1.0),
+    "sigma": 0.3,
+    "beta": 0.4,
+    "m": 0.5,
+    "sampling": "area",
+    "centre": "angular",
+    "lobes": "max",
+    "order_unit": "period",
+    "gain": False,
+    "normalization": "unit",
+    "support": "crop",
+    "reference_size": 9,
+}
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(LogRadialBasis) if f.name != "window"])
+def test_every_field_changes_the_filters(field):
+    wide = {"sigma": 1.0} if field == "lobes" else {}  # narrow lobes do not meet
+    before = LogRadialBasis(**wide)
+    after = dataclasses.replace(before, **{field: ALTERNATIVES[field]}).resolve(13)
+    first, second = (harmonics.steered_basis(b, 7, 13 / 7) for b in (before, after))
+    assert first.shape != second.shape or np.abs(first - second).max() > 1e-3
+
+
+def test_window_field_changes_filters_that_depend_on_it():
+    basis = LogRadialBasis.preset("released-code")
+    first, second = (harmonics.steered_basis(basis.resolve(w), 7, 1.0) for w in (13, 17))
+    assert np.abs(first - second).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_point_symmetric(name):
+    steered = harmonics.steered_basis(LogRadialBasis.preset(name).resolve(17), 7, 17 / 7)
+    np.testing.assert_allclose(steered, steered[..., ::-1, ::-1], atol=1e-12)
+
+
+def test_samples_are_cached_and_cannot_be_changed():
+    values = harmonics.sample(LogRadialBasis(), 7)
+    assert harmonics.sample(LogRadialBasis(), 7) is values
+    with pytest.raises(ValueError, match="read-only"):
+        values[0, 0, 0, 0] = 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sigma": 0}, ValueError, r"`sigma` must be positive \(got 0.0\)"),
+        ({"sigma": -1}, ValueError, r"`sigma` must be positive \(got -1.0\)"),
+        ({"sigma": math.nan}, ValueError, r"`sigma` must be finite \(got nan\)"),
+        ({"sigma": math.inf}, ValueError, r"`sigma` must be finite \(got inf\)"),
+        ({"sigma": "wide"}, TypeError, r"`sigma` must be a number \(got 'wide'\)"),
+        ({"orders": ()}, ValueError, "`orders` must not be empty"),
+        ({"orders": (1, math.nan)}, ValueError, r"`orders\[1\]` must be finite \(got nan\)"),
+        ({"orders": (math.inf,)}, ValueError, r"`orders\[0\]` must be finite \(got inf\)"),
+        ({"orders": 3}, TypeError, r"`orders` must be a sequence of numbers \(got 3\)"),
+        ({"orders": (True,)}, TypeError, r"`orders\[0\]` must be a number \(got True\)"),
+        ({"orientations": []}, ValueError, "`orientations` must not be empty"),
+        ({"beta": math.inf}, ValueError, "`beta` must be finite"),
+        ({"m": math.nan}, ValueError, "`m` must be finite"),
+        ({"m": 2, "sampling": "area"}, ValueError, r"`m` must be below 2 with sampling='area' \(got 2.0\)"),
+        ({"sigma": 1e-4, "sampling": "area"}, ValueError, "`sigma` must be at least 0.001"),
+        ({"centre": "angular", "sampling": "area"}, ValueError, "applies to sampling='point' only"),
+        (
+            {"sampling": "areas"},
+            ValueError,
+            r"`sampling` must be one of 'point', 'area' \(got 'areas'\). Did you mean 'area'",
+        ),
+        ({"gain": 1}, TypeError, "`gain` must be True or False"),
+        ({"window": 2}, ValueError, "`window` must be at least 3"),
+    ],
+)
+def test_wrong_basis_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LogRadialBasis(**arguments)
+
+
+def test_unknown_preset_names_the_valid_ones():
+    with pytest.raises(ValueError, match=r"'paper', 'area', 'released-code' \(got 'papers'\). Did you mean 'paper'\?"):
+        LogRadialBasis.preset("papers")
+
+
+def test_basis_that_needs_a_window_says_so():
+    with pytest.raises(ValueError, match="`window` is not set"):
+        harmonics.sample(LogRadialBasis.preset("released-code"), 7)
+
+
+def test_function_that_vanishes_on_the_grid_is_an_error_not_a_division_by_zero():
+    basis = LogRadialBasis(orientations=(0.0, 0.3), sigma=0.01, centre="angular", normalization="unit")
+    with pytest.raises(ValueError, match=r"order 0.5 and orientation 0.3000 vanishes on the grid"):
+        harmonics.steered_basis(basis, 3, 1.0)
+
+
+def test_part_that_vanishes_on_the_grid_is_an_error():
+    basis = LogRadialBasis(orders=(0.0,), normalization="parts", window=7)
+    with pytest.raises(ValueError, match=r"the imaginary part of the function of order 0\.0"):
+        harmonics.steered_basis(basis, 7, 1.0)
+
+
+def test_numpy_values_are_python_values():
+    basis = LogRadialBasis(orders=np.array([0.5, 1, 2]), sigma=np.float32(0.25))
+    assert basis == LogRadialBasis(sigma=0.25)
+    assert hash(basis) == hash(LogRadialBasis(sigma=0.25))
+
+
+def test_later_changes_of_the_callers_list_change_nothing():
+    orders = [0.5, 1.0]
+    basis = LogRadialBasis(orders=orders)
+    orders.append(9.0)
+    assert basis.orders == (0.5, 1.0)
