@@ -29,7 +29,7 @@ test: lint types  ## lint, types, then the whole test suite
 	$(BIN)/pytest -n 2
 
 docs: $(READY)  ## redraw the guide's plots and tables
-	$(BIN)/python docs/guide/plots.py
+	$(BIN)/python -m docs.guide.plots
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

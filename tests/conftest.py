@@ -1,5 +1,9 @@
 """Shared by all tests: one thread a worker (two workers share two cores), and a fixed seed."""
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded
+
 import pytest
 import torch
 from hypothesis import settings

@@ -7,8 +7,8 @@ import numpy as np
 
 
 def between(angle, other):
-    """The angle between two directions, by their cosine."""
-    return math.acos(max(-1.0, min(1.0, math.cos(angle - other))))
+    """The angle between two directions, from the turn between their unit vectors."""
+    return abs(math.atan2(math.sin(angle - other), math.cos(angle - other)))
 
 
 def harmonic(x, y, k, phi_j, sigma, beta, m):

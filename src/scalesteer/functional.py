@@ -101,9 +101,9 @@ def scale_conv2d(
         ``reduce=None``.
     """
     if backend == "auto":
-        backend = spectral.choose_backend(x, filters, geometry)
+        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), [w.shape[-1] for w in filters], geometry)
     margin = _margin(x, filters, geometry)
-    if backend == "spectral":
+    if backend == "spectral" and x.shape[0] > 0:  # transforms of nothing are an error in some FFT libraries
         responses = spectral.responses(_pad(x, margin, geometry.padding_mode), margin, filters, geometry)
     else:
         # F.conv2d pads with zeros by itself; other modes need the border made first.

@@ -203,7 +203,7 @@ def grid(size: int) -> tuple[Float, Float]:
         ([-1.0, 0.0, 1.0], [1.0, 0.0, -1.0])
     """
     ticks = np.arange(size) - (size - 1) / 2
-    x, y = np.meshgrid(ticks, -ticks)
+    x, y = np.meshgrid(ticks, ticks[::-1])
     return x, y
 
 
@@ -338,8 +338,8 @@ def steering_factors(basis: LogRadialBasis, scale: float) -> Complex:
     """The constants s^(m-2) e^(-i k log s) of Eq. 3, one an order, that enlarge each function by `scale`.
 
     Example:
-        >>> steering_factors(LogRadialBasis(orders=(1.0,)), 1.0).tolist()
-        [(1+0j)]
+        >>> abs(steering_factors(LogRadialBasis(orders=(1.0,)), 2.0)).tolist()
+        [0.5]
     """
     log_s = math.log(scale)
     decay = basis.m - 2 if basis.gain else 0.0

@@ -60,7 +60,8 @@ def _transform(weight: Tensor, size: tuple[int, int], dilation: tuple[int, int])
         spread = weight.new_zeros(*weight.shape[:2], rows, columns)
         spread[..., :: dilation[0], :: dilation[1]] = weight
         weight = spread
-    return torch.fft.rfft2(weight, s=size).conj()
+    transformed: Tensor = torch.fft.rfft2(weight, s=size)
+    return transformed.conj()
 
 
 def _fast_length(length: int) -> int:
@@ -76,6 +77,22 @@ def _fast_length(length: int) -> int:
         length += 2
 
 
-def choose_backend(x: Tensor, filters: Sequence[Tensor], geometry: Geometry) -> str:
-    """The faster backend for static shapes; the batch size does not enter."""
-    return "direct"
+# Multiply-adds of a direct convolution that cost as much as one frequency of one scale. Measured on two CPU cores,
+# batch 32, float32, for windows of 3 to 33 taps, 1 to 90 channels and images of 14 to 96 pixels: 27 to 57 in training,
+# 40 to 92 in inference.
+_TAPS_A_FREQUENCY = 50
+
+
+def choose_backend(image_size: tuple[int, int], sizes: Sequence[int], geometry: Geometry) -> str:
+    """The backend that the measured cost favours for static shapes; the batch size does not enter.
+
+    Args:
+        image_size: Height and width of the image.
+        sizes: The window size of each scale.
+        geometry: Stride, padding, dilation and groups.
+    """
+    rows, columns = geometry.output_size(*image_size)
+    direct = rows * columns * sum(n * n for n in sizes)
+    reach = geometry.reach(max(sizes))
+    area = _fast_length(image_size[0] + 2 * max(reach[0], 0)) * _fast_length(image_size[1] + 2 * max(reach[1], 0))
+    return "spectral" if direct > _TAPS_A_FREQUENCY * len(sizes) * area else "direct"

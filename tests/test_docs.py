@@ -1,0 +1,44 @@
+"""What the documents claim: numbers come from results/, examples run, links lead somewhere."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.guide import plots
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def test_the_guides_tables_are_those_of_the_measured_numbers():
+    numbers = json.loads((plots.OUTPUT / "maths.json").read_text())
+    for document, parts in ((plots.GUIDE, plots.tables(numbers)), (plots.README, plots.readme_parts(numbers))):
+        text = document.read_text()
+        assert plots.fill(text, parts) == text
+
+
+def test_the_guides_numbers_can_be_measured_again():
+    numbers = json.loads((plots.OUTPUT / "maths.json").read_text())
+    for name, row in plots.steering_table().items():
+        assert row == pytest.approx(numbers["steering"][name], rel=0.02)
+    for order, row in plots.footnote_table().items():
+        assert row == pytest.approx(numbers["footnote"][order], rel=1e-3)
+    assert plots.rank_table() == numbers["rank"]
+
+
+def test_the_readmes_example_runs():
+    text = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    scope = {}
+    exec(example, scope)
+    assert scope["y"].shape == (8, 16, 64, 64)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(document):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
+    missing = [link for link in links if not (document.parent / link).exists()]
+    assert not missing

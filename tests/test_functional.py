@@ -1,0 +1,280 @@
+"""Backends against a naive loop and against each other; the maximum over scales; what must survive."""
+
+import gc
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from scalesteer import ScaleSteerableConv2d, functional, spectral
+from tests import reference
+
+SCALES = (0.6, 1.0, 1.8)  # windows of 3, 5 and 9 for a kernel of 5
+SHAPES = ((13, 13), (14, 14), (13, 16), (16, 15))
+MODES = functional.PADDING_MODES
+BACKENDS = ("direct", "spectral")
+
+
+def build(backend="direct", dtype=torch.float64, **arguments):
+    torch.manual_seed(1)
+    arguments = {"kernel_size": 5, "scales": SCALES, "padding": 2, **arguments}
+    layer = ScaleSteerableConv2d(4, 6, dtype=dtype, backend=backend, **arguments)
+    torch.nn.init.normal_(layer.bias)
+    return layer
+
+
+def largest_difference(actual, expected):
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2)])
+def test_direct_equals_a_naive_loop(stride, dilation, groups, mode):
+    layer = build(stride=stride, dilation=dilation, groups=groups, padding_mode=mode, reduce=None)
+    x = torch.randn(2, 4, 9, 10, dtype=torch.float64)
+    filters = [f.detach().numpy() for f in layer.filters()]
+    expected = reference.convolve(x.numpy(), filters, stride, 2, dilation, groups, mode, 5)
+    expected = np.stack(expected, axis=2) + layer.bias.detach().numpy()[:, None, None, None]
+    assert largest_difference(layer(x), torch.tensor(expected)) < 1e-10
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_spectral_equals_direct(mode, shape, dtype, tolerance):
+    for stride, dilation, groups, reduce in itertools.product((1, 2), (1, 2), (1, 2), ("max", None)):
+        arguments = {"stride": stride, "dilation": dilation, "groups": groups, "padding_mode": mode, "reduce": reduce}
+        x = torch.randn(2, 4, *shape, dtype=dtype)
+        direct, fast = (build(backend, dtype, **arguments)(x) for backend in BACKENDS)
+        assert fast.dtype == dtype
+        assert largest_difference(fast, direct) < tolerance, arguments
+
+
+@pytest.mark.parametrize("padding", ["same", "valid", 0, 1, (3, 0), (0, 4)])
+@pytest.mark.parametrize("dilation", [1, (2, 1)])
+def test_output_shape_is_that_of_conv2d_and_backends_agree(padding, dilation):
+    x = torch.randn(1, 4, 17, 14, dtype=torch.float64)
+    plain = torch.nn.Conv2d(4, 6, 5, padding=padding, dilation=dilation, dtype=torch.float64)(x)
+    direct, fast = (build(backend, padding=padding, dilation=dilation)(x) for backend in BACKENDS)
+    assert direct.shape == fast.shape == plain.shape
+    assert largest_difference(fast, direct) < 1e-10
+
+
+def test_one_scale_without_steering_is_conv2d():
+    layer = build(scales=(1.0,))
+    x = torch.randn(2, 4, 11, 12, dtype=torch.float64)
+    plain = torch.nn.functional.conv2d(x, layer.filters()[0], layer.bias, padding=2)
+    torch.testing.assert_close(layer(x), plain)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", ["zeros", "replicate"])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (5, 4)])
+def test_images_smaller_than_the_filter_give_right_values(backend, mode, shape):
+    layer = build(backend, padding_mode=mode, reduce=None)
+    x = torch.randn(2, 4, *shape, dtype=torch.float64)
+    expected = reference.convolve(x.numpy(), [f.detach().numpy() for f in layer.filters()], 1, 2, 1, 1, mode, 5)
+    expected = np.stack(expected, axis=2) + layer.bias.detach().numpy()[:, None, None, None]
+    assert largest_difference(layer(x), torch.tensor(expected)) < 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("mode", "small", "enough"), [("reflect", 4, 5), ("circular", 3, 4)])
+def test_images_too_small_for_reflect_and_circular_name_the_limit(backend, mode, small, enough):
+    layer = build(backend, padding_mode=mode)
+    message = rf"padding_mode='{mode}' cannot fill 4 rows and 4 columns beyond an image of {small} x 9"
+    with pytest.raises(ValueError, match=message):
+        layer(torch.randn(1, 4, small, 9, dtype=torch.float64))
+    assert layer(torch.randn(1, 4, enough, 9, dtype=torch.float64)).shape[-2] == enough
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_gradcheck_and_gradgradcheck(backend, mode):
+    layer = ScaleSteerableConv2d(
+        2, 2, 3, 2, 1, 1, 2, padding_mode=mode, scales=(1.0, 5 / 3), dtype=torch.float64, backend=backend
+    )
+    x = torch.randn(2, 2, 5, 6, dtype=torch.float64, requires_grad=True)
+    coefficients = torch.randn_like(layer.coefficients, requires_grad=True)
+    bias = torch.randn_like(layer.bias, requires_grad=True)
+
+    def apply(x, coefficients, bias):
+        return torch.func.functional_call(layer, {"coefficients": coefficients, "bias": bias}, (x,))
+
+    assert torch.autograd.gradcheck(apply, (x, coefficients, bias))
+    assert torch.autograd.gradgradcheck(apply, (x, coefficients, bias))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_backends_agree(backend):
+    x = torch.randn(3, 4, 14, 15, dtype=torch.float64)
+    grads = []
+    for name in ("direct", backend):
+        layer = build(name)
+        layer(x).square().sum().backward()
+        grads.append(layer.coefficients.grad)
+    assert largest_difference(grads[1], grads[0]) < 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_winner_is_the_scale_of_the_largest_response(backend):
+    x = torch.randn(2, 4, 14, 13, dtype=torch.float64)
+    everything = build(backend, reduce=None)(x)
+    best, winner = build(backend)(x, return_scales=True)
+    assert winner.dtype == torch.int64
+    torch.testing.assert_close(best, everything.amax(2))
+    assert torch.equal(winner, everything.argmax(2))
+    assert len(winner.unique()) == 3
+
+
+def test_ties_go_to_the_lowest_scale_with_the_whole_gradient():
+    responses = [torch.zeros(1, 1, 2, 2, requires_grad=True) for _ in range(3)]
+    best, winner = functional.max_over_scales(iter(responses), 3, return_scales=True)
+    best.sum().backward()
+    assert torch.equal(winner, torch.zeros(1, 1, 2, 2, dtype=torch.int64))
+    assert torch.equal(responses[0].grad, torch.ones(1, 1, 2, 2))
+    assert not responses[1].grad.any()
+    assert not responses[2].grad.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_pixels_show_wherever_a_window_holds_them(backend, value):
+    layer = build(backend)
+    x = torch.randn(1, 4, 25, 25, dtype=torch.float64)
+    x[0, 2, 12, 12] = value
+    reached = torch.zeros(25, 25, dtype=torch.bool)
+    ticks = torch.arange(25) - 12
+    reached[(ticks[:, None] ** 2 + ticks**2).sqrt() <= 2.5 * SCALES[-1]] = True
+    assert not layer(x)[..., reached].isfinite().any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_flat_images_give_finite_output_and_gradients(backend, value):
+    layer = build(backend)
+    x = torch.full((1, 4, 12, 12), value, dtype=torch.float64, requires_grad=True)
+    out = layer(x)
+    out.sum().backward()
+    assert out.isfinite().all()
+    for tensor in (x, layer.coefficients, layer.bias):
+        assert tensor.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reduce", ["max", None])
+def test_empty_batch_gives_an_empty_output_and_backward_works(backend, reduce):
+    layer = build(backend, reduce=reduce)
+    x = torch.empty(0, 4, 12, 12, dtype=torch.float64, requires_grad=True)
+    out = layer(x)
+    out.sum().backward()
+    assert out.shape == ((0, 6, 12, 12) if reduce else (0, 6, 3, 12, 12))
+    assert x.grad.shape == x.shape
+    assert not layer.coefficients.grad.any()
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "strided": lambda x: torch.stack([x, x], dim=-1)[..., 0],
+    "expanded": lambda x: x[:1].expand(2, -1, -1, -1),
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [1, 4])
+def test_memory_layout_does_not_matter(backend, layout, channels):
+    layer = ScaleSteerableConv2d(channels, 6, 5, scales=SCALES, dtype=torch.float64, backend=backend)
+    base = torch.randn(1, channels, 12, 12, dtype=torch.float64).repeat(2, 1, 1, 1)
+    results = []
+    for make in (lambda x: x.clone(), LAYOUTS[layout]):
+        x = base.clone().requires_grad_()
+        out = layer(make(x))
+        out.square().sum().backward()
+        expected_grad = x.grad if layout != "expanded" else x.grad.sum(0)
+        results.append((out.detach(), expected_grad))
+    for first, second in zip(*results, strict=True):
+        assert largest_difference(second, first) < 1e-12
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_input_is_not_modified(backend):
+    x = torch.randn(2, 4, 12, 12, dtype=torch.float64)
+    before = x.clone()
+    build(backend)(x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batch_of_one_equals_batch_of_many(backend):
+    layer = build(backend, torch.float32)
+    x = torch.randn(64, 4, 14, 14)
+    many, winners = layer(x, return_scales=True)
+    one, winner = layer(x[5:6], return_scales=True)
+    assert largest_difference(one, many[5:6]) < 1e-5
+    assert torch.equal(winner, winners[5:6])
+
+
+@pytest.mark.parametrize("length", range(1, 200))
+def test_fast_length_is_even_smooth_and_the_next_such(length):
+    def smooth(n):
+        while n % 2 == 0:
+            n //= 2
+        while n % 3 == 0:
+            n //= 3
+        while n % 5 == 0:
+            n //= 5
+        return n == 1
+
+    expected = next(n for n in range(length, 2 * length + 3) if n % 2 == 0 and smooth(n))
+    assert spectral._fast_length(length) == expected
+
+
+def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
+    def geometry(size):
+        return functional.Geometry(size, padding=(size // 2, size // 2))
+
+    assert spectral.choose_backend((28, 28), range(13, 34, 4), geometry(13)) == "spectral"
+    assert spectral.choose_backend((96, 96), range(7, 18, 2), geometry(7)) == "spectral"
+    assert spectral.choose_backend((28, 28), (3, 5, 7), geometry(3)) == "direct"
+    assert spectral.choose_backend((14, 14), range(7, 18, 2), geometry(7)) == "direct"
+
+
+def test_auto_gives_the_numbers_of_both(monkeypatch):
+    x = torch.randn(1, 4, 40, 40, dtype=torch.float64)
+    expected = build("direct")(x)
+    for choice in BACKENDS:
+        monkeypatch.setattr(spectral, "choose_backend", lambda *_, choice=choice: choice)
+        assert largest_difference(build("auto")(x), expected) < 1e-10
+
+
+def test_deterministic_mode_gives_equal_runs():
+    x = torch.randn(2, 4, 16, 16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for backend in BACKENDS:
+            grads = []
+            for _ in range(2):
+                layer = build(backend, torch.float32)
+                layer(x).square().sum().backward()
+                grads.append(layer.coefficients.grad)
+            assert torch.equal(*grads)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_forward_passes_do_not_accumulate_memory():
+    layer = build()
+    x = torch.randn(1, 4, 12, 12, dtype=torch.float64)
+    layer(x)
+
+    def tensors():
+        gc.collect()
+        return sum(type(o) is torch.Tensor for o in gc.get_objects())
+
+    before = tensors()
+    for _ in range(100):
+        layer(x)
+    assert tensors() <= before

@@ -1,0 +1,466 @@
+"""The layer as a citizen of PyTorch: arguments, errors, copies, dtypes, devices, compilers, initialisation."""
+
+import copy
+import inspect
+import io
+import math
+import pickle
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from scalesteer import PAPER_SCALES, FoldedScaleConv2d, LogRadialBasis, ScaleSteerableConv2d, fold, harmonics
+from scalesteer import nn as layers
+
+BACKENDS = ("direct", "spectral")
+SMALL = {"kernel_size": 3, "scales": (1.0, 5 / 3)}
+# torch's own: inductor has no kernels for complex numbers and says so; old-style names inside torch.
+TORCH_WARNINGS = (
+    "ignore:.*Torchinductor does not support code generation for complex operators.*",
+    "ignore:.*is deprecated.*:DeprecationWarning",
+    "ignore:.*is deprecated.*:FutureWarning",
+)
+
+
+def test_signature_begins_with_that_of_conv2d():
+    ours = list(inspect.signature(ScaleSteerableConv2d).parameters.values())
+    torchs = list(inspect.signature(nn.Conv2d).parameters.values())
+    assert [p.name for p in ours[: len(torchs)]] == [p.name for p in torchs]
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in ours[len(torchs) :])
+    assert [p.name for p in ours[len(torchs) :]] == ["scales", "basis", "reduce", "backend"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"in_channels": 0}, ValueError, r"`in_channels` must be at least 1 \(got 0\)"),
+        ({"in_channels": -1}, ValueError, r"`in_channels` must be at least 1 \(got -1\)"),
+        ({"in_channels": 1.5}, TypeError, r"`in_channels` must be an integer \(got 1.5 of type float\)"),
+        ({"in_channels": True}, TypeError, r"`in_channels` must be an integer \(got True of type bool\)"),
+        ({"out_channels": "3"}, TypeError, r"`out_channels` must be an integer \(got '3' of type str\)"),
+        ({"out_channels": 0}, ValueError, r"`out_channels` must be at least 1 \(got 0\)"),
+        ({"kernel_size": 4}, ValueError, r"odd and at least 3 \(got 4\): the filter needs a centre pixel; use 3 or 5"),
+        ({"kernel_size": 1}, ValueError, r"odd and at least 3 \(got 1\): the filter needs a centre pixel; use 3"),
+        ({"kernel_size": (5, 7)}, ValueError, r"`kernel_size` must be square \(got \(5, 7\)\)"),
+        ({"kernel_size": 7.0}, TypeError, r"`kernel_size` must be an integer \(got 7.0"),
+        ({"scales": ()}, ValueError, "`scales` must not be empty"),
+        ({"scales": (0.0, 1.0)}, ValueError, r"positive and strictly ascending \(got \(0.0, 1.0\)\)"),
+        ({"scales": (-1.0,)}, ValueError, "positive and strictly ascending"),
+        ({"scales": (1.0, math.nan)}, ValueError, r"`scales\[1\]` must be finite \(got nan\)"),
+        ({"scales": (math.inf,)}, ValueError, r"`scales\[0\]` must be finite \(got inf\)"),
+        ({"scales": (1.0, 1.0)}, ValueError, "positive and strictly ascending"),
+        ({"scales": (2.0, 1.0)}, ValueError, "positive and strictly ascending"),
+        ({"scales": 2.0}, TypeError, r"`scales` must be a sequence of numbers \(got 2.0\)"),
+        ({"stride": 0}, ValueError, r"`stride` must be at least 1 \(got 0\)"),
+        ({"stride": 1.5}, TypeError, r"`stride` must be an integer \(got 1.5"),
+        ({"stride": (1, 2, 3)}, ValueError, r"`stride` must be an integer or a pair of them \(got \(1, 2, 3\)\)"),
+        ({"dilation": -1}, ValueError, r"`dilation` must be at least 1 \(got -1\)"),
+        ({"dilation": 0}, ValueError, r"`dilation` must be at least 1 \(got 0\)"),
+        ({"stride": 2}, ValueError, r"padding='same' is not defined for stride \(2, 2\)"),
+        ({"padding": -1}, ValueError, r"`padding` must be at least 0 \(got -1\)"),
+        ({"padding": "full"}, ValueError, r"`padding` must be one of 'same', 'valid' \(got 'full'\)"),
+        ({"groups": 3}, ValueError, r"`in_channels` \(=4\) must be divisible by `groups` \(=3\)"),
+        ({"groups": 4}, ValueError, r"`out_channels` \(=6\) must be divisible by `groups` \(=4\)"),
+        ({"groups": 0}, ValueError, r"`groups` must be at least 1 \(got 0\)"),
+        ({"padding_mode": "zero"}, ValueError, r"'circular' \(got 'zero'\). Did you mean 'zeros'"),
+        ({"backend": "fft"}, ValueError, r"`backend` must be one of 'auto', 'direct', 'spectral' \(got 'fft'\)"),
+        ({"reduce": "mean"}, ValueError, r"`reduce` must be 'max' or None \(got 'mean'\)"),
+        ({"basis": "area"}, TypeError, r"`basis` must be a LogRadialBasis \(got 'area'\); presets come from"),
+        ({"bias": 1}, TypeError, r"`bias` must be True or False \(got 1\)"),
+        ({"dtype": torch.complex64}, TypeError, "`dtype` must be a real floating-point"),
+        ({"dtype": torch.int32}, TypeError, "`dtype` must be a real floating-point"),
+        ({"device": "warp"}, ValueError, r"`device` 'warp' is not available here; available: cpu, meta"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ScaleSteerableConv2d(**{"in_channels": 4, "out_channels": 6, **arguments})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_absent_cuda_is_an_error_that_lists_what_is_there():
+    with pytest.raises(ValueError, match="`device` 'cuda' is not available here; available: cpu"):
+        ScaleSteerableConv2d(1, 1, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.zeros(4), ValueError, r"must have 4 axes \(B, C, H, W\) \(got shape \(4,\)\)"),
+        (torch.zeros(4, 9, 9), ValueError, r"got shape \(4, 9, 9\)\). add a batch axis"),
+        (torch.zeros(1, 3, 9, 9), ValueError, r"in_channels=4 channels on axis 1 \(got shape \(1, 3, 9, 9\)\)"),
+        (torch.zeros(1, 4, 0, 9), ValueError, "an image of 0 x 9 is too small"),
+        (torch.zeros(1, 4, 9, 0), ValueError, "an image of 9 x 0 is too small"),
+        (torch.zeros(1, 4, 9, 9, dtype=torch.int64), TypeError, r"real floating-point tensor \(got torch.int64\)"),
+        (torch.zeros(1, 4, 9, 9, dtype=torch.bool), TypeError, r"real floating-point tensor \(got torch.bool\)"),
+        (
+            torch.zeros(1, 4, 9, 9, dtype=torch.complex64),
+            TypeError,
+            r"real floating-point tensor \(got torch.complex64",
+        ),
+        (torch.zeros(1, 4, 9, 9).double(), TypeError, "input is torch.float64 but the layer is torch.float32"),
+        (np.zeros((1, 4, 9, 9), np.float32), TypeError, r"must be a tensor \(got ndarray\)"),
+        (torch.zeros(1, 4, 9, 9, device="meta"), ValueError, "the input is on meta but the layer is on cpu"),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_wrong_tensors_are_named(x, error, message, backend):
+    with pytest.raises(error, match=message):
+        ScaleSteerableConv2d(4, 6, backend=backend)(x)
+
+
+def test_image_too_small_for_the_padding_is_named():
+    with pytest.raises(ValueError, match=r"an image of 6 x 9 is too small for kernel_size=7 with padding=\(0, 0\)"):
+        ScaleSteerableConv2d(4, 6, padding="valid")(torch.zeros(1, 4, 6, 9))
+
+
+def test_return_scales_without_a_maximum_is_an_error():
+    with pytest.raises(ValueError, match=r"`return_scales` needs reduce='max' \(got reduce=None\)"):
+        ScaleSteerableConv2d(1, 1, reduce=None)(torch.zeros(1, 1, 9, 9), return_scales=True)
+
+
+ALTERNATIVES = {
+    "kernel_size": 5,
+    "stride": 2,
+    "padding": 1,
+    "dilation": 2,
+    "groups": 2,
+    "padding_mode": "circular",
+    "scales": (1.0, 3.0),
+    "basis": LogRadialBasis(m=0.5),
+    "reduce": None,
+}
+
+
+@pytest.mark.parametrize("name", ALTERNATIVES)
+def test_every_argument_has_an_effect(name):
+    def run(**changes):
+        torch.manual_seed(0)
+        x = torch.randn(1, 4, 12, 12)
+        return ScaleSteerableConv2d(4, 4, **{"padding": 3, **changes})(x)
+
+    plain, changed = run(), run(**{name: ALTERNATIVES[name]})
+    assert plain.shape != changed.shape or (plain - changed).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend_argument_is_obeyed(backend, monkeypatch):
+    called = []
+    monkeypatch.setattr(layers.functional.spectral, "responses", lambda *a: called.append(1) or iter([torch.zeros(1)]))
+    layer = ScaleSteerableConv2d(1, 1, backend=backend, scales=(1.0,), bias=False)
+    layer(torch.zeros(1, 1, 9, 9))
+    assert bool(called) == (backend == "spectral")
+
+
+def test_bias_device_and_dtype_arguments_are_obeyed():
+    layer = ScaleSteerableConv2d(1, 2, bias=False, device="meta", dtype=torch.float64)
+    assert layer.bias is None
+    assert {t.device.type for t in (layer.coefficients, layer.steered_basis)} == {"meta"}
+    assert layer.coefficients.dtype == layer.steered_basis.dtype == torch.float64
+
+
+def test_numpy_integers_and_pairs_give_the_same_layer():
+    results = []
+    for one, two in ((1, 2), (np.int64(1), np.int32(2))):
+        torch.manual_seed(0)
+        layer = ScaleSteerableConv2d(two, two, (5, 5), stride=one, groups=two, padding=(two, two), scales=[1, 2.0])
+        results.append(layer(torch.ones(1, 2, 9, 9)))
+    assert torch.equal(*results)
+
+
+def test_later_changes_of_the_callers_list_change_nothing():
+    scales = [1.0, 2.0]
+    layer = ScaleSteerableConv2d(1, 1, scales=scales)
+    scales.append(3.0)
+    assert layer.scales == (1.0, 2.0)
+    assert len(layer.filters()) == 2
+
+
+def test_parameters_are_coefficients_and_bias_with_the_documented_shapes():
+    layer = ScaleSteerableConv2d(4, 6, groups=2)
+    assert {n: tuple(p.shape) for n, p in layer.named_parameters()} == {"coefficients": (6, 2, 3, 8, 2), "bias": (6,)}
+    assert [tuple(f.shape) for f in layer.filters()] == [(6, 2, n, n) for n in range(7, 18, 2)]
+
+
+def test_filters_are_the_real_part_of_eq3():
+    layer = ScaleSteerableConv2d(2, 3, dtype=torch.float64, basis=LogRadialBasis.preset("area"))
+    coefficients = torch.view_as_complex(layer.coefficients.detach()).numpy()
+    for scale, actual in zip(PAPER_SCALES, layer.filters(), strict=True):
+        values = harmonics.sample(layer.basis, actual.shape[-1]) * harmonics.support(layer.basis, 7, scale)
+        phase = np.exp(-1j * np.array([0.5, 1, 2]) * np.log(scale)) / scale  # s^(m-2), m = 1
+        expected = np.einsum("ockj,k,kjab->ocab", coefficients, phase, values).real
+        np.testing.assert_allclose(actual.detach().numpy(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_parameter_gets_a_finite_gradient(backend):
+    layer = ScaleSteerableConv2d(2, 3, backend=backend)
+    layer(torch.randn(2, 2, 20, 20)).square().sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad.isfinite().all()
+        assert (parameter.grad != 0).float().mean() > 0.9
+
+
+def test_with_scales_shares_parameters_and_leaves_the_random_state_alone():
+    layer = ScaleSteerableConv2d(2, 3, stride=2, padding=3, basis=LogRadialBasis.preset("area"))
+    state = torch.get_rng_state()
+    other = layer.with_scales((0.8, 4.0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert other.coefficients is layer.coefficients
+    assert other.bias is layer.bias
+    assert [f.shape[-1] for f in other.filters()] == [5, 29]
+    assert torch.equal(layer.with_scales(PAPER_SCALES)(x := torch.randn(1, 2, 20, 20)), layer(x))
+    assert other(x).shape == layer(x).shape
+    assert list(other.state_dict()) == list(layer.state_dict())
+
+
+def test_with_scales_keeps_the_largest_window_of_the_released_code():
+    layer = ScaleSteerableConv2d(1, 1, basis=LogRadialBasis.preset("released-code"))
+    other = layer.with_scales((9 / 7,))
+    assert other.basis == layer.basis
+    torch.testing.assert_close(other.filters()[0], layer.filters()[1])
+
+
+def network(backend="direct"):
+    shared = ScaleSteerableConv2d(4, 4, **SMALL, backend=backend)
+    return nn.Sequential(
+        ScaleSteerableConv2d(2, 4, **SMALL, backend=backend),
+        nn.ReLU(),
+        nn.Sequential(shared, nn.BatchNorm2d(4)),
+        shared,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fold_gives_the_same_output_and_leaves_the_model_alone(backend):
+    model = network(backend).eval()
+    before = copy.deepcopy(model.state_dict())
+    folded = fold(model)
+    x = torch.randn(2, 2, 9, 9)
+    assert torch.equal(folded(x), model(x))
+    assert not any(isinstance(m, ScaleSteerableConv2d) for m in folded.modules())
+    assert folded[2][0] is folded[3]
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert {p for p, _ in folded.named_parameters()} == {"2.1.weight", "2.1.bias"}
+
+
+def test_fold_of_a_single_layer_keeps_everything_but_the_coefficients():
+    layer = ScaleSteerableConv2d(2, 3, stride=2, padding=3, reduce=None)
+    folded = fold(layer)
+    assert isinstance(folded, FoldedScaleConv2d)
+    x = torch.randn(1, 2, 12, 12)
+    assert torch.equal(folded(x), layer(x))
+    layer.coefficients.data.zero_()
+    assert folded(x).abs().max() > 0
+
+
+def test_state_dict_is_the_same_in_train_and_eval_and_after_forward():
+    model = network()
+    keys = list(model.state_dict())
+    assert not any("steered_basis" in k for k in keys)
+    model.eval()(torch.randn(1, 2, 9, 9))
+    assert list(model.state_dict()) == keys
+    model.train()(torch.randn(2, 2, 9, 9))
+    assert list(model.state_dict()) == keys
+
+
+def test_state_dict_of_a_folded_model_loads_into_another():
+    first, second = network().eval(), network().eval()
+    x = torch.randn(1, 2, 9, 9)
+    folded = fold(second)
+    folded.load_state_dict(fold(first).state_dict())
+    assert torch.equal(folded(x), first(x))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second(x), first(x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_deepcopy_and_pickle_after_a_forward_pass(backend):
+    layer = ScaleSteerableConv2d(2, 3, backend=backend)
+    x = torch.randn(1, 2, 12, 12)
+    expected = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(x), expected)
+    buffer = io.BytesIO()
+    torch.save(layer.state_dict(), buffer)
+    buffer.seek(0)
+    other = ScaleSteerableConv2d(2, 3, backend=backend)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(other(x), expected)
+
+
+def test_moves_return_self_and_take_every_tensor_along():
+    layer = ScaleSteerableConv2d(1, 2)
+    for move, dtype in (("double", torch.float64), ("half", torch.float16), ("bfloat16", torch.bfloat16)):
+        assert getattr(layer, move)() is layer
+        assert {t.dtype for t in (layer.coefficients, layer.bias, layer.steered_basis)} == {dtype}
+    assert layer.cpu() is layer
+    assert layer.to("meta") is layer
+    assert {t.device.type for t in (layer.coefficients, layer.bias, layer.steered_basis)} == {"meta"}
+
+
+def test_reset_buffers_restores_full_precision_after_double():
+    exact = ScaleSteerableConv2d(1, 1, dtype=torch.float64).steered_basis
+    layer = ScaleSteerableConv2d(1, 1).double()
+    assert (layer.steered_basis - exact).abs().max() > 1e-9
+    layer.reset_buffers()
+    assert torch.equal(layer.steered_basis, exact)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_module_is_close(backend, dtype):
+    layer = ScaleSteerableConv2d(3, 4, backend=backend)
+    x = torch.randn(2, 3, 16, 16)
+    expected = layer(x)
+    actual = copy.deepcopy(layer).to(dtype)(x.to(dtype))
+    assert actual.dtype == dtype
+    assert (actual.float() - expected).norm() / expected.norm() < {torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_autocast_is_close_forward_and_backward(backend):
+    layer = ScaleSteerableConv2d(3, 4, backend=backend)
+    x = torch.randn(2, 3, 16, 16)
+    results = []
+    for enabled in (False, True):
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = layer(x)
+        out.float().square().sum().backward()
+        results.append((out, layer.coefficients.grad.clone()))
+    (expected, expected_grad), (actual, grad) = results
+    assert actual.dtype == torch.bfloat16
+    assert (actual.float() - expected).norm() / expected.norm() < 1e-2
+    assert (grad - expected_grad).norm() / expected_grad.norm() < 2e-2
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_default_dtype_float64_is_followed():
+    torch.set_default_dtype(torch.float64)
+    try:
+        layer = ScaleSteerableConv2d(1, 2)
+        assert layer(torch.randn(1, 1, 9, 9)).dtype == torch.float64
+        assert layer.steered_basis.dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_meta_device_then_materialised():
+    expected = ScaleSteerableConv2d(2, 3)
+    with torch.device("meta"):
+        layer = ScaleSteerableConv2d(2, 3)
+    assert layer.coefficients.is_meta
+    layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    layer.reset_buffers()
+    layer.load_state_dict(expected.state_dict())
+    x = torch.randn(1, 2, 9, 9)
+    assert torch.equal(layer(x), expected(x))
+    drawn = ScaleSteerableConv2d(2, 3, device="meta").to_empty(device="cpu")
+    torch.manual_seed(3)
+    drawn.reset_parameters()
+    torch.manual_seed(3)
+    assert torch.equal(drawn.coefficients, ScaleSteerableConv2d(2, 3).coefficients)
+
+
+@pytest.mark.filterwarnings(*TORCH_WARNINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiles_as_one_graph(backend):
+    layer = ScaleSteerableConv2d(2, 3, **SMALL, backend=backend)
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
+    x = torch.randn(2, 2, 9, 10)
+    outs = []
+    for module in (layer, compiled):
+        out, winner = module(x, return_scales=True)
+        out.square().sum().backward()
+        outs.append((out, winner))
+    torch.testing.assert_close(outs[1][0], outs[0][0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(outs[1][1], outs[0][1])
+    grads = [m.coefficients.grad for m in (layer, compiled)]
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings(*TORCH_WARNINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("folded", [False, True])
+def test_exports_with_a_dynamic_batch(backend, folded):
+    layer = ScaleSteerableConv2d(2, 3, **SMALL, backend=backend).eval()
+    module = fold(layer) if folded else layer
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(module, (torch.randn(4, 2, 9, 10),), dynamic_shapes=({0: batch},))
+    for count in (2, 7):
+        x = torch.randn(count, 2, 9, 10)
+        torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_repr_hides_defaults_and_names_presets():
+    assert repr(ScaleSteerableConv2d(1, 2, scales=(1, 2))) == "ScaleSteerableConv2d(1, 2, kernel_size=7, scales=(1, 2))"
+    text = repr(ScaleSteerableConv2d(1, 2, stride=2, padding=3, bias=False, basis=LogRadialBasis.preset("area")))
+    assert "stride=(2, 2), bias=False" in text
+    assert text.endswith("basis='area')")
+
+
+BASES = {
+    "paper": (LogRadialBasis(), 7, PAPER_SCALES),
+    "area": (LogRadialBasis.preset("area"), 7, PAPER_SCALES),
+    "released-code": (LogRadialBasis.preset("released-code"), 7, PAPER_SCALES),
+    "unit energy": (LogRadialBasis(normalization="unit"), 7, PAPER_SCALES),
+    "one scale": (LogRadialBasis(), 7, (1.0,)),
+    "area, kernel 5, one scale": (LogRadialBasis.preset("area"), 5, (1.0,)),
+    "area, smaller and larger": (LogRadialBasis.preset("area"), 7, (0.5, 0.71, 1.0, 1.41, 2.0)),
+    "m = 0": (LogRadialBasis(m=0.0), 7, PAPER_SCALES),
+    "m = 2": (LogRadialBasis(m=2.0), 7, PAPER_SCALES),
+    "area, m = 1.5": (LogRadialBasis(m=1.5, sampling="area"), 7, PAPER_SCALES),
+    "four orientations": (LogRadialBasis(orientations=(0, 0.785, 1.571, 2.356), sigma=0.39), 7, PAPER_SCALES),
+    "four orders, kernel 9": (LogRadialBasis(orders=(0.0, 1.0, 2.0, 4.0)), 9, (1.0, 1.5, 2.0)),
+    "three scales, kernel 3": (LogRadialBasis.preset("area"), 3, (1.0, 5 / 3, 7 / 3)),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_initialisation_keeps_the_second_moment_through_six_layers(name):
+    basis, kernel_size, scales = BASES[name]
+    x = torch.randn(2, 32, 40, 40)
+    with torch.no_grad():
+        for _ in range(6):
+            x = ScaleSteerableConv2d(32, 32, kernel_size, scales=scales, basis=basis)(x).relu()
+    assert 0.5 < x.square().mean().item() < 2
+
+
+def test_initial_filters_do_not_see_a_flat_image():
+    layer = ScaleSteerableConv2d(1, 20)
+    for weight in layer.filters():
+        assert (weight.sum((-1, -2)).abs() / weight.abs().sum((-1, -2))).max() < 0.02
+
+
+def test_initialisation_of_a_basis_that_cannot_sum_to_zero_is_finite_and_not_zero():
+    layer = ScaleSteerableConv2d(1, 20, basis=LogRadialBasis(orders=(0.0,), orientations=(0.0,)))
+    assert layer.coefficients.isfinite().all()
+    assert layer.filters()[0].abs().max() > 1e-3
+
+
+def test_initialisation_draws_from_the_global_generator_once():
+    torch.manual_seed(5)
+    first = ScaleSteerableConv2d(2, 3).coefficients
+    layers.initial_mixing.cache_clear()
+    torch.manual_seed(5)
+    assert torch.equal(ScaleSteerableConv2d(2, 3).coefficients, first)
+
+
+@pytest.mark.parametrize("name", ["paper", "area", "released-code"])
+def test_construction_takes_under_100_ms_with_cold_caches(name):
+    basis = LogRadialBasis.preset(name)
+    ScaleSteerableConv2d(1, 1)  # the first use of torch and numpy in the process
+    seconds = []
+    for _ in range(3):
+        for cached in (layers.initial_mixing, harmonics.sample, harmonics.normalizers):
+            cached.cache_clear()
+        start = time.thread_time()  # one thread in tests; a wall clock would measure the other worker
+        ScaleSteerableConv2d(64, 128, basis=basis)
+        seconds.append(time.thread_time() - start)
+    assert min(seconds) < 0.1
