@@ -1,7 +1,7 @@
 """Draws the plots of docs/guide/maths.md, measures its tables, and writes both where the guide finds them.
 
-Run from the repository: ``make docs``. Plots and numbers go to results/guide/; the tables in the guide and a sentence of
-the README are refreshed.
+Run from the repository: ``make docs``. Plots and numbers go to results/guide/; the tables in the guide and a sentence
+of the README are refreshed.
 """
 
 from __future__ import annotations
