@@ -217,21 +217,6 @@ def test_batch_of_one_equals_batch_of_many(backend):
     assert torch.equal(winner, winners[5:6])
 
 
-@pytest.mark.parametrize("length", range(1, 200))
-def test_fast_length_is_even_smooth_and_the_next_such(length):
-    def smooth(n):
-        while n % 2 == 0:
-            n //= 2
-        while n % 3 == 0:
-            n //= 3
-        while n % 5 == 0:
-            n //= 5
-        return n == 1
-
-    expected = next(n for n in range(length, 2 * length + 3) if n % 2 == 0 and smooth(n))
-    assert spectral._fast_length(length) == expected
-
-
 def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
     def geometry(size):
         return functional.Geometry(size, padding=(size // 2, size // 2))

@@ -149,8 +149,10 @@ def test_every_argument_has_an_effect(name):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backend_argument_is_obeyed(backend, monkeypatch):
     called = []
-    monkeypatch.setattr(layers.functional.spectral, "responses", lambda *a: called.append(1) or iter([torch.zeros(1)]))
-    layer = ScaleSteerableConv2d(1, 1, backend=backend, scales=(1.0,), bias=False)
+    monkeypatch.setattr(
+        layers.functional.spectral, "responses", lambda *a: called.append(1) or iter([torch.zeros(1, 1, 9, 9)])
+    )
+    layer = ScaleSteerableConv2d(1, 1, backend=backend, scales=(1.0,), bias=False, reduce=None)
     layer(torch.zeros(1, 1, 9, 9))
     assert bool(called) == (backend == "spectral")
 

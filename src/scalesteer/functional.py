@@ -103,19 +103,25 @@ def scale_conv2d(
     if backend == "auto":
         backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), [w.shape[-1] for w in filters], geometry)
     margin = _margin(x, filters, geometry)
-    if backend == "spectral" and x.shape[0] > 0:  # transforms of nothing are an error in some FFT libraries
-        responses = spectral.responses(_pad(x, margin, geometry.padding_mode), margin, filters, geometry)
-    else:
-        # F.conv2d pads with zeros by itself; other modes need the border made first.
-        margin = (0, 0) if geometry.padding_mode == "zeros" else margin
-        responses = direct_responses(_pad(x, margin, geometry.padding_mode), margin, filters, geometry)
+    if geometry.padding_mode == "zeros":  # both backends see zeros beyond the image; other modes need the border made
+        margin = (0, 0)
+    x = _pad(x, margin, geometry.padding_mode)
+    evaluate = spectral.responses if backend == "spectral" else direct_responses
+    if backend == "spectral" and reduce == "max" and not torch.compiler.is_compiling():
+        best, index = spectral.max_response(x, margin, filters, geometry)
+        winner = index.long() if return_scales else None
+        return _finish(best, winner, bias)
+    responses = evaluate(x, margin, filters, geometry)
     if reduce is None:
         stacked = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
         return stacked if bias is None else stacked + bias.to(stacked.dtype)[:, None, None, None]
-    best, winner = max_over_scales(responses, len(filters), return_scales)
+    return _finish(*max_over_scales(responses, len(filters), return_scales), bias)
+
+
+def _finish(best: Tensor, winner: Tensor | None, bias: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
     if bias is not None:
         best = best + bias.to(best.dtype)[:, None, None]
-    return (best, winner) if winner is not None else best
+    return best if winner is None else (best, winner)
 
 
 def direct_responses(
