@@ -221,10 +221,11 @@ def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
     def geometry(size):
         return functional.Geometry(size, padding=(size // 2, size // 2))
 
-    assert spectral.choose_backend((28, 28), range(13, 34, 4), geometry(13)) == "spectral"
-    assert spectral.choose_backend((96, 96), range(7, 18, 2), geometry(7)) == "spectral"
-    assert spectral.choose_backend((28, 28), (3, 5, 7), geometry(3)) == "direct"
-    assert spectral.choose_backend((14, 14), range(7, 18, 2), geometry(7)) == "direct"
+    assert spectral.choose_backend((28, 28), range(13, 34, 4), 30, geometry(13)) == "spectral"
+    assert spectral.choose_backend((1024, 1024), range(7, 18, 2), 16, geometry(7)) == "spectral"
+    assert spectral.choose_backend((14, 14), range(7, 18, 2), 60, geometry(7)) == "spectral"
+    assert spectral.choose_backend((56, 56), range(7, 18, 2), 1, geometry(7)) == "spectral"
+    assert spectral.choose_backend((28, 28), (3,), 30, geometry(3)) == "direct"
 
 
 def test_auto_gives_the_numbers_of_both(monkeypatch):

@@ -101,16 +101,16 @@ def scale_conv2d(
         ``reduce=None``.
     """
     if backend == "auto":
-        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), [w.shape[-1] for w in filters], geometry)
+        sizes = [w.shape[-1] for w in filters]
+        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), sizes, filters[0].shape[1], geometry)
     margin = _margin(x, filters, geometry)
     if geometry.padding_mode == "zeros":  # both backends see zeros beyond the image; other modes need the border made
         margin = (0, 0)
     x = _pad(x, margin, geometry.padding_mode)
-    evaluate = spectral.responses if backend == "spectral" else direct_responses
-    if backend == "spectral" and reduce == "max" and not torch.compiler.is_compiling():
+    if backend == "spectral" and reduce == "max" and len(filters) < 256 and not torch.compiler.is_compiling():
         best, index = spectral.max_response(x, margin, filters, geometry)
-        winner = index.long() if return_scales else None
-        return _finish(best, winner, bias)
+        return _finish(best, index.long() if return_scales else None, bias)
+    evaluate = spectral.responses if backend == "spectral" else direct_responses
     responses = evaluate(x, margin, filters, geometry)
     if reduce is None:
         stacked = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
