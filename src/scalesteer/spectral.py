@@ -298,9 +298,16 @@ class Taps:
         self.padding = (self.before[1], after[1], self.before[0], after[0])
         padded = F.pad(x, self.padding)
         self.padded_shape = padded.shape
-        pairs = [padded[self._slices(0, 0)]]
-        pairs += [padded[self._slices(dy, dx)] + padded[self._slices(-dy, -dx)] for dy, dx in self.offsets[1:]]
-        self.pairs = torch.stack(pairs, dim=1).flatten(3).flatten(1, 2)  # (B, T C, H' W')
+        centre = padded[self._slices(0, 0)]
+        parts = [(padded[self._slices(dy, dx)], padded[self._slices(-dy, -dx)]) for dy, dx in self.offsets[1:]]
+        if torch.is_grad_enabled():
+            pairs = torch.stack([centre, *(a + b for a, b in parts)], dim=1)
+        else:  # straight to their places
+            pairs = x.new_empty(x.shape[0], len(self.offsets), x.shape[1], *(a.count for a in self.axes))
+            pairs[:, 0] = centre
+            for k, (a, b) in enumerate(parts, start=1):
+                torch.add(a, b, out=pairs[:, k])
+        self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, T C, H' W')
         self.grad_pairs: Tensor | None = None
 
     def _slices(self, dy: int, dx: int) -> tuple[Any, ...]:
@@ -481,11 +488,11 @@ class _MaxResponse(torch.autograd.Function):
         winner = torch.zeros_like(best, dtype=torch.uint8)
         for i in range(1, len(filters)):
             response = correlator.response(i)
-            wins = response > best
+            wins = (response > best).view(torch.uint8)  # a later winner has the larger index: the maximum of indices
+            torch.maximum(winner, wins.mul_(i), out=winner)
+            torch.maximum(best, response, out=best)
             if i == len(filters) - 1:  # a non-finite response always shows: see functional.max_over_scales
-                wins |= ~torch.isfinite(response)
-            torch.where(wins, response, best, out=best)
-            winner.masked_fill_(wins, i)
+                best += response.sub_(response)
         best, winner = correlator.outwards(best), correlator.outwards(winner)
         ctx.save_for_backward(x, winner, *filters)
         ctx.margin, ctx.geometry = margin, geometry
