@@ -1,0 +1,98 @@
+"""The layer on a CUDA device; skipped where there is none."""
+
+import copy
+
+import pytest
+import torch
+
+from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fold
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+BACKENDS = ("direct", "spectral")
+
+
+@pytest.fixture(autouse=True)
+def _full_precision():
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def run(layer, x):
+    x = x.clone().requires_grad_()
+    out, winner = layer(x, return_scales=True)
+    layer.zero_grad()
+    out.square().sum().backward()
+    return out.detach().cpu(), x.grad.cpu(), layer.coefficients.grad.cpu(), winner.cpu()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [1, 6])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_device_gives_the_numbers_of_the_cpu(backend, channels, dtype, tolerance):
+    layer = ScaleSteerableConv2d(channels, 8, basis=LogRadialBasis.preset("area"), dtype=dtype, backend="direct")
+    x = torch.randn(4, channels, 30, 33, dtype=dtype)
+    expected = run(layer, x)
+    other = copy.deepcopy(layer).cuda()
+    other.backend = backend
+    for first, second in zip(expected[:3], run(other, x.cuda())[:3], strict=True):
+        assert (second - first).norm() <= tolerance * first.norm()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_and_half_modules(backend):
+    layer = ScaleSteerableConv2d(6, 8, backend=backend, device="cuda")
+    x = torch.randn(4, 6, 28, 28, device="cuda")
+    expected = layer(x)
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype):
+            actual = layer(x)
+        assert actual.dtype == dtype
+        assert (actual.float() - expected).norm() < 0.02 * expected.norm()
+        half = copy.deepcopy(layer).to(dtype)(x.to(dtype))
+        assert (half.float() - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_deterministic_mode_gives_bitwise_equal_runs(backend, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    x = torch.randn(4, 6, 28, 28, device="cuda")
+    layer = ScaleSteerableConv2d(6, 8, backend=backend, device="cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = run(layer, x), run(layer, x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_can_be_captured_in_a_graph(backend):
+    layer = ScaleSteerableConv2d(6, 8, backend=backend, device="cuda")
+    x = torch.randn(4, 6, 28, 28, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            layer(x).square().sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    expected = layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer(x)
+    graph.replay()
+    torch.testing.assert_close(out, expected)
+
+
+def test_folded_layer_moves_to_the_device():
+    layer = ScaleSteerableConv2d(3, 4)
+    x = torch.randn(2, 3, 20, 20)
+    torch.testing.assert_close(fold(layer).cuda()(x.cuda()).cpu(), layer(x), rtol=1e-3, atol=1e-4)
+
+
+def test_input_on_another_device_is_named():
+    with pytest.raises(ValueError, match="the input is on cpu but the layer is on cuda:0"):
+        ScaleSteerableConv2d(1, 1, device="cuda")(torch.zeros(1, 1, 9, 9))
