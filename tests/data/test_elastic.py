@@ -83,8 +83,8 @@ def slow_warp(image, field):
 
 
 @pytest.mark.parametrize(("alpha", "sigma", "width"), [(10.0, 4.0, 28), (40.0, 4.0, 28), (300.0, 2.0, 40)])
-def test_distortion_is_the_formula(digits, alpha, sigma, width):
-    image = np.pad(digits[5], ((0, 0), (0, width - 28)))
+def test_distortion_is_the_formula(alpha, sigma, width):
+    image = np.random.default_rng(0).integers(0, 256, (28, width), np.uint8)  # bright up to the border
     field = slow_field(31, 28, width, alpha, sigma, seed=2)
     fast = _displacements(np.array([31]), (28, width), alpha, sigma, 2)[:, 0] / 256
     np.testing.assert_allclose(fast, field, atol=0.5 / 256 + 2e-4 * alpha)

@@ -67,13 +67,18 @@ def test_official_fashion_release_is_told_from_the_first(monkeypatch):
     # The official files are not at hand: stand-ins, with MD5 pinned for images as for the real ones.
     payloads = {name: name.encode() for name in sources.FILES}
     md5, sha256 = ([f(p).hexdigest() for p in payloads.values()] for f in (hashlib.md5, hashlib.sha256))
-    official = Release((md5[0], sha256[1], md5[2], sha256[3]), None)
-    releases = {**SOURCES["fashion-mnist"].releases, "official": official}
+    older = {name: b"older" if "images" in name else payload for name, payload in payloads.items()}
+    releases = {
+        "official": Release((md5[0], sha256[1], md5[2], sha256[3]), None),
+        "first": Release(tuple(hashlib.sha256(payload).hexdigest() for payload in older.values()), None),
+    }
     monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], releases=releases))
     assert sources.identify("fashion-mnist", payloads, "here") == "official"
-    payloads[IMAGES] += b"x"
+    assert sources.identify("fashion-mnist", older, "here") == "first"
+    with bad("here: the files come from different releases of Fashion-MNIST"):
+        sources.identify("fashion-mnist", {**payloads, IMAGES: b"older"}, "here")
     with bad(f"here: the content of {IMAGES} is damaged or altered"):
-        sources.identify("fashion-mnist", payloads, "here")
+        sources.identify("fashion-mnist", {**payloads, IMAGES: b"other"}, "here")
 
 
 def test_missing_file_says_how_to_get_it(folder):

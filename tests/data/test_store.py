@@ -78,16 +78,31 @@ def test_missing_file_is_told_from_a_damaged_one(tmp_path):
         store.read(tmp_path / "none.npz")
 
 
-def test_failed_write_keeps_the_old_file_and_leaves_nothing(path, monkeypatch):
-    def full(_):
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_failed_write_keeps_the_old_file_and_leaves_nothing(path, monkeypatch, step):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     before = path.read_bytes()
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(DataError, match=r"cannot write to the cache at .* \(No space left on device\)"):
         store.write(path, {"a": np.zeros(9)}, {})
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.glob(".*")] == []
+
+
+def test_sound_archive_with_other_content_is_refused(path, tmp_path):
+    store.write(tmp_path / "other.npz", {"a/x": ARRAYS["a/x"] + 1, "b/x": ARRAYS["b/x"]}, {})
+    with (
+        zipfile.ZipFile(path) as source,
+        zipfile.ZipFile(tmp_path / "other.npz") as other,
+        zipfile.ZipFile(tmp_path / "mixed.npz", "w") as mixed,
+    ):
+        mixed.writestr("meta.json", source.read("meta.json"))
+        for name in ("a/x.npy", "b/x.npy"):
+            mixed.writestr(name, other.read(name))
+    with pytest.raises(DataError, match="the content of a/x is not what was written"):
+        store.read(tmp_path / "mixed.npz")
 
 
 def test_cache_that_cannot_be_written_is_an_error(tmp_path):

@@ -197,7 +197,7 @@ def identify(source: str, payloads: Mapping[str, bytes], where: str) -> str:
     """The release whose digests the four payloads have."""
     matches: dict[str, set[tuple[str, str]]] = {}
     for position, (file, payload) in enumerate(payloads.items()):
-        digests = {hashlib.sha256(payload).hexdigest(), hashlib.md5(payload).hexdigest()}
+        digests = {hashlib.sha256(payload).hexdigest(), hashlib.md5(payload, usedforsecurity=False).hexdigest()}
         matches[file] = {
             (name, release)
             for name, candidate in SOURCES.items()
