@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
@@ -187,6 +187,7 @@ def exact(image, size, resampler):
 
 
 @pytest.mark.parametrize("resampler", scale.RESAMPLERS)
+@settings(max_examples=30)
 @given(image=hnp.arrays(np.uint8, (28, 28)), size=st.integers(3, 28))
 def test_shrinking_rounds_the_exact_value(resampler, image, size):
     scales = np.array([size / 28], np.float32)

