@@ -70,8 +70,9 @@ def test_one_scale_is_conv2d():
 @pytest.mark.parametrize(("length", "size"), [(28, 18), (28, 22), (28, 35), (28, 56), (40, 25), (7, 3), (5, 1), (1, 2)])
 def test_resize_matrix_is_that_of_torch(length, size, antialias):
     x = torch.randn(1, 2, length, 6, dtype=torch.float64)
-    positions = (torch.arange(size, dtype=torch.float64) + 0.5) * length / size - 0.5
-    matrix = _resized.resize_matrix(positions, length, length / size if antialias else 1.0)
+    step = length / size
+    spread = step if antialias else 1.0
+    matrix = _resized.resize_matrix(step / 2 - 0.5, step, size, length, spread, dtype=torch.float64)
     expected = F.interpolate(x, (size, 6), mode="bilinear", antialias=antialias)
     torch.testing.assert_close(matrix @ x, expected, rtol=0, atol=1e-12)
 
@@ -163,7 +164,7 @@ def test_image_smaller_than_the_filter_is_right():
 
 
 def test_matrices_made_in_inference_mode_serve_training_later():
-    _resized._cached_axis.cache_clear()
+    _resized._cached_matrix.cache_clear()
     layer = LocallyScaleInvariantConv2d(1, 1)
     x = torch.randn(1, 1, 13, 13, requires_grad=True)
     with torch.inference_mode():

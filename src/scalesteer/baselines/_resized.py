@@ -100,11 +100,9 @@ class ResizedConv2d(nn.Module):
     def responses(self, x: Tensor, filters: Iterable[Tensor]) -> Iterator[Tensor]:
         """The response at each scale, ascending: `(B, C, H, W)`, `(O, C / groups, k, k)` each -> `(B, O, H', W')`."""
         g = self.geometry
-        # A compiler folds the matrices into its graph; a cache would only hide them from it.
-        axis = _axis if torch.compiler.is_compiling() else _cached_axis
-        work = torch.promote_types(x.dtype, torch.float32)
+        place = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
         for scale, weight in zip(self.scales, filters, strict=True):
-            rows, columns = (axis(x.shape[i - 2], scale, g, i, self.antialias, work, x.device) for i in (0, 1))
+            rows, columns = (_axis(x.shape[i - 2], scale, g, i, self.antialias, **place) for i in (0, 1))
             resized = _resample(x, rows.resize, columns.resize)
             border = [rows.padding, columns.padding]
             if g.padding_mode != "zeros" and any(border):
@@ -139,31 +137,41 @@ class ResizedConv2d(nn.Module):
         return ", ".join([*parts, "scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")"])
 
 
-def resize_matrix(positions: Tensor, length: int, spread: float = 1.0) -> Tensor:
-    """The matrix that reads a signal of `length` samples at `positions` by linear interpolation.
+def resize_matrix(start: float, step: float, count: int, length: int, spread: float = 1.0, **place: Any) -> Tensor:
+    """The matrix that reads a signal of `length` samples at start, start + step, … by linear interpolation.
 
     Positions beyond the signal read its first or last sample. `spread` above 1 widens the triangle, so that no sample
     is skipped where positions lie further apart than one: the anti-aliasing of ``F.interpolate(antialias=True)``.
 
+    Args:
+        start: The first position, in samples.
+        step: From one position to the next.
+        count: How many positions.
+        length: How many samples.
+        spread: Half the width of the triangle.
+        place: `device` and `dtype` of the result; it is made in float64.
+
     Shape:
-        `(P,)` -> `(P, length)`; each row adds up to 1.
+        `(count, length)`; each row adds up to 1.
     """
-    samples = torch.arange(length, dtype=positions.dtype, device=positions.device)
+    device = place.get("device")
+    positions = start + step * torch.arange(count, dtype=torch.float64, device=device)
+    samples = torch.arange(length, dtype=torch.float64, device=device)
     if spread <= 1:
-        return (1 - (positions.clamp(0, length - 1)[:, None] - samples).abs()).clamp(min=0)
-    weights = (1 - (positions[:, None] - samples).abs() / spread).clamp(min=0)
-    return weights / weights.sum(1, keepdim=True)
+        weights = (1 - (positions.clamp(0, length - 1)[:, None] - samples).abs()).clamp(min=0)
+    else:
+        weights = (1 - (positions[:, None] - samples).abs() / spread).clamp(min=0)
+        weights = weights / weights.sum(1, keepdim=True)
+    return weights.to(**place)
 
 
-def _axis(
-    length: int,
-    scale: float,
-    geometry: functional.Geometry,
-    axis: int,
-    antialias: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Axis:
+@lru_cache(maxsize=1024)
+def _cached_matrix(*arguments: Any, **place: Any) -> Tensor:
+    with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
+        return resize_matrix(*arguments, **place)
+
+
+def _axis(length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool, **place: Any) -> Axis:
     """How an axis of `length` pixels is resized, convolved and resized back at `scale`."""
     stride, padding, dilation = geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]
     size = max(1, round(length / scale))
@@ -175,18 +183,13 @@ def _axis(
     outside = max(0, padding - same)
     extra = math.ceil((outside - 0.5) * ratio + 0.5) if outside else 0
     count = geometry.output_size(length, length)[axis]
-    centres = torch.arange(count, dtype=torch.float64, device=device) * stride + (same - padding)
-    pixels = torch.arange(size, dtype=torch.float64, device=device)
     # Pixels are unit squares: the left edge of the first is the one point that resizing leaves in place.
-    resize = resize_matrix((pixels + 0.5) / ratio - 0.5, length, 1 / ratio if antialias else 1.0)
-    back = resize_matrix((centres + 0.5) * ratio - 0.5 + extra, size + 2 * extra, ratio if antialias else 1.0)
-    return Axis(resize.to(dtype), 1, same + extra, back.to(dtype))
-
-
-@lru_cache(maxsize=1024)
-def _cached_axis(*arguments: Any) -> Axis:
-    with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
-        return _axis(*arguments)
+    resize = (0.5 / ratio - 0.5, 1 / ratio, size, length, 1 / ratio if antialias else 1.0)
+    first = (same - padding + 0.5) * ratio - 0.5 + extra
+    back = (first, stride * ratio, count, size + 2 * extra, ratio if antialias else 1.0)
+    # A compiler's tensors are not real yet and must not be kept; it makes the matrices part of its graph.
+    matrix = resize_matrix if torch.compiler.is_compiling() else _cached_matrix
+    return Axis(matrix(*resize, **place), 1, same + extra, matrix(*back, **place))
 
 
 def _resample(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
