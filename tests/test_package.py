@@ -28,6 +28,8 @@ def test_public_names_are_these():
         "FoldedScaleConv2d",
         "LogRadialBasis",
         "ScaleSteerableConv2d",
+        "create_model",
         "fold",
+        "list_models",
     }
     assert all(hasattr(scalesteer, name) for name in scalesteer.__all__)

@@ -1,7 +1,16 @@
 """Scale-steerable convolutions for PyTorch: vision that does not care how large things appear."""
 
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
+from scalesteer.models import create_model, list_models
 from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
 
-__all__ = ["PAPER_SCALES", "FoldedScaleConv2d", "LogRadialBasis", "ScaleSteerableConv2d", "fold"]
+__all__ = [
+    "PAPER_SCALES",
+    "FoldedScaleConv2d",
+    "LogRadialBasis",
+    "ScaleSteerableConv2d",
+    "create_model",
+    "fold",
+    "list_models",
+]
 __version__ = "0.1.0"

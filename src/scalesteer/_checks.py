@@ -1,10 +1,15 @@
 """Argument checks shared by every room: each error says what is wrong, the value given and what is accepted."""
 
 import difflib
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 
 def integer(name: str, value: Any, *, minimum: int) -> int:
@@ -61,3 +66,101 @@ def choice(name: str, value: Any, options: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(value), options, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"`{name}` must be one of {listed} (got {value!r}).{hint}")
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Return True or False; numbers that merely could be one do not pass."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be True or False (got {value!r}).")
+    return bool(value)
+
+
+def channels(in_channels: Any, out_channels: Any, groups: Any) -> tuple[int, int, int]:
+    """Return the three as integers; both numbers of channels must be divisible by `groups`."""
+    groups = integer("groups", groups, minimum=1)
+    counts = []
+    for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+        counts.append(integer(name, value, minimum=1))
+        if counts[-1] % groups:
+            raise ValueError(f"`{name}` (={counts[-1]}) must be divisible by `groups` (={groups}).")
+    return counts[0], counts[1], groups
+
+
+def kernel_size(value: Any) -> int:
+    """Return the side of a square window with a centre pixel, from an integer or a pair of equal ones."""
+    height, width = pair("kernel_size", value, minimum=1)
+    if height != width:
+        raise ValueError(f"`kernel_size` must be square (got {value!r}).")
+    if height < 3 or height % 2 == 0:
+        near = "3" if height < 3 else f"{height - 1} or {height + 1}"
+        raise ValueError(
+            f"`kernel_size` must be odd and at least 3 (got {height}): the filter needs a centre pixel; use {near}."
+        )
+    return height
+
+
+def scales(value: Any) -> tuple[float, ...]:
+    """Return positive, strictly ascending numbers as a tuple of floats."""
+    numbers = reals("scales", value)
+    if numbers[0] <= 0 or any(b <= a for a, b in itertools.pairwise(numbers)):
+        raise ValueError(f"`scales` must be positive and strictly ascending (got {numbers}).")
+    return numbers
+
+
+def padding(value: Any, size: int, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int]:
+    """Return ``"same"``, ``"valid"``, an integer or a pair of them as a pair of integers."""
+    if not isinstance(value, str):
+        return pair("padding", value, minimum=0)
+    choice("padding", value, ("same", "valid"))
+    if value == "valid":
+        return 0, 0
+    if stride != (1, 1):
+        raise ValueError(f"padding='same' is not defined for stride {stride}: give `padding` as a number.")
+    return dilation[0] * (size - 1) // 2, dilation[1] * (size - 1) // 2
+
+
+def place(device: Any, dtype: Any) -> dict[str, Any]:
+    """Return device and dtype as keyword arguments of a tensor factory, after trying the device."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"`dtype` must be a real floating-point torch.dtype (got {dtype!r}).")
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        here = ["cpu", "meta"]
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator()
+            here += [f"{kind}:{i}" for i in range(torch.accelerator.device_count())]
+        raise ValueError(f"`device` {device!r} is not available here; available: {', '.join(here)}.") from error
+    return {"device": device, "dtype": dtype}
+
+
+def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> Tensor:
+    """Return `x` if it is a batch of images, or of vector fields, that a layer with this `weight` can take.
+
+    Args:
+        x: What the layer was called with.
+        count: The layer's number of input channels.
+        weight: A parameter of the layer, for dtype and device.
+        vectors: Whether each channel is a field of 2-vectors, `(B, C, 2, H, W)`, rather than `(B, C, H, W)`.
+    """
+    axes = "5 axes (B, C, 2, H, W)" if vectors else "4 axes (B, C, H, W)"
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
+    shape = tuple(x.shape)
+    if x.ndim != 4 + vectors or (vectors and x.shape[2] != 2):
+        hint = " add a batch axis with x.unsqueeze(0)." if x.ndim == 3 + vectors else ""
+        raise ValueError(f"the input must have {axes} (got shape {shape}).{hint}")
+    if x.shape[1] != count:
+        raise ValueError(f"the input must have in_channels={count} channels on axis 1 (got shape {shape}).")
+    if not x.is_floating_point():
+        raise TypeError(f"the input must be a real floating-point tensor (got {x.dtype}); convert with x.float().")
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"the input is {x.dtype} but the layer is {weight.dtype}: convert one of them, x.to({weight.dtype}) or "
+            f"layer.to({x.dtype})."
+        )
+    if x.device != weight.device:
+        raise ValueError(f"the input is on {x.device} but the layer is on {weight.device}: move one of them.")
+    if 0 in shape[-2:]:
+        raise ValueError(f"the image must not be empty: height and width must be at least 1 (got shape {shape}).")
+    return x

@@ -1,0 +1,23 @@
+"""The methods that scale-steerable filters are compared with, one file each; the plain CNN is `nn.Conv2d`."""
+
+from scalesteer.baselines.locally_scale_invariant import KANAZAWA_SCALES, LocallyScaleInvariantConv2d
+from scalesteer.baselines.spatial_transformer import SpatialTransformer2d, affine_sample
+from scalesteer.baselines.vector_field import (
+    MARCOS_SCALES,
+    VectorBatchNorm2d,
+    VectorFieldConv2d,
+    VectorMagnitude,
+    VectorMaxPool2d,
+)
+
+__all__ = [
+    "KANAZAWA_SCALES",
+    "MARCOS_SCALES",
+    "LocallyScaleInvariantConv2d",
+    "SpatialTransformer2d",
+    "VectorBatchNorm2d",
+    "VectorFieldConv2d",
+    "VectorMagnitude",
+    "VectorMaxPool2d",
+    "affine_sample",
+]

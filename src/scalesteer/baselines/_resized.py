@@ -1,0 +1,203 @@
+"""Convolving a resized image and resizing the response back: what two of the baselines share.
+
+Resizing is separable and linear, so that it is one product with a small fixed matrix along each axis: batched,
+deterministic forward and backward, and without control flow that depends on data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scalesteer import _checks, functional
+
+
+class Axis(NamedTuple):
+    """How one axis of an image is treated at one scale; None stands for a matrix that changes nothing."""
+
+    resize: Tensor | None
+    stride: int
+    padding: int
+    back: Tensor | None
+
+
+class ResizedConv2d(nn.Module):
+    r"""One filter, applied to resized copies of the image; the base of two baselines.
+
+    At scale s the image is resized by 1 / s, convolved with the filter, and the response is resized back,
+
+    .. math:: z_s = T_s\,(W \star T_{1/s}\,x),
+
+    which emulates a filter that is s times as large. Output pixel p of `nn.Conv2d` has its window's centre at input
+    pixel c = p stride - padding + dilation (kernel_size - 1) / 2; the response is read there at every scale. A shared
+    centre and the output shape of `nn.Conv2d` follow, and for stride 1 and padding "same" both T are plain resizing.
+
+    Subclasses document the arguments.
+    """
+
+    weight: nn.Parameter
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int],
+        padding: str | int | tuple[int, int],
+        dilation: int | tuple[int, int],
+        groups: int,
+        bias: bool,
+        padding_mode: str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        scales: tuple[float, ...],
+        antialias: bool,
+        vectors: bool = False,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, groups = _checks.channels(in_channels, out_channels, groups)
+        size = _checks.kernel_size(kernel_size)
+        steps = _checks.pair("stride", stride, minimum=1)
+        spread = _checks.pair("dilation", dilation, minimum=1)
+        reach = _checks.padding(padding, size, steps, spread)
+        _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
+        self.geometry = functional.Geometry(size, steps, reach, spread, groups, padding_mode)
+        self.scales = _checks.scales(scales)
+        self.antialias = _checks.boolean("antialias", antialias)
+        self.vectors = _checks.boolean("vector_input", vectors)
+        place = _checks.place(device, dtype)
+        shape = (self.out_channels, self.in_channels // groups, *((2,) if vectors else ()), size, size)
+        self.weight = nn.Parameter(torch.empty(shape, **place))
+        learned = _checks.boolean("bias", bias)
+        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if learned else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias as `nn.Conv2d` does: uniform within 1 / sqrt(fan-in)."""
+        bound = 1 / math.sqrt(self.weight[0].numel())
+        with torch.no_grad():
+            self.weight.uniform_(-bound, bound)
+            if self.bias is not None:
+                self.bias.uniform_(-bound, bound)
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise a named error unless `x` is a batch this layer can take."""
+        _checks.images(x, self.in_channels, self.weight, vectors=self.vectors)
+        g, (height, width) = self.geometry, x.shape[-2:]
+        if min(g.output_size(height, width)) < 1:
+            raise ValueError(
+                f"an image of {height} x {width} is too small for kernel_size={g.kernel_size} with padding={g.padding} "
+                f"and dilation={g.dilation}: the output would be empty."
+            )
+
+    def responses(self, x: Tensor, filters: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The response at each scale, ascending: `(B, C, H, W)`, `(O, C / groups, k, k)` each -> `(B, O, H', W')`."""
+        g = self.geometry
+        place = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
+        for scale, weight in zip(self.scales, filters, strict=True):
+            rows, columns = (_axis(x.shape[i - 2], scale, g, i, self.antialias, **place) for i in (0, 1))
+            resized = _resample(x, rows.resize, columns.resize)
+            border = [rows.padding, columns.padding]
+            if g.padding_mode != "zeros" and any(border):
+                limits = [n - (g.padding_mode == "reflect") for n in resized.shape[-2:]]
+                if g.padding_mode != "replicate" and any(b > n for b, n in zip(border, limits, strict=True)):
+                    raise ValueError(
+                        f"padding_mode={g.padding_mode!r} cannot fill {border[0]} rows and {border[1]} columns beyond "
+                        f"an image of {x.shape[-2]} x {x.shape[-1]} that is {resized.shape[-2]} x {resized.shape[-1]} "
+                        f"at scale {scale:.4g}: use padding_mode='zeros' or 'replicate', smaller `scales` or larger "
+                        "images."
+                    )
+                resized = F.pad(resized, (border[1], border[1], border[0], border[0]), mode=g.padding_mode)
+                border = [0, 0]
+            response = F.conv2d(resized, weight, None, (rows.stride, columns.stride), border, g.dilation, g.groups)
+            yield _resample(response, rows.back, columns.back)
+
+    def extra_repr(self) -> str:
+        """Arguments that differ from those of a plain 'same' convolution."""
+        g = self.geometry
+        same = tuple(d * (g.kernel_size - 1) // 2 for d in g.dilation)
+        shown = {
+            "stride": (g.stride, (1, 1)),
+            "padding": (g.padding, same),
+            "dilation": (g.dilation, (1, 1)),
+            "groups": (g.groups, 1),
+            "bias": (self.bias is not None, True),
+            "padding_mode": (g.padding_mode, "zeros"),
+            "vector_input": (self.vectors, False),
+        }
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={g.kernel_size}"]
+        parts += [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
+        return ", ".join([*parts, "scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")"])
+
+
+def resize_matrix(start: float, step: float, count: int, length: int, spread: float = 1.0, **place: Any) -> Tensor:
+    """The matrix that reads a signal of `length` samples at start, start + step, … by linear interpolation.
+
+    Positions beyond the signal read its first or last sample. `spread` above 1 widens the triangle, so that no sample
+    is skipped where positions lie further apart than one: the anti-aliasing of ``F.interpolate(antialias=True)``.
+
+    Args:
+        start: The first position, in samples.
+        step: From one position to the next.
+        count: How many positions.
+        length: How many samples.
+        spread: Half the width of the triangle.
+        place: `device` and `dtype` of the result; it is made in float64.
+
+    Shape:
+        `(count, length)`; each row adds up to 1.
+    """
+    device = place.get("device")
+    positions = start + step * torch.arange(count, dtype=torch.float64, device=device)
+    samples = torch.arange(length, dtype=torch.float64, device=device)
+    if spread <= 1:
+        weights = (1 - (positions.clamp(0, length - 1)[:, None] - samples).abs()).clamp(min=0)
+    else:
+        weights = (1 - (positions[:, None] - samples).abs() / spread).clamp(min=0)
+        weights = weights / weights.sum(1, keepdim=True)
+    return weights.to(**place)
+
+
+@lru_cache(maxsize=1024)
+def _cached_matrix(*arguments: Any, **place: Any) -> Tensor:
+    with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
+        return resize_matrix(*arguments, **place)
+
+
+def _axis(length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool, **place: Any) -> Axis:
+    """How an axis of `length` pixels is resized, convolved and resized back at `scale`."""
+    stride, padding, dilation = geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]
+    size = max(1, round(length / scale))
+    if size == length:
+        return Axis(None, stride, padding, None)
+    same = dilation * (geometry.kernel_size - 1) // 2
+    ratio = size / length
+    # Centres outside the image need responses outside it; if there are none the border is clamped, as resizing does.
+    outside = max(0, padding - same)
+    extra = math.ceil((outside - 0.5) * ratio + 0.5) if outside else 0
+    count = geometry.output_size(length, length)[axis]
+    # Pixels are unit squares: the left edge of the first is the one point that resizing leaves in place.
+    resize = (0.5 / ratio - 0.5, 1 / ratio, size, length, 1 / ratio if antialias else 1.0)
+    first = (same - padding + 0.5) * ratio - 0.5 + extra
+    back = (first, stride * ratio, count, size + 2 * extra, ratio if antialias else 1.0)
+    # A compiler's tensors are not real yet and must not be kept; it makes the matrices part of its graph.
+    matrix = resize_matrix if torch.compiler.is_compiling() else _cached_matrix
+    return Axis(matrix(*resize, **place), 1, same + extra, matrix(*back, **place))
+
+
+def _resample(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    if rows is None and columns is None:
+        return x
+    # Half precision is for convolutions; pixels are mixed in float32 at least.
+    with torch.autocast(x.device.type, enabled=False):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        y = y if columns is None else y @ columns.mT  # (..., W) -> (..., W')
+        y = y if rows is None else rows @ y  # (..., H, W') -> (..., H', W')
+    return y.to(x.dtype)

@@ -1,0 +1,95 @@
+"""The locally scale-invariant convolution of Kanazawa, Sharma and Jacobs (2014), arXiv:1412.5104."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalesteer import functional
+from scalesteer.baselines._resized import ResizedConv2d
+
+# The authors resize the image by 0.63, 0.7937, 1, 1.2599, 1.5874 and 2; the filter's scale is the inverse of that.
+KANAZAWA_SCALES = tuple(2 ** (n / 3) for n in range(-3, 3))
+
+
+class LocallyScaleInvariantConv2d(ResizedConv2d):
+    r"""A convolution that answers at several scales by resizing its input: one filter, the largest response.
+
+    .. math:: y = \max_s \; T_s\,(W \star T_{1/s}\,x) + b
+
+    T is bilinear resizing: the image is resized by 1 / s, convolved with the one filter, and the response is resized
+    back to a common size. Where an object grows, a copy that is resized to its old size answers as before.
+
+    Note:
+        The authors convolve without padding and align the responses by cropping them, or padding them with zeros, to
+        the size of scale 1. Here the response is read at the centre of each window of `nn.Conv2d`, at every scale, so
+        that shapes are those of `nn.Conv2d` and borders are filled as `padding_mode` says. The resizing is bilinear
+        without smoothing, as theirs; ``antialias=True`` smooths where it shrinks.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Window of the filter, odd and at least 3; a pair is accepted when both are equal.
+        stride: Step between windows, in pixels of the input, an integer or a pair.
+        padding: ``"same"`` (stride 1 only), ``"valid"``, an integer or a pair, in pixels of the input.
+        dilation: Distance between taps, in pixels of the resized image, an integer or a pair.
+        groups: Number of groups that channels are divided into.
+        bias: Whether to learn a bias for each output channel.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, around the resized image.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
+        scales: Scales of the filter, positive and ascending; at scale s the input is resized by 1 / s.
+        antialias: Whether resizing smooths where it shrinks, as ``F.interpolate(antialias=True)`` does.
+
+    Shape:
+        `(B, C_in, H, W)` -> `(B, C_out, H', W')`, the same as `nn.Conv2d`.
+
+    Attributes:
+        weight: Learned, `(C_out, C_in / groups, kernel_size, kernel_size)`.
+        bias: Learned, `(C_out,)`, or None.
+
+    Example:
+        >>> layer = LocallyScaleInvariantConv2d(3, 8)
+        >>> y, scale = layer(torch.randn(2, 3, 32, 32), return_scales=True)
+        >>> y.shape, len(layer.scales)
+        (torch.Size([2, 8, 32, 32]), 6)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 7,
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = "same",
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        scales: tuple[float, ...] = KANAZAWA_SCALES,
+        antialias: bool = False,
+    ) -> None:
+        super().__init__(
+            *(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode),
+            *(device, dtype, scales, antialias),
+        )
+
+    def forward(self, x: Tensor, return_scales: bool = False) -> Any:
+        """Apply the layer.
+
+        Args:
+            x: Images.
+            return_scales: Also return the index into `scales` of the winner at each pixel (int64); on a tie the
+                lowest scale wins.
+        """
+        self.check_input(x)
+        responses = self.responses(x, [self.weight] * len(self.scales))
+        best, winner = functional.max_over_scales(responses, len(self.scales), return_scales)
+        if self.bias is not None:
+            best = best + self.bias.to(best.dtype)[:, None, None]
+        return best if winner is None else (best, winner)
