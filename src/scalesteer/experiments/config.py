@@ -1,0 +1,146 @@
+"""What a run is. Its configuration is its identity: the same one gives the same directory and the same result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from scalesteer import _checks
+from scalesteer.data import SplitSpec
+from scalesteer.harmonics import LogRadialBasis
+from scalesteer.models import list_models
+
+SCHEDULES = ("one-cycle", "cosine", "step", "constant")
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training of one model on one split. Each field is a flag of `scalesteer train`."""
+
+    model: str = "ss-cnn"
+    """The network; `scalesteer models` lists them."""
+    dataset: str = "mnist-scale"
+    """mnist-scale, fmnist-scale or mnist-scale-local-2."""
+    split: int = 0
+    """Which draw of the dataset; the paper has 0 to 5."""
+    seed: int = 0
+    """Seed of weights, order and dropout."""
+    epochs: int = 60
+    """Passes over the training images."""
+    batch_size: int = 128
+    """Images a step; the last, smaller batch of an epoch is left out."""
+    lr: float = 0.005
+    """Largest learning rate of AdamW."""
+    weight_decay: float = 0.01
+    """Weight decay of AdamW."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread over all classes."""
+    schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
+    """Learning rate over time: up for 30 % then down to zero; down to zero; a tenth after a half and after three
+    quarters; or constant."""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast."""
+    upsample: int | None = None
+    """Enlarge the input by 1 or 2; by default what the paper used for the model."""
+    basis: str | None = None
+    """Preset of the filters of ss-cnn: paper, area or released-code; by default paper."""
+    train_images: int | None = None
+    """Use only the first so many training images; by default all."""
+    scale_range: tuple[float, float] | None = None
+    """Factors that images are shrunk by; by default the dataset's own."""
+    sizes: tuple[int, int, int] | None = None
+    """Training, validation and test images to draw; by default the dataset's own."""
+    resampler: Literal["bilinear", "antialias"] = "bilinear"
+    """How images are shrunk."""
+
+    def __post_init__(self) -> None:
+        _checks.choice("model", self.model, list_models())
+        _checks.choice("schedule", self.schedule, SCHEDULES)
+        _checks.choice("precision", self.precision, PRECISIONS)
+        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0)):
+            object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=minimum))
+        for name in ("lr", "weight_decay", "label_smoothing"):
+            object.__setattr__(self, name, _checks.real(name, getattr(self, name)))
+        if self.lr <= 0:
+            raise ValueError(f"`lr` must be positive (got {self.lr}).")
+        if self.weight_decay < 0:
+            raise ValueError(f"`weight_decay` must not be negative (got {self.weight_decay}).")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` must be from 0 to below 1 (got {self.label_smoothing}).")
+        if self.basis is not None:
+            if self.model != "ss-cnn":
+                raise ValueError(f"`basis` (got {self.basis!r}) applies to model='ss-cnn' only (got {self.model!r}).")
+            LogRadialBasis.preset(self.basis)
+        if self.upsample not in (None, 1, 2):
+            raise ValueError(f"`upsample` must be 1 or 2 (got {self.upsample}).")
+        train = self.data.sizes[0]
+        if self.train_images is not None:
+            count = _checks.integer("train_images", self.train_images, minimum=1)
+            if count > train:
+                raise ValueError(f"`train_images` must be at most {train}, the split's (got {count}).")
+            train = count
+        if self.batch_size > train:
+            raise ValueError(f"`batch_size` must be at most {train}, the training images (got {self.batch_size}).")
+        if min(self.data.sizes) == 0:
+            raise ValueError(f"`sizes` must leave images for validation and test (got {self.data.sizes}).")
+
+    @property
+    def data(self) -> SplitSpec:
+        """The split this run trains on."""
+        return SplitSpec(
+            self.dataset,
+            self.split,
+            scale_range=self.scale_range,  # type: ignore[arg-type]
+            resampler=self.resampler,
+            sizes=self.sizes,  # type: ignore[arg-type]
+        )
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Options for `create_model` beside the dataset."""
+        options: dict[str, Any] = {"upsample": self.upsample}
+        if self.basis is not None:
+            options["basis"] = self.basis
+        return options
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, JSON-ready; the inverse of :meth:`from_dict`."""
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
+        """A configuration from plain values.
+
+        Raises:
+            ValueError: If a name is unknown, as in a configuration written by a newer version.
+        """
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(f"unknown settings in the configuration: {', '.join(unknown)}; known are {sorted(known)}.")
+        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**arguments)
+
+    @property
+    def identity(self) -> str:
+        """A short digest of everything above.
+
+        Example:
+            >>> RunConfig().identity == RunConfig().identity != RunConfig(seed=1).identity
+            True
+        """
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """A readable directory name that ends in the identity."""
+        return f"{self.dataset}-{self.model}-s{self.split}-{self.identity}"
+
+
+def differences(first: RunConfig, second: RunConfig) -> str:
+    """What two configurations do not agree in, as one line."""
+    one, two = first.to_dict(), second.to_dict()
+    return ", ".join(f"{k}: {one[k]!r} there, {two[k]!r} here" for k in one if one[k] != two[k])

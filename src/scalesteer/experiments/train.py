@@ -1,0 +1,417 @@
+"""One training: data on the device, one plain loop, the best model on validation data, tested once.
+
+A run lives in a directory: config.json, metrics.jsonl (one line an epoch), last-*.safetensors (where to go on),
+model.safetensors (the model that validation chose) and result.json. Every file is written atomically; a run that was
+killed at any moment goes on from its last checkpoint and ends with the same numbers as one that was not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import scalesteer
+from scalesteer.data import ImageSet, load_split
+from scalesteer.data.store import require
+from scalesteer.experiments import checkpoint
+from scalesteer.experiments.checkpoint import CheckpointError
+from scalesteer.experiments.config import RunConfig, differences
+from scalesteer.models import Network, count_parameters, create_model
+
+EVALUATION_BATCH = 500
+SCALE_BINS = tuple(round(0.3 + 0.1 * i, 1) for i in range(8))
+
+
+class RunError(ValueError):
+    """A run that cannot start or go on."""
+
+
+@dataclass
+class State:
+    """Everything that changes while training."""
+
+    model: Network
+    optimizer: torch.optim.AdamW
+    best: dict[str, Tensor] = field(default_factory=dict)
+    epoch: int = 0
+    step: int = 0  # within the epoch
+    losses: list[float] = field(default_factory=list)  # of the epoch's steps so far
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
+    """Train, or go on training, and return the result; a finished run returns at once.
+
+    Args:
+        config: What to train.
+        directory: The run's own directory, made if it is not there.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+        data_dir: Where the original files are, if not in the cache.
+
+    Raises:
+        RunError: If the directory holds another configuration's run or cannot be written to.
+    """
+    prepare_directory(config, directory)
+    result_path = directory / "result.json"
+    if result_path.exists():
+        return json.loads(result_path.read_text())  # type: ignore[no-any-return]
+    place = pick_device(device)
+    parts = {part: load(config, part, data_dir).to(place) for part in ("train", "val", "test")}
+    with _arithmetic(config.precision), _Stop() as stop:
+        state = _fresh_state(config, parts["train"], place)
+        _resume(state, config, directory)
+        tqdm = require("tqdm").tqdm
+        with tqdm(total=config.epochs, initial=state.epoch, unit="epoch", desc=config.name, disable=None) as bar:
+            while state.epoch < config.epochs:
+                failure = _train_epoch(state, config, parts["train"], stop, directory)
+                if failure:
+                    return _finish(directory, config, state, parts["train"], {"status": "failed", "reason": failure})
+                val = evaluate(state.model, parts["val"], config.precision, stop)
+                if stop.requested:
+                    _save(state, directory, config)
+                    stop.leave()
+                _end_epoch(state, val, directory, config)
+                bar.set_postfix(loss=f"{state.history[-1]['loss']:.3f}", val=f"{100 * val['error']:.2f}%")
+                bar.update()
+        # The one look at the test set, with the model that validation chose.
+        state.model.load_state_dict(state.best)
+        test = evaluate(state.model, parts["test"], config.precision, stop)
+        if stop.requested:
+            stop.leave()
+    best = min(state.history, key=lambda h: (h["val_error"], h["val_loss"]))
+    about = {"config": config.to_dict(), "val_error": best["val_error"], "epoch": best["epoch"]}
+    checkpoint.save(directory / "model.safetensors", state.best, about)
+    outcome = {
+        "status": "finished",
+        "test_error": test["error"],
+        "test_error_by_scale": test["by_scale"],
+        "val_error": best["val_error"],
+        "best_epoch": best["epoch"],
+    }
+    return _finish(directory, config, state, parts["train"], outcome)
+
+
+def _train_epoch(state: State, config: RunConfig, images: ImageSet, stop: _Stop, directory: Path) -> str | None:
+    """The rest of an epoch. Returns what went wrong, or None."""
+    model, device = state.model.train(), images.device
+    steps = len(images) // config.batch_size
+    order = torch.Generator().manual_seed(_mix(config.seed, state.epoch))
+    if state.step == 0:
+        torch.manual_seed(_mix(config.seed + 1, state.epoch))  # dropout
+        state.losses = []
+    losses = torch.zeros(steps, device=device)
+    start = time.perf_counter()
+    for step, (x, labels) in enumerate(images.batches(config.batch_size, generator=order, drop_last=True)):
+        if step < state.step:  # done before the interruption
+            losses[step] = state.losses[step]
+            continue
+        for group in state.optimizer.param_groups:
+            group["lr"] = learning_rate(config, (state.epoch * steps + step) / (config.epochs * steps))
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            loss = F.cross_entropy(model(x), labels, label_smoothing=config.label_smoothing)
+        state.optimizer.zero_grad()
+        loss.backward()
+        state.optimizer.step()
+        losses[step] = loss.detach()
+        if stop.requested:
+            state.step, state.seconds = step + 1, state.seconds + time.perf_counter() - start
+            state.losses = losses[: step + 1].tolist()
+            if all(map(math.isfinite, state.losses)):
+                _save(state, directory, config)
+            stop.leave()
+    state.losses, state.step = losses.tolist(), steps
+    state.seconds += time.perf_counter() - start
+    broken = [i for i, value in enumerate(state.losses) if not math.isfinite(value)]
+    if broken:
+        at = state.epoch * steps + broken[0]
+        return f"the loss became {state.losses[broken[0]]} at step {at} (epoch {state.epoch}); try a smaller `lr`"
+    return None
+
+
+def _end_epoch(state: State, val: dict[str, Any], directory: Path, config: RunConfig) -> None:
+    entry = {
+        "epoch": state.epoch,
+        "loss": float(np.mean(state.losses)),
+        "val_loss": val["loss"],
+        "val_error": val["error"],
+        "seconds": round(state.seconds, 3),
+    }
+    earlier = [(h["val_error"], h["val_loss"]) for h in state.history]
+    if not earlier or (val["error"], val["loss"]) < min(earlier):
+        state.best = {k: v.detach().clone() for k, v in state.model.state_dict().items()}
+    state.history.append(entry)
+    state.epoch, state.step = state.epoch + 1, 0
+    _save(state, directory, config)
+    lines = "".join(json.dumps(h) + "\n" for h in state.history)
+    checkpoint.write_atomically(directory / "metrics.jsonl", lines.encode())
+
+
+@torch.no_grad()
+def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop: _Stop | None = None) -> dict[str, Any]:
+    """Error, mean loss and error by scale of a model on a set of images; cut short once a stop is requested."""
+    model.eval()
+    wrong, total = [], torch.zeros((), dtype=torch.float64, device=images.device)
+    for x, labels in images.batches(EVALUATION_BATCH):
+        if stop is not None and stop.requested:
+            return {}
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            logits = model(x).float()
+        total += F.cross_entropy(logits, labels, reduction="sum").double()
+        wrong.append(logits.argmax(1) != labels)
+    missed = torch.cat(wrong).cpu().numpy()
+    scales = images.scales.cpu().numpy()
+    scales = scales if scales.ndim == 1 else scales.mean(1)
+    by_scale = []
+    for low, high in itertools.pairwise(SCALE_BINS):
+        chosen = (scales >= low) & ((scales < high) | (high == SCALE_BINS[-1]))
+        if chosen.any():
+            count = int(chosen.sum())
+            by_scale.append({"from": low, "to": high, "images": count, "error": float(missed[chosen].mean())})
+    return {"error": float(missed.mean()), "loss": float(total) / len(images), "by_scale": by_scale}
+
+
+def learning_rate(config: RunConfig, progress: float) -> float:
+    """The learning rate at a share of the training, 0 to 1."""
+    if config.schedule == "one-cycle":
+        if progress < 0.3:
+            return config.lr * (0.04 + 0.96 * (1 - math.cos(math.pi * progress / 0.3)) / 2)
+        return config.lr * (1 + math.cos(math.pi * (progress - 0.3) / 0.7)) / 2
+    if config.schedule == "cosine":
+        return config.lr * (1 + math.cos(math.pi * progress)) / 2
+    if config.schedule == "step":
+        return config.lr * 0.1 ** ((progress >= 0.5) + (progress >= 0.75))
+    return config.lr
+
+
+def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet:
+    """The images of a run."""
+    spec = config.data
+    images = load_split(
+        spec.dataset,
+        spec.split,
+        part,
+        data_dir=data_dir,
+        scale_range=spec.scale_range,
+        resampler=spec.resampler,
+        sizes=spec.sizes,
+    )
+    return images.first(config.train_images) if part == "train" and config.train_images else images
+
+
+def load_model(path: Path) -> tuple[Network, RunConfig]:
+    """A trained model from the `model.safetensors` of a run, in evaluation mode on the CPU."""
+    tensors, about = checkpoint.load(path)
+    try:
+        config = RunConfig.from_dict(about["config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
+    model = create_model(config.model, config.dataset, **config.model_options)
+    checkpoint.load_into(model, tensors, str(path))
+    return model.eval(), config
+
+
+def pick_device(name: str) -> torch.device:
+    """A device by name; ``"auto"`` is the accelerator if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise RunError(f"`device` {name!r} is not available here; available: {', '.join(here)}.") from error
+
+
+def prepare_directory(config: RunConfig, directory: Path) -> None:
+    """Make a run's directory, or see that it is this configuration's."""
+    path = directory / "config.json"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob(".*.tmp"):
+            left.unlink()
+        if path.exists():
+            other = RunConfig.from_dict(json.loads(path.read_text()))
+            if other != config:
+                raise RunError(
+                    f"{directory} holds another run ({differences(other, config)}); choose another directory."
+                )
+        else:
+            checkpoint.write_atomically(path, json.dumps(config.to_dict(), indent=1).encode())
+    except OSError as error:
+        raise RunError(f"{directory} cannot be used for a run: {error.strerror}.") from error
+
+
+def _fresh_state(config: RunConfig, images: ImageSet, device: torch.device) -> State:
+    torch.manual_seed(config.seed)
+    model = create_model(config.model, config.dataset, **config.model_options)
+    model.input_std.fill_(images.std)
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    return State(model, optimizer)
+
+
+def _save(state: State, directory: Path, config: RunConfig) -> None:
+    """Write a checkpoint beside the previous one, which stays until the next."""
+    tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
+    tensors |= {f"best.{k}": v for k, v in state.best.items()}
+    names = [name for name, _ in state.model.named_parameters()]
+    for index, values in state.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{names[index]}.{k}": v for k, v in values.items()}
+    tensors["random"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random_cuda"] = torch.cuda.get_rng_state()
+    about = {
+        "config": config.to_dict(),
+        **{k: getattr(state, k) for k in ("epoch", "step", "losses", "history", "seconds")},
+    }
+    existing = _checkpoints(directory)
+    number = 1 + (int(existing[-1].stem.rpartition("-")[2]) if existing else 0)
+    checkpoint.save(directory / f"last-{number:06d}.safetensors", tensors, about)
+    for old in existing[:-1]:
+        old.unlink()
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    return sorted(directory.glob("last-*.safetensors"))
+
+
+def _resume(state: State, config: RunConfig, directory: Path) -> None:
+    """Go on from the newest checkpoint that is whole, saying so if it is not the newest."""
+    for path in reversed(_checkpoints(directory)):
+        try:
+            tensors, about = checkpoint.load(path)
+            own = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+            checkpoint.load_into(state.model, own, str(path))
+        except CheckpointError as error:
+            print(f"scalesteer: {error} Going on from the one before.", file=sys.stderr)
+            path.unlink()
+            continue
+        for key in ("epoch", "step", "losses", "history", "seconds"):
+            setattr(state, key, about[key])
+        device = state.model.input_std.device
+        state.best = {k.removeprefix("best."): v.to(device) for k, v in tensors.items() if k.startswith("best.")}
+        saved = state.optimizer.state_dict()
+        for index, (name, _) in enumerate(state.model.named_parameters()):
+            prefix = f"optimizer.{name}."
+            saved["state"][index] = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        state.optimizer.load_state_dict(saved)
+        torch.set_rng_state(tensors["random"])
+        if "random_cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["random_cuda"])
+        return
+
+
+def _finish(
+    directory: Path, config: RunConfig, state: State, images: ImageSet, outcome: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the result, once, and drop what only a resumption needs."""
+    result = {
+        **outcome,
+        "identity": config.identity,
+        "config": config.to_dict(),
+        "parameters": count_parameters(state.model),
+        "seconds": round(state.seconds, 1),
+        "history": state.history,
+        "environment": environment(images),
+    }
+    checkpoint.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
+    if result["status"] == "finished":
+        for path in _checkpoints(directory):
+            path.unlink()
+    return result
+
+
+def environment(images: ImageSet) -> dict[str, Any]:
+    """What a number depends on beside the configuration."""
+    device = images.device
+    return {
+        "command": " ".join(["scalesteer", *sys.argv[1:]]),
+        "commit": _commit(),
+        "scalesteer": scalesteer.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "data": {k: v for k, v in images.about.items() if k != "part"},
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from, marked if it was changed since; None outside of one."""
+    if "SCALESTEER_COMMIT" in os.environ:
+        return os.environ["SCALESTEER_COMMIT"]
+    try:
+        shown = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return shown.stdout.strip()
+
+
+def _mix(seed: int, epoch: int) -> int:
+    """A seed for one epoch of one run."""
+    return (seed * 1_000_003 + epoch * 7919 + 17) % 2**63
+
+
+@contextmanager
+def _arithmetic(precision: str) -> Iterator[None]:
+    """TF32 products only where they are asked for; torch allows them in convolutions by default."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+class _Stop:
+    """Turns SIGINT and SIGTERM into a request that the loop honours after its current step."""
+
+    def __init__(self) -> None:
+        self.requested = 0
+
+    def __enter__(self) -> _Stop:
+        self.before = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._note)
+        except ValueError:  # not in the main thread: whoever runs that handles signals
+            self.before.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.requested:  # asked twice: now
+            self.leave()
+        self.requested = number
+
+    def leave(self) -> None:
+        if self.requested == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + self.requested)
