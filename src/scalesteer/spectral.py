@@ -166,14 +166,20 @@ def make_axes(
 def transform(x: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
     """Pixels to frequencies: `(H, W, R)` -> `(u, K, R)`, with matrices `(2u, H)` and `(K, 2W)`."""
     along_rows = row_matrix @ x.flatten(1)  # (u {c, s}, W R)
-    return _each(column_matrix, along_rows.view(row_matrix.shape[0] // 2, column_matrix.shape[1], x.shape[2]))
+    along_rows = _view(along_rows, row_matrix.shape[0] // 2, column_matrix.shape[1], x.shape[2])
+    return _each(column_matrix, along_rows)
 
 
 def restore(spectrum: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
     """Frequencies to pixels: `(u, K, R)` -> `(H, W, R)`, with matrices `(H, 2u)` and `(2W, K)`."""
     width, rest = column_matrix.shape[0] // 2, spectrum.shape[2]
-    along_rows = _each(column_matrix, spectrum).view(row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
-    return (row_matrix @ along_rows).view(row_matrix.shape[0], width, rest)
+    along_rows = _view(_each(column_matrix, spectrum), row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
+    return _view(row_matrix @ along_rows, row_matrix.shape[0], width, rest)
+
+
+def _view(x: Tensor, *shape: int) -> Tensor:
+    """Another shape, by way of one long axis: a direct view makes torch.export constrain the batch size."""
+    return x.flatten().view(shape)
 
 
 def _each(matrix: Tensor, batch: Tensor) -> Tensor:
@@ -201,7 +207,8 @@ class Frequencies:
     def outwards(self, maps: Tensor, channels: int | None = None) -> Tensor:
         """`(H, W, B C)` -> `(B, C, H, W)`, by default with the channels of the output."""
         channels = self.filters[0].shape[0] if channels is None else channels
-        return maps.view(maps.shape[0], maps.shape[1], self.batch, channels).permute(2, 3, 0, 1).contiguous()
+        maps = _view(maps, maps.shape[0], maps.shape[1], self.batch, channels)
+        return maps.permute(2, 3, 0, 1).contiguous()
 
     def response(self, i: int) -> Tensor:
         """The response of scale i."""
@@ -258,18 +265,17 @@ class Frequencies:
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, v {+, -} {a, b}, B C)` -> `(f, 2B, C)`, or `(f, G, 2B, C / G)`."""
         frequencies = spectrum.shape[0] * spectrum.shape[1] // 2
-        # By way of one long axis, here and below: a direct view makes torch.export constrain the batch size.
-        flat = spectrum.flatten()
         if self.groups == 1:
-            return flat.view(frequencies, 2 * self.batch, channels)
-        return flat.view(frequencies, 2 * self.batch, self.groups, channels // self.groups).transpose(1, 2).contiguous()
+            return _view(spectrum, frequencies, 2 * self.batch, channels)
+        spectrum = _view(spectrum, frequencies, 2 * self.batch, self.groups, channels // self.groups)
+        return spectrum.transpose(1, 2).contiguous()
 
     def _by_row(self, product: Tensor, channels: int) -> Tensor:
         """The inverse of `_by_frequency`."""
         if product.ndim == 4:
             product = product.transpose(1, 2)
         rows, columns = self.plan.restore_rows.shape[1] // 2, self.plan.restore_columns.shape[1]
-        return product.flatten().view(rows, columns, self.batch * channels)
+        return _view(product, rows, columns, self.batch * channels)
 
 
 @lru_cache(maxsize=64)
@@ -377,9 +383,9 @@ Correlator = Frequencies | Taps
 
 
 def _kind(filters: Sequence[Tensor], geometry: Geometry) -> type[Correlator]:
-    # A compiler would unroll the hundreds of slices that pairs are made of.
-    few = filters[0].shape[1] <= 2 and geometry.groups == 1 and not torch.compiler.is_compiling()
-    return Taps if few else Frequencies
+    # Pairs are made of hundreds of slices: a compiler would unroll them, a GPU would launch each.
+    few = filters[0].shape[1] <= 2 and geometry.groups == 1 and filters[0].device.type == "cpu"
+    return Taps if few and not torch.compiler.is_compiling() else Frequencies
 
 
 def _setting(x: Tensor, filters: Sequence[Tensor]) -> tuple[torch.dtype, torch.dtype]:
