@@ -28,8 +28,9 @@ types: $(READY)  ## types: mypy, strict
 test: lint types  ## lint, types, then the whole test suite
 	$(BIN)/pytest -n 2
 
-docs: $(READY)  ## redraw the guide's plots and tables
+docs: $(READY)  ## redraw plots, refresh the tables in docs/ and README
 	$(BIN)/python -m docs.guide.plots
+	$(BIN)/python docs/data.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

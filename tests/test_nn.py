@@ -92,8 +92,8 @@ def test_absent_cuda_is_an_error_that_lists_what_is_there():
         (torch.zeros(4), ValueError, r"must have 4 axes \(B, C, H, W\) \(got shape \(4,\)\)"),
         (torch.zeros(4, 9, 9), ValueError, r"got shape \(4, 9, 9\)\). add a batch axis"),
         (torch.zeros(1, 3, 9, 9), ValueError, r"in_channels=4 channels on axis 1 \(got shape \(1, 3, 9, 9\)\)"),
-        (torch.zeros(1, 4, 0, 9), ValueError, "an image of 0 x 9 is too small"),
-        (torch.zeros(1, 4, 9, 0), ValueError, "an image of 9 x 0 is too small"),
+        (torch.zeros(1, 4, 0, 9), ValueError, "height and width must be at least 1"),
+        (torch.zeros(1, 4, 9, 0), ValueError, "height and width must be at least 1"),
         (torch.zeros(1, 4, 9, 9, dtype=torch.int64), TypeError, r"real floating-point tensor \(got torch.int64\)"),
         (torch.zeros(1, 4, 9, 9, dtype=torch.bool), TypeError, r"real floating-point tensor \(got torch.bool\)"),
         (

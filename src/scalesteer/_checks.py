@@ -90,7 +90,7 @@ def kernel_size(value: Any) -> int:
     """Return the side of a square window with a centre pixel, from an integer or a pair of equal ones."""
     height, width = pair("kernel_size", value, minimum=1)
     if height != width:
-        raise ValueError(f"`kernel_size` must be square (got {value!r}).")
+        raise ValueError(f"`kernel_size` must be square (got {value!r}): give one number.")
     if height < 3 or height % 2 == 0:
         near = "3" if height < 3 else f"{height - 1} or {height + 1}"
         raise ValueError(

@@ -101,8 +101,7 @@ class LogRadialBasis:
             raise ValueError(f"`sigma` must be positive (got {self.sigma}): it is the width of a lobe in radians.")
         for name, options in _CHOICES.items():
             _checks.choice(name, getattr(self, name), options)
-        if not isinstance(self.gain, bool):
-            raise TypeError(f"`gain` must be True or False (got {self.gain!r}).")
+        put("gain", _checks.boolean("gain", self.gain))
         for name in ("reference_size", "window"):
             if getattr(self, name) is not None:
                 put(name, _checks.integer(name, getattr(self, name), minimum=3))

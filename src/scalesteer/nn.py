@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from functools import lru_cache
 from typing import Any, Literal
@@ -57,26 +56,9 @@ class _ScaleConv2d(nn.Module):
         )
 
     def _check_input(self, x: Tensor, weight: Tensor) -> None:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
-        if x.ndim != 4:
-            hint = " add a batch axis with x.unsqueeze(0)." if x.ndim == 3 else ""
-            raise ValueError(f"the input must have 4 axes (B, C, H, W) (got shape {tuple(x.shape)}).{hint}")
-        if x.shape[1] != self.in_channels:
-            raise ValueError(
-                f"the input must have in_channels={self.in_channels} channels on axis 1 (got shape {tuple(x.shape)})."
-            )
-        if not x.is_floating_point():
-            raise TypeError(f"the input must be a real floating-point tensor (got {x.dtype}); convert with x.float().")
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(
-                f"the input is {x.dtype} but the layer is {weight.dtype}: convert one of them, x.to({weight.dtype}) or "
-                f"layer.to({x.dtype})."
-            )
-        if x.device != weight.device:
-            raise ValueError(f"the input is on {x.device} but the layer is on {weight.device}: move one of them.")
+        _checks.images(x, self.in_channels, weight)
         height, width = x.shape[-2:]
-        if height == 0 or width == 0 or min(self.geometry.output_size(height, width)) < 1:
+        if min(self.geometry.output_size(height, width)) < 1:
             raise ValueError(
                 f"an image of {height} x {width} is too small for kernel_size={self.geometry.kernel_size} with padding="
                 f"{self.geometry.padding} and dilation={self.geometry.dilation}: the output would be empty."
@@ -88,7 +70,7 @@ class _ScaleConv2d(nn.Module):
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={g.kernel_size}"]
         shown = {
             "stride": (g.stride, (1, 1)),
-            "padding": (g.padding, _same_padding(g.kernel_size, g.dilation)),
+            "padding": (g.padding, _checks.padding("same", g.kernel_size, (1, 1), g.dilation)),
             "dilation": (g.dilation, (1, 1)),
             "groups": (g.groups, 1),
             "bias": (self.bias is not None, True),
@@ -180,20 +162,15 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.in_channels = _checks.integer("in_channels", in_channels, minimum=1)
-        self.out_channels = _checks.integer("out_channels", out_channels, minimum=1)
-        groups = _checks.integer("groups", groups, minimum=1)
-        for name, channels in (("in_channels", self.in_channels), ("out_channels", self.out_channels)):
-            if channels % groups:
-                raise ValueError(f"`{name}` (={channels}) must be divisible by `groups` (={groups}).")
-        size = _check_kernel_size(kernel_size)
+        self.in_channels, self.out_channels, groups = _checks.channels(in_channels, out_channels, groups)
+        size = _checks.kernel_size(kernel_size)
         steps = _checks.pair("stride", stride, minimum=1)
         spread = _checks.pair("dilation", dilation, minimum=1)
         _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
         self.geometry = functional.Geometry(
-            size, steps, _check_padding(padding, size, steps, spread), spread, groups, padding_mode
+            size, steps, _checks.padding(padding, size, steps, spread), spread, groups, padding_mode
         )
-        self.scales = _check_scales(scales)
+        self.scales = _checks.scales(scales)
         self.sizes = tuple(harmonics.window_size(size, s) for s in self.scales)
         if not isinstance(basis, LogRadialBasis):
             raise TypeError(
@@ -204,13 +181,11 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             raise ValueError(f"`reduce` must be 'max' or None (got {reduce!r}).")
         self.reduce = reduce
         self.backend = _checks.choice("backend", backend, functional.BACKENDS)
-        if not isinstance(bias, (bool, np.bool_)):
-            raise TypeError(f"`bias` must be True or False (got {bias!r}).")
-
-        place = _check_place(device, dtype)
+        learned = _checks.boolean("bias", bias)
+        place = _checks.place(device, dtype)
         shape = (self.out_channels, self.in_channels // groups, *self.basis.shape, 2)
         self.coefficients = nn.Parameter(torch.empty(shape, **place))
-        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if bias else None)
+        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if learned else None)
         self.register_buffer("steered_basis", None, persistent=False)
         self.reset_parameters()
         self.reset_buffers()
@@ -384,51 +359,3 @@ def _simulated_gain(
         growth += math.log(moment) / layers
     # Three digits, so that rounding in the simulation does not reach the weights.
     return float(f"{math.exp(growth):.3g}")
-
-
-def _check_kernel_size(value: Any) -> int:
-    height, width = _checks.pair("kernel_size", value, minimum=1)
-    if height != width:
-        raise ValueError(f"`kernel_size` must be square (got {value!r}): the support is a disc.")
-    if height < 3 or height % 2 == 0:
-        near = "3" if height < 3 else f"{height - 1} or {height + 1}"
-        raise ValueError(
-            f"`kernel_size` must be odd and at least 3 (got {height}): the filter needs a centre pixel; use {near}."
-        )
-    return height
-
-
-def _check_scales(value: Any) -> tuple[float, ...]:
-    scales = _checks.reals("scales", value)
-    if scales[0] <= 0 or any(b <= a for a, b in itertools.pairwise(scales)):
-        raise ValueError(f"`scales` must be positive and strictly ascending (got {scales}).")
-    return scales
-
-
-def _same_padding(size: int, dilation: tuple[int, int]) -> tuple[int, int]:
-    return dilation[0] * (size - 1) // 2, dilation[1] * (size - 1) // 2
-
-
-def _check_padding(value: Any, size: int, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int]:
-    if not isinstance(value, str):
-        return _checks.pair("padding", value, minimum=0)
-    _checks.choice("padding", value, ("same", "valid"))
-    if value == "valid":
-        return 0, 0
-    if stride != (1, 1):
-        raise ValueError(f"padding='same' is not defined for stride {stride}: give `padding` as a number.")
-    return _same_padding(size, dilation)
-
-
-def _check_place(device: Any, dtype: Any) -> dict[str, Any]:
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"`dtype` must be a real floating-point torch.dtype (got {dtype!r}).")
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        here = ["cpu", "meta"]
-        if torch.accelerator.is_available():
-            kind = torch.accelerator.current_accelerator()
-            here += [f"{kind}:{i}" for i in range(torch.accelerator.device_count())]
-        raise ValueError(f"`device` {device!r} is not available here; available: {', '.join(here)}.") from error
-    return {"device": device, "dtype": dtype}
