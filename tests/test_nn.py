@@ -70,8 +70,18 @@ def test_signature_begins_with_that_of_conv2d():
         ({"reduce": "mean"}, ValueError, r"`reduce` must be 'max' or None \(got 'mean'\)"),
         ({"basis": "area"}, TypeError, r"`basis` must be a LogRadialBasis \(got 'area'\); presets come from"),
         ({"bias": 1}, TypeError, r"`bias` must be True or False \(got 1\)"),
-        ({"dtype": torch.complex64}, TypeError, "`dtype` must be a real floating-point"),
-        ({"dtype": torch.int32}, TypeError, "`dtype` must be a real floating-point"),
+        ({"dtype": torch.complex64}, TypeError, "`dtype` must be torch.float16, bfloat16, float32 or float64"),
+        ({"dtype": torch.int32}, TypeError, "`dtype` must be torch.float16, bfloat16, float32 or float64"),
+        ({"dtype": torch.float8_e4m3fn}, TypeError, "`dtype` must be torch.float16, bfloat16, float32 or float64"),
+        ({"kernel_size": -3}, ValueError, r"odd and at least 3 \(got -3\)"),
+        ({"scales": (1e-300, 1.0)}, ValueError, "the filter at scale 1e-300 is out of range"),
+        ({"basis": LogRadialBasis(m=-1000.0)}, ValueError, r"`m` \(=-1000.0\) is too extreme"),
+        ({"basis": LogRadialBasis(m=300.0)}, ValueError, r"`m` \(=300.0\) or the scale is too extreme"),
+        (
+            {"kernel_size": 3, "scales": (0.2,), "basis": LogRadialBasis.preset("released-code")},
+            ValueError,
+            r"the largest window must be at least 3 for this basis \(got 1\): use larger `scales`",
+        ),
         ({"device": "warp"}, ValueError, r"`device` 'warp' is not available here; available: cpu, meta"),
     ],
 )
@@ -147,13 +157,13 @@ def test_every_argument_has_an_effect(name):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_backend_argument_is_obeyed(backend, monkeypatch):
+@pytest.mark.parametrize("reduce", ["max", None])
+def test_backend_argument_is_obeyed(backend, reduce, monkeypatch):
     called = []
-    monkeypatch.setattr(
-        layers.functional.spectral, "responses", lambda *a: called.append(1) or iter([torch.zeros(1, 1, 9, 9)])
-    )
-    layer = ScaleSteerableConv2d(1, 1, backend=backend, scales=(1.0,), bias=False, reduce=None)
-    layer(torch.zeros(1, 1, 9, 9))
+    plain, pooled = layers.functional.spectral.responses, layers.functional.spectral.max_response
+    monkeypatch.setattr(layers.functional.spectral, "responses", lambda *a: called.append(1) or plain(*a))
+    monkeypatch.setattr(layers.functional.spectral, "max_response", lambda *a: called.append(1) or pooled(*a))
+    ScaleSteerableConv2d(1, 1, backend=backend, reduce=reduce)(torch.zeros(1, 1, 9, 9))
     assert bool(called) == (backend == "spectral")
 
 
@@ -340,6 +350,14 @@ def test_bfloat16_autocast_is_close_forward_and_backward(backend):
     assert (grad - expected_grad).norm() / expected_grad.norm() < 2e-2
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_construction_under_autocast_draws_the_same_coefficients():
+    torch.manual_seed(4)
+    expected = ScaleSteerableConv2d(2, 3).coefficients
+    torch.manual_seed(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ScaleSteerableConv2d(2, 3).coefficients, expected)
 
 
 def test_default_dtype_float64_is_followed():

@@ -5,9 +5,10 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from scalesteer import ScaleSteerableConv2d, spectral
-from scalesteer.functional import PADDING_MODES, Geometry
+from scalesteer.functional import PADDING_MODES, Geometry, scale_conv2d
 
 SCALES = (0.6, 1.0, 1.8)
 
@@ -134,7 +135,126 @@ def test_half_windows_are_prefixes_of_larger_ones():
     assert every == set(itertools.product(range(-4, 5), repeat=2))
 
 
-def test_choice_does_not_depend_on_what_a_batch_holds():
-    assert "batch" not in spectral.choose_backend.__code__.co_varnames
+@pytest.mark.parametrize("reduce", ["max", None])
+def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
+    spectral._plans.clear()
+    _, fast = pair(3, reduce=reduce)
+    x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
+    with torch.inference_mode():
+        fast(x)
+    (grad,) = torch.autograd.grad(fast(x).square().sum(), fast.coefficients, create_graph=True)
+    grad.sum().backward()
+    assert fast.coefficients.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("channels", "out", "batch"), [(1, 4, 2), (3, 1, 1), (3, 4, 2)])
+def test_output_can_be_changed_in_place(channels, out, batch):
+    layer = ScaleSteerableConv2d(channels, out, 3, bias=False, backend="spectral")
+    torch.nn.functional.relu(layer(torch.randn(batch, channels, 9, 9)), inplace=True).sum().backward()
+    assert layer.coefficients.grad.isfinite().all()
+
+
+def test_second_derivatives_do_not_follow_an_image_that_depends_on_the_filters():
+    direct, _ = pair(4)
+    geometry, grads = Geometry(5, padding=(2, 2)), []
+    x = torch.randn(1, 4, 9, 9, dtype=torch.float64)
+    for backend in ("direct", "spectral"):
+        filters = [f.detach().requires_grad_() for f in direct.filters()]
+        symmetric = [(f + f.flip(-1, -2)) / 2 for f in filters]
+        once = scale_conv2d(x, symmetric, None, geometry, backend=backend)
+        twice = scale_conv2d(once, symmetric, None, geometry, backend=backend)
+        grads.append(torch.autograd.grad(twice.square().sum(), filters, create_graph=True))
+    for expected, actual in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_gradients_of_symmetric_filters_are_those_of_direct():
+    for channels in (1, 4):
+        direct, _ = pair(channels)
+        grads = []
+        for backend in ("direct", "spectral"):
+            filters = [f.detach().requires_grad_() for f in direct.filters()]
+            x = torch.randn(1, channels, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            scale_conv2d(x, filters, None, Geometry(5, padding=(2, 2)), backend=backend).square().sum().backward()
+            grads.append([(f.grad + f.grad.flip(-1, -2)) / 2 if backend == "direct" else f.grad for f in filters])
+        for expected, actual in zip(*grads, strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in forward AD
+@pytest.mark.parametrize("channels", [1, 3])
+def test_torch_func_and_forward_derivatives_equal_those_of_direct(channels):
+    direct, fast = pair(channels)
+    x, v = torch.randn(2, 2, channels, 8, 8, dtype=torch.float64)
+    results = []
+    for layer in (direct, fast):
+        parameters = dict(layer.named_parameters())
+
+        def loss(parameters, image, layer=layer):
+            return torch.func.functional_call(layer, parameters, (image[None],)).square().sum()
+
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        _, tangent = torch.func.jvp(layer, (x,), (v,))
+        with torch.autograd.forward_ad.dual_level():
+            dual = layer(torch.autograd.forward_ad.make_dual(x, v))
+            forward = torch.autograd.forward_ad.unpack_dual(dual).tangent
+        jacobian = torch.func.jacrev(lambda x, layer=layer: layer(x).sum((1, 2, 3)))(x)
+        results.append((each["coefficients"], tangent, forward, jacobian))
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_backward_under_autocast_works_in_float32(channels):
+    grads = []
+    for inside in (False, True):
+        layer = ScaleSteerableConv2d(channels, 4, backend="spectral", scales=(1.0, 2.0))
+        torch.nn.init.ones_(layer.coefficients)
+        x = torch.randn(2, channels, 12, 12, generator=torch.Generator().manual_seed(0))
+        best, _ = spectral.max_response(x, (0, 0), filters := layer.filters(), layer.geometry)
+        del layer
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            grads.append(torch.autograd.grad(best.square().sum(), filters))
+    for expected, actual in zip(*grads, strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_autocast_leaves_float64_alone():
+    _, fast = pair(3)
+    x = torch.randn(1, 3, 9, 9, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast(x).dtype == torch.float64
+        with pytest.raises(TypeError, match=r"input is torch.float64 but the layer is torch.float32"):
+            ScaleSteerableConv2d(3, 4)(x)
+
+
+@pytest.mark.parametrize("backend", ["direct", "spectral"])
+def test_meta_and_fake_tensors_pass_through_whatever_came_before(backend):
+    layer = ScaleSteerableConv2d(3, 4, backend=backend)
+    layer(torch.randn(2, 3, 12, 12))
+    meta = ScaleSteerableConv2d(3, 4, backend=backend, device="meta")
+    assert meta(torch.randn(2, 3, 12, 12, device="meta")).shape == (2, 4, 12, 12)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert layer(torch.randn(2, 3, 12, 12)).shape == (2, 4, 12, 12)
+    assert layer(torch.randn(2, 3, 12, 12)).isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_ties_go_to_the_lowest_scale_with_the_gradient_of_direct(channels):
+    direct, fast = pair(channels)
+    for layer in (direct, fast):
+        torch.nn.init.zeros_(layer.coefficients)
+    x = torch.randn(1, channels, 9, 9, dtype=torch.float64)
+    assert not fast(x, return_scales=True)[1].any()
+    check(direct, fast, x)
+
+
+def test_auto_tiles_only_where_it_can():
     geometry = Geometry(7, padding=(3, 3))
-    assert spectral.choose_backend((64, 64), (7, 17), 16, geometry) == "spectral"
+    assert spectral.choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=True) == "spectral"
+    assert spectral.choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=False) == "direct"
+
+
+def test_auto_prefers_the_spectrum_to_groups_of_few_channels():
+    geometry = Geometry(7, padding=(3, 3), groups=32)
+    assert spectral.choose_backend((28, 28), range(7, 18, 2), 1, geometry) == "spectral"

@@ -4,6 +4,7 @@ import difflib
 import itertools
 import math
 import operator
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -88,7 +89,7 @@ def channels(in_channels: Any, out_channels: Any, groups: Any) -> tuple[int, int
 
 def kernel_size(value: Any) -> int:
     """Return the side of a square window with a centre pixel, from an integer or a pair of equal ones."""
-    height, width = pair("kernel_size", value, minimum=1)
+    height, width = pair("kernel_size", value, minimum=-sys.maxsize)
     if height != width:
         raise ValueError(f"`kernel_size` must be square (got {value!r}): give one number.")
     if height < 3 or height % 2 == 0:
@@ -121,8 +122,8 @@ def padding(value: Any, size: int, stride: tuple[int, int], dilation: tuple[int,
 
 def place(device: Any, dtype: Any) -> dict[str, Any]:
     """Return device and dtype as keyword arguments of a tensor factory, after trying the device."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"`dtype` must be a real floating-point torch.dtype (got {dtype!r}).")
+    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(f"`dtype` must be torch.float16, bfloat16, float32 or float64 (got {dtype!r}).")
     try:
         torch.empty(0, device=device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
@@ -154,7 +155,9 @@ def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> Tens
         raise ValueError(f"the input must have in_channels={count} channels on axis 1 (got shape {shape}).")
     if not x.is_floating_point():
         raise TypeError(f"the input must be a real floating-point tensor (got {x.dtype}); convert with x.float().")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    # Autocast brings narrower types together, but leaves float64 as it is.
+    autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+    if x.dtype != weight.dtype and (not autocast or torch.float64 in (x.dtype, weight.dtype)):
         raise TypeError(
             f"the input is {x.dtype} but the layer is {weight.dtype}: convert one of them, x.to({weight.dtype}) or "
             f"layer.to({x.dtype})."

@@ -61,7 +61,7 @@ def synthesize(coefficients: Tensor, basis: Tensor, sizes: Sequence[int]) -> tup
     """
     # Half precision is for convolutions; the filters themselves are made in float32 at least.
     work = torch.promote_types(coefficients.dtype, torch.float32)
-    with torch.autocast(coefficients.device.type, enabled=False):
+    with spectral.no_autocast(coefficients.device):
         taps = coefficients.flatten(2).to(work) @ basis.to(work)  # (O, C, T)
     return split_taps(taps.to(coefficients.dtype), sizes)
 
@@ -79,7 +79,7 @@ def scale_conv2d(
     geometry: Geometry,
     *,
     reduce: Literal["max"] | None = "max",
-    backend: str = "auto",
+    backend: str = "direct",
     return_scales: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Correlate an image with one filter at several scales and keep the strongest response at each pixel.
@@ -93,7 +93,8 @@ def scale_conv2d(
         bias: Added to the result, or None.
         geometry: Stride, padding, dilation and groups.
         reduce: ``"max"`` over scales, or None for the responses of all of them.
-        backend: ``"direct"``, ``"spectral"`` or ``"auto"``.
+        backend: ``"direct"``; or ``"spectral"`` or ``"auto"``, which need point-symmetric filters, as all are that a
+            LogRadialBasis makes.
         return_scales: Also return the index of the winning scale at each pixel (int64).
 
     Shape:
@@ -102,12 +103,13 @@ def scale_conv2d(
     """
     if backend == "auto":
         sizes = [w.shape[-1] for w in filters]
-        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), sizes, filters[0].shape[1], geometry)
+        tiles = reduce == "max" and not spectral.plain_only()
+        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), sizes, filters[0].shape[1], geometry, tiles)
     margin = _margin(x, filters, geometry)
     if geometry.padding_mode == "zeros":  # both backends see zeros beyond the image; other modes need the border made
         margin = (0, 0)
     x = _pad(x, margin, geometry.padding_mode)
-    if backend == "spectral" and reduce == "max" and len(filters) < 256 and not torch.compiler.is_compiling():
+    if backend == "spectral" and reduce == "max" and len(filters) < 256 and not spectral.plain_only():
         best, index = spectral.max_response(x, margin, filters, geometry)
         return _finish(best, index.long() if return_scales else None, bias)
     evaluate = spectral.responses if backend == "spectral" else direct_responses

@@ -146,7 +146,13 @@ class LogRadialBasis:
     def resolve(self, window: int) -> LogRadialBasis:
         """Return this basis with the largest window filled in, where the definition depends on it."""
         depends = self.order_unit == "period" or self.support == "crop" or self.normalization == "parts"
-        return replace(self, window=window) if depends and self.window is None else self
+        if not depends or self.window is not None:
+            return self
+        if window < 3:
+            raise ValueError(
+                f"the largest window must be at least 3 for this basis (got {window}): use larger `scales`."
+            )
+        return replace(self, window=window)
 
     def _need_window(self) -> int:
         if self.window is None:
@@ -229,8 +235,9 @@ def evaluate(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
     at_centre = r == 0
     log_r = np.log(np.where(at_centre, 1.0, r))
     k = np.reshape(basis.frequencies, (-1,) + (1,) * r.ndim)
-    radial = np.exp(-basis.m * log_r + 1j * (k * log_r + basis.beta))  # (K, ...)
-    values = radial[:, None] * angular_factor(basis, np.arctan2(y, x))[None]  # (K, J, ...)
+    with np.errstate(over="ignore", invalid="ignore"):  # an extreme m is told where a window is known
+        radial = np.exp(-basis.m * log_r + 1j * (k * log_r + basis.beta))  # (K, ...)
+        values = radial[:, None] * angular_factor(basis, np.arctan2(y, x))[None]  # (K, J, ...)
     if basis.centre == "one":
         values = np.where(at_centre, 1.0, values)
     return np.asarray(values)
@@ -320,6 +327,10 @@ def sample(basis: LogRadialBasis, size: int) -> Complex:
         half = size * size // 2 + 1
         first = average(basis, x.ravel()[:half], y.ravel()[:half])
         values = np.concatenate([first, first[..., -2::-1]], axis=-1).reshape(*basis.shape, size, size)
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = np.abs(values).max()
+    if not largest < 1e100:  # squares are summed later
+        raise ValueError(f"the basis is out of range on a window of {size} pixels: `m` (={basis.m}) is too extreme.")
     values.flags.writeable = False
     return values
 
@@ -342,7 +353,8 @@ def steering_factors(basis: LogRadialBasis, scale: float) -> Complex:
     """
     log_s = math.log(scale)
     decay = basis.m - 2 if basis.gain else 0.0
-    return np.asarray(np.exp(log_s * (decay - 1j * basis.frequencies)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.exp(log_s * (decay - 1j * basis.frequencies)))
 
 
 @lru_cache(maxsize=64)
@@ -390,6 +402,10 @@ def steered_basis(basis: LogRadialBasis, kernel_size: int, scale: float) -> Floa
     if basis.normalization != "none":
         values = values.real * factors[:, :, 0] + 1j * values.imag * factors[:, :, 1]
     reference = kernel_size if basis.reference_size is None else basis.reference_size
-    steered = values * steering_factors(basis, scale * kernel_size / reference)[:, None, None, None]
-    steered = steered * support(basis, kernel_size, scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        steered = values * steering_factors(basis, scale * kernel_size / reference)[:, None, None, None]
+        steered = steered * support(basis, kernel_size, scale)
+        largest = np.abs(steered).max()
+    if not largest < 1e15:  # far from anything useful, and close to where float32 overflows
+        raise ValueError(f"the filter at scale {scale} is out of range: `m` (={basis.m}) or the scale is too extreme.")
     return np.stack([steered.real, -steered.imag], axis=2)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalesteer import _checks, functional, harmonics
+from scalesteer import _checks, functional, harmonics, spectral
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 
 
@@ -122,7 +122,9 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         scales: Scales of the filter, positive and ascending; a scale above 1 enlarges it.
         basis: The functions that filters are made of; ``LogRadialBasis.preset("area")`` steers best on real grids.
         reduce: ``"max"`` over scales, or None for the responses of all scales on an axis of their own.
-        backend: ``"auto"``, ``"direct"`` (one convolution a scale) or ``"spectral"``; the numbers are the same.
+        backend: ``"direct"`` (one convolution a scale), ``"spectral"`` (products of frequencies) or ``"auto"``. The
+            numbers are the same up to rounding; what is not finite spreads further in ``"spectral"``, as NaN.
+            A program exported with ``"spectral"`` has a fixed image size; the batch may be dynamic.
 
     Shape:
         `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.
@@ -198,7 +200,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     def reset_parameters(self) -> None:
         """Draw new coefficients and set the bias to zero; the class's note explains the distribution."""
         mixing = initial_mixing(self.basis, self.geometry.kernel_size, self.scales)
-        with torch.no_grad():
+        with torch.no_grad(), spectral.no_autocast(self.coefficients.device):
             unit = self.coefficients.normal_()
             work = torch.promote_types(unit.dtype, torch.float32)
             factor = torch.tensor(mixing / math.sqrt(unit.shape[1]), dtype=work, device=unit.device)

@@ -19,14 +19,15 @@ are the real numbers kept, in the order (u, v, sign, {a, b}). The backward pass 
 transposed; it recomputes transforms and keeps only the image, the filters and the winning scale.
 
 Images of one or two channels have so few products a frequency that the transforms back would be all the work; they take
-one product a scale with pairs of pixels instead (:class:`Taps`). Large images are cut into overlapping tiles and large
-batches into pieces, so that memory stays within :data:`memory_budget`.
+one product a scale with pairs of pixels instead (:class:`Taps`). For the maximum over scales, large images are cut into
+overlapping tiles and large batches into pieces, so that memory stays within :data:`memory_budget`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -108,40 +109,44 @@ class Plan:
 _plans: dict[tuple[Any, ...], Plan] = {}
 
 
-def plan_for(rows: Axis, columns: Axis, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
-    """The matrices for these axes, kept for the next call (but not while a compiler traces)."""
-    key = (rows, columns, sizes, dtype, device)
-    if not torch.compiler.is_compiling() and key in _plans:
-        return _plans[key]
-
-    def place(matrix: Tensor) -> Tensor:
-        return matrix.to(device=device, dtype=dtype).contiguous()
-
-    with torch.no_grad():
-        filter_rows, filter_columns = [], []
-        for n in sizes:
-            # Half of the rows is enough, the others mirror it; the middle row stands alone.
-            offsets = _arange(n // 2 + 1)
-            weight = 2.0 - (offsets == 0).double()
-            filter_rows.append(place(rows.row_matrix(rows.dilation * offsets) * weight))
-            angles = columns.angles(columns.dilation * (_arange(n) - n // 2))
-            both = [torch.cat([angles.cos(), sign * angles.sin()], dim=1) for sign in (-1, 1)]
-            filter_columns.append(place(torch.stack(both, dim=1).flatten(0, 1)))
-        scale = 2 / (rows.period * columns.period)
-        plan = Plan(
-            place(rows.row_matrix(rows.pixels)),
-            place(columns.column_matrix(columns.pixels)),
-            place(scale * rows.row_matrix(rows.centres).T),
-            place(columns.column_matrix(columns.centres).T),
-            tuple(filter_rows),
-            tuple(filter_columns),
-        )
-    # Never keep what a tracer made: its tensors hold no numbers.
-    if type(plan.analyse_rows) is Tensor and not torch.compiler.is_compiling():
+def plan_for(rows: Axis, columns: Axis, sizes: tuple[int, ...], like: Tensor) -> Plan:
+    """The matrices for these axes in the dtype and on the device of a tensor, kept for the next call."""
+    # Tracers and fake tensors get matrices of their own: theirs hold no numbers, and ours would not fit theirs.
+    if torch.compiler.is_compiling() or type(like) not in (Tensor, torch.nn.Parameter):
+        return _make_plan(rows, columns, sizes, like)
+    key = (rows, columns, sizes, like.dtype, like.device)
+    plan = _plans.get(key)
+    if plan is None:
+        with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
+            plan = _make_plan(rows, columns, sizes, like)
         if len(_plans) >= 64:
             _plans.clear()
         _plans[key] = plan
     return plan
+
+
+def _make_plan(rows: Axis, columns: Axis, sizes: tuple[int, ...], like: Tensor) -> Plan:
+    def place(matrix: Tensor) -> Tensor:
+        return matrix.to(device=like.device, dtype=like.dtype).contiguous()
+
+    filter_rows, filter_columns = [], []
+    for n in sizes:
+        # Half of the rows is enough, the others mirror it; the middle row stands alone.
+        offsets = _arange(n // 2 + 1)
+        weight = 2.0 - (offsets == 0).double()
+        filter_rows.append(place(rows.row_matrix(rows.dilation * offsets) * weight))
+        angles = columns.angles(columns.dilation * (_arange(n) - n // 2))
+        both = [torch.cat([angles.cos(), sign * angles.sin()], dim=1) for sign in (-1, 1)]
+        filter_columns.append(place(torch.stack(both, dim=1).flatten(0, 1)))
+    scale = 2 / (rows.period * columns.period)
+    return Plan(
+        place(rows.row_matrix(rows.pixels)),
+        place(columns.column_matrix(columns.pixels)),
+        place(scale * rows.row_matrix(rows.centres).T),
+        place(columns.column_matrix(columns.centres).T),
+        tuple(filter_rows),
+        tuple(filter_columns),
+    )
 
 
 def make_axes(
@@ -179,7 +184,7 @@ def restore(spectrum: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tens
 
 def _view(x: Tensor, *shape: int) -> Tensor:
     """Another shape, by way of one long axis: a direct view makes torch.export constrain the batch size."""
-    return x.flatten().view(shape)
+    return x.flatten().reshape(shape)
 
 
 def _each(matrix: Tensor, batch: Tensor) -> Tensor:
@@ -195,7 +200,7 @@ class Frequencies:
         self.filters, self.groups = filters, geometry.groups
         sizes = tuple(w.shape[-1] for w in filters)
         axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-        self.plan = plan_for(*axes, sizes, x.dtype, x.device)
+        self.plan = plan_for(*axes, sizes, x)
         spectrum = transform(self.inwards(x), self.plan.analyse_rows, self.plan.analyse_columns)
         self.spectrum = self._by_frequency(spectrum, self.channels)
         self.grad_spectrum: Tensor | None = None
@@ -251,7 +256,7 @@ class Frequencies:
         return spectrum.view(frequencies, self.groups, per_group, out_channels // self.groups)
 
     def _filter_gradient(self, i: int, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfer`: gradients arrive at the half of the rows that was read."""
+        """The adjoint of `_transfer`: what arrives at the half that was read is shared with its mirror image."""
         weight = self.filters[i]
         out_channels, per_group, n, _ = weight.shape
         row_matrix, column_matrix = self.plan.filter_rows[i].T, self.plan.filter_columns[i].T
@@ -260,7 +265,7 @@ class Frequencies:
         half = half.view(n // 2 + 1, n, self.groups, per_group, out_channels // self.groups).permute(2, 4, 3, 0, 1)
         result = weight.new_zeros(weight.shape)
         result[:, :, n // 2 :] = half.reshape(out_channels, per_group, n // 2 + 1, n)
-        return result
+        return (result + result.flip(-1, -2)) / 2
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, v {+, -} {a, b}, B C)` -> `(f, 2B, C)`, or `(f, G, 2B, C / G)`."""
@@ -362,7 +367,7 @@ class Taps:
         result = weight.new_zeros(weight.shape)
         rows, columns = self._indices(i)
         result[:, :, rows, columns] = found.view(weight.shape[0], len(rows), weight.shape[1]).transpose(1, 2)
-        return result
+        return (result + result.flip(-1, -2)) / 2
 
     def image_gradient(self) -> Tensor | None:
         """The sum of what `pull_back` added."""
@@ -382,16 +387,31 @@ class Taps:
 Correlator = Frequencies | Taps
 
 
+def plain_only() -> bool:
+    """Whether a transformation is at work that sees plain operations only: a compiler, a tracer, or `torch.func`."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
 def _kind(filters: Sequence[Tensor], geometry: Geometry) -> type[Correlator]:
     # Pairs are made of hundreds of slices: a compiler would unroll them, a GPU would launch each.
     few = filters[0].shape[1] <= 2 and geometry.groups == 1 and filters[0].device.type == "cpu"
-    return Taps if few and not torch.compiler.is_compiling() else Frequencies
+    return Taps if few and not plain_only() else Frequencies
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Half precision is for products of convolutions, not for what happens inside."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def _setting(x: Tensor, filters: Sequence[Tensor]) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype of the result, and that of the work: half precision is for products of convolutions, not for these."""
+    """The dtype of the result, as that of a convolution would be, and the dtype of the work."""
     dtype = torch.promote_types(x.dtype, filters[0].dtype)
-    if torch.is_autocast_enabled(x.device.type):
+    if dtype != torch.float64 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
     return dtype, torch.promote_types(dtype, torch.float32)
 
@@ -409,7 +429,7 @@ def responses(x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geo
         Responses `(B, O, H', W')`, one a scale.
     """
     dtype, work = _setting(x, filters)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         correlator = _kind(filters, geometry)(x.to(work), margin, [w.to(work) for w in filters], geometry)
         for i in range(len(filters)):
             yield correlator.outwards(correlator.response(i)).to(dtype)
@@ -438,7 +458,7 @@ def max_response(
         numbers = rows.period * columns.period * (2 * channels + 3 * out_channels)
         numbers += rows.count * columns.count * 4 * out_channels
     step = max(1, memory_budget // (work.itemsize * numbers))
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         weights = [w.to(work) for w in filters]
         results = [
             _MaxResponse.apply(piece.to(work), margin, geometry, *weights)  # type: ignore[no-untyped-call]
@@ -500,6 +520,8 @@ class _MaxResponse(torch.autograd.Function):
             if i == len(filters) - 1:  # a non-finite response always shows: see functional.max_over_scales
                 best += response.sub_(response)
         best, winner = correlator.outwards(best), correlator.outwards(winner)
+        if best._is_view():  # what follows may work in place, as a ReLU does
+            best = best.clone()
         ctx.save_for_backward(x, winner, *filters)
         ctx.margin, ctx.geometry = margin, geometry
         ctx.mark_non_differentiable(winner)
@@ -509,26 +531,42 @@ class _MaxResponse(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, winner, *filters = ctx.saved_tensors
         needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:])
-        if torch.is_grad_enabled():  # a second derivative goes through plain operations
-            best = torch.zeros((), dtype=x.dtype, device=x.device)
-            for i, response in enumerate(responses(x, ctx.margin, filters, ctx.geometry)):
-                best = best + response * (winner == i)
-            wanted = [t for t, need in zip((x, *filters), needs, strict=True) if need]
-            found = iter(torch.autograd.grad(best, wanted, grads[0], create_graph=True))
-            first, *rest = (next(found) if need else None for need in needs)
-            return first, None, None, *rest
-        correlator = _kind(filters, ctx.geometry)(x, ctx.margin, filters, ctx.geometry)
-        incoming, winner = correlator.inwards(grads[0]), correlator.inwards(winner)
-        rest = [correlator.pull_back(i, incoming * (winner == i), needs[0], needs[i + 1]) for i in range(len(filters))]
-        return correlator.image_gradient(), None, None, *rest
+        with no_autocast(x.device):
+            if torch.is_grad_enabled() or plain_only():
+                first, *rest = _plain_gradients(ctx, x, winner, filters, needs, grads[0])
+                return first, None, None, *rest
+            correlator = _kind(filters, ctx.geometry)(x, ctx.margin, filters, ctx.geometry)
+            incoming, winner = correlator.inwards(grads[0].to(x.dtype)), correlator.inwards(winner)
+            rest = [
+                correlator.pull_back(i, incoming * (winner == i), needs[0], needs[i + 1]) for i in range(len(filters))
+            ]
+            return correlator.image_gradient(), None, None, *rest
 
 
-# A product of small matrices runs at about a quarter of the rate of a large direct convolution. Measured on two CPU
-# cores, batch 32, float32: for 1 to 90 channels, windows of 3 to 33 and images of 14 to 96 pixels.
-_RELATIVE_RATE = 4.0
+def _plain_gradients(
+    ctx: Any, x: Tensor, winner: Tensor, filters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again: through plain operations, the winners given."""
+    with torch.enable_grad():
+        # Aliases, so that nothing is followed from the image back to filters that it may depend on.
+        image, *weights = (t.view_as(t) for t in (x, *filters))
+        best = torch.zeros((), dtype=x.dtype, device=x.device)
+        for i, response in enumerate(responses(image, ctx.margin, weights, ctx.geometry)):
+            best = best + response * (winner == i)
+        wanted = [t for t, need in zip((image, *weights), needs, strict=True) if need]
+        found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
+    return [next(found) if need else None for need in needs]
 
 
-def choose_backend(image_size: tuple[int, int], sizes: Sequence[int], in_channels: int, geometry: Geometry) -> str:
+# A product of small matrices runs at about a quarter of the rate of a large direct convolution, but at four times that
+# of a convolution in groups of few channels. Measured on two CPU cores, batch 32, float32: for 1 to 90 channels,
+# windows of 3 to 33 and images of 14 to 96 pixels; in 32 groups of one channel.
+_RELATIVE_COST, _RELATIVE_COST_IN_GROUPS = 4.0, 0.25
+
+
+def choose_backend(
+    image_size: tuple[int, int], sizes: Sequence[int], in_channels: int, geometry: Geometry, tiles: bool = True
+) -> str:
     """The backend that the measured cost favours for static shapes; the batch size does not enter.
 
     Args:
@@ -536,15 +574,17 @@ def choose_backend(image_size: tuple[int, int], sizes: Sequence[int], in_channel
         sizes: The window size of each scale.
         in_channels: Input channels of a group.
         geometry: Stride, padding, dilation and groups.
+        tiles: Whether a large image may be cut into tiles, as it is for the maximum over scales.
     """
     if in_channels <= 2 and geometry.groups == 1:
         return "spectral" if max(sizes) > 3 else "direct"
     rows, columns = make_axes(image_size, (0, 0), tuple(sizes), geometry)
-    if any(axis.count > 2.5 * _tile(axis) for axis in (rows, columns)):
+    if tiles and any(axis.count > 2.5 * _tile(axis) for axis in (rows, columns)):
         tile = geometry.kernel_size - 1 + _tile(rows), geometry.kernel_size - 1 + _tile(columns)
         rows, columns = make_axes(tile, (0, 0), tuple(sizes), replace(geometry, padding=(0, 0)))
     pixels = rows.count * columns.count
     spectrum = rows.period * columns.period
     direct = pixels * in_channels * sum(n * n for n in sizes)
-    back = 2 * spectrum * columns.count + rows.period * pixels
-    return "spectral" if direct > _RELATIVE_RATE * len(sizes) * (back + spectrum * in_channels) else "direct"
+    fast = len(sizes) * (2 * spectrum * columns.count + rows.period * pixels + spectrum * in_channels)
+    cost = _RELATIVE_COST_IN_GROUPS if geometry.groups > 1 and in_channels < 8 else _RELATIVE_COST
+    return "spectral" if direct > cost * fast else "direct"
