@@ -27,6 +27,7 @@ from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.testing import Image, two_blobs
 
 try:
+    import matplotlib
     from matplotlib.figure import Figure
 except ImportError as error:
     raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[experiments]'") from error
@@ -159,11 +160,12 @@ def unit_filters(layer: nn.Module) -> Array:
 @_register("filters", "first-layer filters of SS-CNN and of the locally scale-invariant CNN, side by side")
 def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
     """The paper's figure of learned filters; all first-layer filters at scale 1."""
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
-    halves: Any = figure.subfigures(1, 2)
+    lines = max(-(-len(unit_filters(model.first)) // columns) for model in (ss, lsi))
+    figure = Figure(figsize=(9, 0.75 * lines + 0.4), layout="constrained")
+    halves: Any = figure.subfigures(1, 2, wspace=0.05)
     for part, (title, model) in zip(halves, _pair(ss, lsi).items(), strict=True):
         bank = unit_filters(model.first)
-        axes = part.subplots(-(-len(bank) // columns), columns, squeeze=False).ravel()
+        axes = part.subplots(lines, columns, squeeze=False).ravel()
         for axis in axes:
             axis.set_axis_off()
         for axis, weight in zip(axes, bank, strict=False):
@@ -215,8 +217,8 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
             channel = int(best[0].amax((1, 2)).argmax())
         filters = [f[channel, 0].cpu().numpy() for f in layer.filters()]
     count = len(filters)
-    figure = Figure(figsize=(8.5, 1.25 * count + 0.5), layout="constrained")
-    grid = figure.add_gridspec(count, 8, width_ratios=(2.2, 0.35, 1, 0.35, 1, 0.35, 2.2, 2.4))
+    figure = Figure(figsize=(11, count + 0.3), layout="constrained")
+    grid = figure.add_gridspec(count, 8, width_ratios=(2, 0.3, 1, 0.3, 1, 0.5, 2, 2.4))
     axis = figure.add_subplot(grid[:, 0])
     axis.imshow(x[0, 0].cpu(), cmap="gray")
     _frame(axis, "input")
@@ -234,7 +236,9 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
         axis.text(0.5, 0.5, label, ha="center", va="center", fontsize=13)
     axis = figure.add_subplot(grid[:, 6])
     show(axis, best[0, channel].cpu().numpy(), "maximum over scales")
-    _scale_map(figure, figure.add_subplot(grid[:, 7]), winner[0, channel], best[0, channel], layer.scales)
+    axis = figure.add_subplot(grid[:, 7])
+    _scale_legend(figure, _scale_map(axis, winner[0, channel], best[0, channel], layer.scales), axis, layer.scales)
+    _frame(axis, "winning scale")
     return figure
 
 
@@ -265,29 +269,36 @@ def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = 
         _frame(axes[0, i], titles[i] if titles else "")
         axes[1, i].imshow(response[i].cpu(), cmap="magma", vmin=0)
         _frame(axes[1, i])
-        _scale_map(figure if i == len(images) - 1 else None, axes[2, i], winner[i], response[i], scales)
-        axes[2, i].set_title(f"mean {mean_winning_scale(response[i], winner[i], scales):.2f}", fontsize=9)
+        drawn = _scale_map(axes[2, i], winner[i], response[i], scales)
+        _frame(axes[2, i], f"mean {mean_winning_scale(response[i], winner[i], scales):.2f}")
+    _scale_legend(figure, drawn, axes.ravel().tolist(), scales)
     for row, name in zip(axes[:, 0], ("input", "strongest response", "winning scale"), strict=True):
         row.set_ylabel(name, fontsize=9)
     return figure
 
 
 def mean_winning_scale(response: Tensor, winner: Tensor, scales: Sequence[float]) -> float:
-    """The geometric mean of the scales that won, over the pixels where the response is strong."""
-    strong = response > SHOWN_FROM * response.max()
-    return float(torch.tensor(scales).log().to(winner.device)[winner[strong]].mean().exp())
+    """The geometric mean of the scales that won, over the pixels where an image's response is strong."""
+    logs = torch.tensor(scales, device=winner.device).log()
+    return float(logs[winner[_strong(response)]].mean().exp())
 
 
-def _scale_map(figure: Figure | None, axis: Any, winner: Tensor, response: Tensor, scales: Sequence[float]) -> None:
-    """The index of the winning scale in colour where the response is strong; a legend if a figure is given."""
-    faint = (response <= SHOWN_FROM * response.max()).cpu().numpy()
-    shown = np.ma.masked_array(winner.cpu().numpy(), faint)
-    drawn = axis.imshow(shown, cmap="viridis", vmin=-0.5, vmax=len(scales) - 0.5)
+def _strong(response: Tensor) -> Tensor:
+    return response > SHOWN_FROM * response.amax((-2, -1), keepdim=True)
+
+
+def _scale_map(axis: Any, winner: Tensor, response: Tensor, scales: Sequence[float]) -> Any:
+    """The index of the winning scale in colour where the response is strong."""
+    shown = np.ma.masked_array(winner.cpu().numpy(), ~_strong(response).cpu().numpy())
     axis.set_facecolor("#f2f2f2")
-    _frame(axis, "winning scale")
-    if figure is not None:
-        bar = figure.colorbar(drawn, ax=axis, ticks=range(len(scales)), shrink=0.7)
-        bar.ax.set_yticklabels([f"{s:.2g}" for s in scales], fontsize=8)
+    return axis.imshow(
+        shown, cmap=matplotlib.colormaps["viridis"].resampled(len(scales)), vmin=-0.5, vmax=len(scales) - 0.5
+    )
+
+
+def _scale_legend(figure: Figure, drawn: Any, axes: Any, scales: Sequence[float]) -> None:
+    bar = figure.colorbar(drawn, ax=axes, ticks=range(len(scales)), shrink=0.3, aspect=10, anchor=(0, 0.1))
+    bar.ax.set_yticklabels([f"{s:.2g}" for s in scales], fontsize=8)
 
 
 # Errors
@@ -469,7 +480,8 @@ def entanglement(layer: nn.Module, scale: float) -> tuple[Array, Array]:
     let t* be the move that maximises it. A filter that is central answers best at the same place, t* = 0. One with
     its mass at d from the centre has it at s d when enlarged, and t* = (s - 1) d: a scaled object then gives the
     response that a moved one gives. Entanglement is the length of t* over the filter's radius; the gain
-    :math:`\rho(t^*) - \rho(0)` says how much better the move explains the change.
+    :math:`\rho(t^*) - \rho(0)` says how much better the move explains the change. Rough filters also match by chance
+    somewhere, with a small gain, so that both numbers are needed.
 
     Returns:
         Length of t* over the radius, and gain, `(C_out,)` each.

@@ -121,11 +121,22 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
             f"{s:g}": images.about.get("digest") for s, images in zip(settings.test_scales, tests, strict=True)
         },
     }
+    first = models["ss-cnn", settings.seeds[0]]
+    result["winning_scale"] = {
+        f"{s:g}": winning_scale(first, t) for s, t in zip(settings.test_scales, tests, strict=True)
+    }
     result = json.loads(json.dumps(result))  # as it is read back
-    pictures = draw(result, models["ss-cnn", settings.seeds[0]], tests)
+    pictures = draw(result, first, tests)
     write_atomically(folder / "index.html", page(result, pictures).encode())
     write_atomically(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     return result
+
+
+def winning_scale(model: Network, images: ImageSet, count: int = 200) -> float:
+    """The scale that wins in the first layer, on average over some digits."""
+    x, _ = next(images.batches(min(count, len(images))))
+    layer: Any = model.first
+    return figures.mean_winning_scale(*figures.winning_scales(model, x), layer.scales)
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -193,16 +204,24 @@ def readme_table(result: dict[str, Any]) -> str:
     return f"{table}\n\n{note(result).replace('*', chr(92) + '*')}"
 
 
+def error_figure(result: dict[str, Any]) -> Figure:
+    """Error against the size of the digits."""
+    settings = result["settings"]
+    curves = {t: [r["errors"] for r in result["runs"] if r["model"] == name] for name, t in TITLES.items()}
+    return figures.draw_errors(
+        curves, settings["test_scales"], "size of the test digits", tuple(settings["train_scales"])
+    )
+
+
 def draw(result: dict[str, Any], model: Network, tests: Sequence[ImageSet]) -> dict[str, tuple[Figure, str]]:
     """The report's figures with their captions, by title."""
-    settings = result["settings"]
-    scales = settings["test_scales"]
-    curves = {t: [r["errors"] for r in result["runs"] if r["model"] == name] for name, t in TITLES.items()}
+    scales = result["settings"]["test_scales"]
     chosen = list(range(0, len(scales), max(1, (len(scales) - 1) // 3)))
+    winners = ", ".join(f"{result['winning_scale'][f'{scales[i]:g}']:.2f}" for i in chosen)
     digits = torch.stack([tests[i][0][0] for i in chosen])  # the same digit at several sizes
     return {
         "Error against size": (
-            figures.draw_errors(curves, scales, "size of the test digits", tuple(settings["train_scales"])),
+            error_figure(result),
             "Each line is a mean over seeds, each dot one seed. The shaded sizes are those seen in training.",
         ),
         "Learned filters at their scales": (
@@ -213,7 +232,8 @@ def draw(result: dict[str, Any], model: Network, tests: Sequence[ImageSet]) -> d
         "Which scale wins": (
             figures.plot_winning_scales(model, digits, [f"size {scales[i]:g}" for i in chosen]),
             "One digit at several sizes. At each pixel the first layer keeps the scale that answers most; below, the "
-            "scale that won for the strongest filter, and the mean over the coloured pixels.",
+            "scale that won for the strongest filter, and the mean over the coloured pixels. Over the first 200 test "
+            f"digits the mean at these sizes is {winners}.",
         ),
     }
 
@@ -275,16 +295,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checkout = Path(__file__).resolve().parents[3]
     home = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
     parser = argparse.ArgumentParser(prog="python -m scalesteer.experiments.quickstart", description=__doc__)
-    parser.add_argument("--record", action="store_true", help="also keep the numbers in results/quickstart")
+    parser.add_argument(
+        "--record", action="store_true", help="also keep numbers and error figure in results/quickstart"
+    )
     record = parser.parse_args(arguments).record
     folder = home / "quickstart"
     print("Training two small networks on MNIST digits, twice each: about three minutes on two cores.", flush=True)
     try:
         result = run(Settings(), folder)
         if record:
-            kept = home / "results" / "quickstart" / "result.json"
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(kept, (json.dumps(result, indent=1) + "\n").encode())
+            kept = home / "results" / "quickstart"
+            kept.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+            error_figure(result).savefig(kept / "errors.png", dpi=110, metadata={"Software": None})
     except KeyboardInterrupt:
         print("\nstopped; nothing was written.", file=sys.stderr)
         return 130
