@@ -220,7 +220,7 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
     figure = Figure(figsize=(11, count + 0.3), layout="constrained")
     grid = figure.add_gridspec(count, 8, width_ratios=(2, 0.3, 1, 0.3, 1, 0.5, 2, 2.4))
     axis = figure.add_subplot(grid[:, 0])
-    axis.imshow(x[0, 0].cpu(), cmap="gray")
+    axis.imshow(x[0, 0].cpu().numpy(), cmap="gray")
     _frame(axis, "input")
     limit = max(float(r[channel].abs().max()) for r in responses)
     for i, scale in enumerate(layer.scales):
@@ -228,7 +228,7 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
         show(axis, signed_root(_centred(filters[i], layer.sizes[-1])), "filters" if i == 0 else "")
         axis.set_ylabel(f"s = {scale:.2g}", fontsize=8)
         axis = figure.add_subplot(grid[i, 4])
-        axis.imshow(responses[i][channel].cpu(), cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axis.imshow(responses[i][channel].cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         _frame(axis, "responses" if i == 0 else "")
     for column, label in ((1, "⋆"), (3, "→"), (5, "max\n→")):
         axis = figure.add_subplot(grid[:, column])
@@ -265,9 +265,9 @@ def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = 
     figure = Figure(figsize=(1.6 * len(images) + 1, 5), layout="constrained")
     axes = figure.subplots(3, len(images), squeeze=False)
     for i, image in enumerate(images):
-        axes[0, i].imshow(image[0].cpu(), cmap="gray", vmin=0, vmax=1)
+        axes[0, i].imshow(image[0].cpu().numpy(), cmap="gray", vmin=0, vmax=1)
         _frame(axes[0, i], titles[i] if titles else "")
-        axes[1, i].imshow(response[i].cpu(), cmap="magma", vmin=0)
+        axes[1, i].imshow(response[i].cpu().numpy(), cmap="magma", vmin=0)
         _frame(axes[1, i])
         drawn = _scale_map(axes[2, i], winner[i], response[i], scales)
         _frame(axes[2, i], f"mean {mean_winning_scale(response[i], winner[i], scales):.2f}")
@@ -371,17 +371,14 @@ def sensitivity(
     Returns:
         Responses, `(K, S)`, complex; and for each order the measured period: the factor that turns the phase once.
     """
-    basis = LogRadialBasis(orders=tuple(orders), m=m)
+    basis = LogRadialBasis(orders=tuple(orders), orientations=(math.pi / 4,), m=m)
     growth = np.log(np.asarray(scales, float))
-    z = np.linspace(-growth.max() - 3, -growth.min() + 3, 4000)[:, None]  # log r
+    z = np.linspace(-growth.max() - 3, -growth.min() + 3, 4000)  # log r
     phi = np.linspace(0, 2 * np.pi, 128, endpoint=False)
-    x, y = np.exp(z) * np.cos(phi), np.exp(z) * np.sin(phi)
-    functions = harmonics.evaluate(basis, x, y)[:, 1]  # (K, R, A), one orientation
-    measure = np.exp(2 * z) * (z[1] - z[0]) * (phi[1] - phi[0])
-    responses = np.empty((len(orders), len(growth)), np.complex128)
-    for i, shift in enumerate(growth):
-        image = np.exp(-((z + shift) ** 2) / (2 * 0.4**2)) * (1 + 0.5 * np.cos(2 * phi))
-        responses[:, i] = (functions * (image * measure)).sum((1, 2)) * np.exp((2 - m) * shift)
+    functions = harmonics.evaluate(basis, np.outer(np.exp(z), np.cos(phi)), np.outer(np.exp(z), np.sin(phi)))
+    turned = functions[:, 0] @ (1 + 0.5 * np.cos(2 * phi))  # (K, R): integrated over the angle
+    rings = np.exp(-((z + growth[:, None]) ** 2) / (2 * 0.4**2) + 2 * z + (2 - m) * growth[:, None])  # (S, R)
+    responses = turned @ rings.T
     responses /= np.abs(responses[:, :1])
     turns = np.polyfit(growth, np.unwrap(np.angle(responses)).T, 1)[0]  # radians a unit of log s
     return responses, {order: float(np.exp(2 * np.pi / abs(t))) for order, t in zip(orders, turns, strict=True)}

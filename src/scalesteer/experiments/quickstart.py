@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from scalesteer.data import ImageSet, load_split
+from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.data.store import require
 from scalesteer.experiments import figures
 from scalesteer.experiments.checkpoint import write_atomically
@@ -87,7 +87,7 @@ def train(model: Network, images: ImageSet, settings: Settings, seed: int, title
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Train and test everything, write the report and the numbers into a folder, and return the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     train_images = settings.images("train", settings.train_scales)
     tests = [settings.images("test", (s, s)) for s in settings.test_scales]
     low, high = settings.train_scales
@@ -115,6 +115,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         "outside": unseen,
         "summary": summarize(runs),
         "seconds": round(time.perf_counter() - started, 1),
+        "cpu_seconds": round(time.process_time() - cpu_started, 1),
         "threads": torch.get_num_threads(),
         "environment": environment(train_images) | {"command": "make quickstart"},
         "test_data": {
@@ -290,28 +291,32 @@ def _html_table(lines: list[list[str]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
+def home() -> Path:
+    """The checkout this file is in, or else the current directory."""
+    checkout = Path(__file__).resolve().parents[3]
+    return checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    checkout = Path(__file__).resolve().parents[3]
-    home = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
     parser = argparse.ArgumentParser(prog="python -m scalesteer.experiments.quickstart", description=__doc__)
     parser.add_argument(
         "--record", action="store_true", help="also keep numbers and error figure in results/quickstart"
     )
     record = parser.parse_args(arguments).record
-    folder = home / "quickstart"
+    folder = home() / "quickstart"
     print("Training two small networks on MNIST digits, twice each: about three minutes on two cores.", flush=True)
     try:
         result = run(Settings(), folder)
         if record:
-            kept = home / "results" / "quickstart"
+            kept = home() / "results" / "quickstart"
             kept.mkdir(parents=True, exist_ok=True)
             write_atomically(kept / "result.json", (json.dumps(result, indent=1) + "\n").encode())
             error_figure(result).savefig(kept / "errors.png", dpi=110, metadata={"Software": None})
     except KeyboardInterrupt:
-        print("\nstopped; nothing was written.", file=sys.stderr)
+        print("\nstopped: no report was written.", file=sys.stderr)
         return 130
-    except (ValueError, OSError) as error:
+    except (DataError, OSError) as error:
         print(f"quickstart: {error}", file=sys.stderr)
         return 2
     print(f"\n{text_table(result)}\n\n{note(result)}\n{verdict(result)}\n\nThe report: {folder / 'index.html'}")
