@@ -17,12 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.data.store import require
@@ -30,6 +29,9 @@ from scalesteer.experiments import figures
 from scalesteer.experiments.checkpoint import write_atomically
 from scalesteer.experiments.train import environment, evaluate
 from scalesteer.models import Network, count_parameters, create_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLES = {"ss-cnn": "SS-CNN", "plain-cnn": "plain CNN"}
 
@@ -101,7 +103,8 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
             begun = time.perf_counter()
             train(model, train_images, settings, seed, title)
             trained = time.perf_counter()
-            errors = [evaluate(model, images)["error"] for images in tests]
+            bar = require("tqdm").tqdm(tests, f"{title}, test", unit="size", disable=None, leave=False)
+            errors = [evaluate(model, images)["error"] for images in bar]
             seconds = {"train": round(trained - begun, 1), "test": round(time.perf_counter() - trained, 1)}
             outside = float(np.mean([e for e, s in zip(errors, settings.test_scales, strict=True) if s in unseen]))
             runs.append({"model": name, "seed": seed, "errors": errors, "outside": outside, "seconds": seconds})
@@ -217,8 +220,8 @@ def error_figure(result: dict[str, Any]) -> Figure:
 def draw(result: dict[str, Any], model: Network, tests: Sequence[ImageSet]) -> dict[str, tuple[Figure, str]]:
     """The report's figures with their captions, by title."""
     scales = result["settings"]["test_scales"]
-    chosen = list(range(0, len(scales), max(1, (len(scales) - 1) // 3)))
-    winners = ", ".join(f"{result['winning_scale'][f'{scales[i]:g}']:.2f}" for i in chosen)
+    chosen = sorted({round(i) for i in np.linspace(0, len(scales) - 1, 4)})
+    winners = ", ".join(f"{mean:.2f} at {size}" for size, mean in result["winning_scale"].items())
     digits = torch.stack([tests[i][0][0] for i in chosen])  # the same digit at several sizes
     return {
         "Error against size": (
@@ -234,7 +237,7 @@ def draw(result: dict[str, Any], model: Network, tests: Sequence[ImageSet]) -> d
             figures.plot_winning_scales(model, digits, [f"size {scales[i]:g}" for i in chosen]),
             "One digit at several sizes. At each pixel the first layer keeps the scale that answers most; below, the "
             "scale that won for the strongest filter, and the mean over the coloured pixels. Over the first 200 test "
-            f"digits the mean at these sizes is {winners}.",
+            f"digits the mean is {winners}.",
         ),
     }
 
