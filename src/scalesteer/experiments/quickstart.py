@@ -122,12 +122,12 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "environment": environment(train_images) | {"command": "make quickstart"},
         "test_data": {
-            f"{s:g}": images.about.get("digest") for s, images in zip(settings.test_scales, tests, strict=True)
+            str(s): images.about.get("digest") for s, images in zip(settings.test_scales, tests, strict=True)
         },
     }
     first = models["ss-cnn", settings.seeds[0]]
     result["winning_scale"] = {
-        f"{s:g}": winning_scale(first, t) for s, t in zip(settings.test_scales, tests, strict=True)
+        str(s): winning_scale(first, t) for s, t in zip(settings.test_scales, tests, strict=True)
     }
     result = json.loads(json.dumps(result))  # as it is read back
     pictures = draw(result, first, tests)
@@ -157,7 +157,7 @@ def rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The table: a column a scale and one for the mean outside the training range; a row a network."""
     low, high = result["settings"]["train_scales"]
     scales = result["settings"]["test_scales"]
-    head = ["size of the digits", *(f"{s:g}{'*' if low <= s <= high else ''}" for s in scales), "mean outside"]
+    head = ["size of the digits", *(f"{s}{'*' if low <= s <= high else ''}" for s in scales), "mean outside"]
     body = []
     for name, title in TITLES.items():
         own = result["summary"][name]
@@ -185,7 +185,7 @@ def verdict(result: dict[str, Any]) -> str:
     """What the numbers say, whichever way they fall."""
     ss, plain = (100 * result["summary"][name]["outside"] for name in TITLES)
     comparison = "below" if ss < plain else "above" if ss > plain else "the same as"
-    unseen = ", ".join(f"{s:g}" for s in result["outside"])
+    unseen = ", ".join(str(s) for s in result["outside"])
     return (
         f"At sizes it never saw, the SS-CNN's error is {ss:.1f} %, {comparison} the plain CNN's {plain:.1f} % "
         f"(mean over {unseen})."
@@ -234,7 +234,7 @@ def draw(result: dict[str, Any], model: Network, tests: Sequence[ImageSet]) -> d
             "once and steers it to every scale by formula, without interpolation. (Square root of the magnitude.)",
         ),
         "Which scale wins": (
-            figures.plot_winning_scales(model, digits, [f"size {scales[i]:g}" for i in chosen]),
+            figures.plot_winning_scales(model, digits, [f"size {scales[i]}" for i in chosen]),
             "One digit at several sizes. At each pixel the first layer keeps the scale that answers most; below, the "
             "scale that won for the strongest filter, and the mean over the coloured pixels. Over the first 200 test "
             f"digits the mean is {winners}.",
