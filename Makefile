@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup test lint types docs clean
+.PHONY: help setup quickstart test lint types docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,6 +17,9 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
+
+quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw
+	$(BIN)/python -m scalesteer.experiments.quickstart
 
 lint: $(READY)  ## style: ruff
 	$(BIN)/ruff check .

@@ -7,7 +7,6 @@ of the README are refreshed.
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from scalesteer import PAPER_SCALES, LogRadialBasis, ScaleSteerableConv2d, harmonics
+from scalesteer.experiments import figures
 from scalesteer.testing import steering_error
 from tests import test_theorem as theorem
 
@@ -142,55 +142,12 @@ def fill(text: str, parts: dict[str, str]) -> str:
     return text
 
 
-def signed_root(values: Any) -> Any:
-    """The centre is far above the rest; the square root of the magnitude makes the rings visible."""
-    return np.sign(values) * np.abs(values) ** 0.5
-
-
-def show(axis: Any, values: Any, title: str = "") -> None:
-    limit = float(np.abs(values).max())
-    axis.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
-    axis.set_title(title, fontsize=9)
-    axis.set_xticks([])
-    axis.set_yticks([])
-
-
-def plot_basis() -> Any:
-    """The paper's first figure: real parts for three orders and four orientations, and one imaginary part."""
-    basis = LogRadialBasis.preset("area")
-    values = harmonics.sample(basis, 41) * harmonics.support(basis, 41, 1.0)
-    figure, axes = plt.subplots(3, 8, figsize=(11, 4.4), layout="constrained")
-    for i, order in enumerate(basis.orders):
-        for j in range(4):
-            for column, part, name in ((j, values.real, "Re"), (j + 4, values.imag, "Im")):
-                image = part[i, 2 * j + 1]
-                degrees = math.degrees(basis.orientations[2 * j + 1])
-                show(axes[i, column], signed_root(image), f"{name}, k={order:g}, {degrees:.0f}°")
-    figure.suptitle("Log-radial harmonics S_kj, m = 1 (square root of the magnitude, sign kept)", fontsize=11)
-    return figure
-
-
-def plot_steered() -> Any:
-    """One filter steered through the six scales of the paper, as computed and at equal visible size."""
+def random_layer() -> ScaleSteerableConv2d:
+    """One filter with fixed random coefficients, at the six scales of the paper."""
     layer = ScaleSteerableConv2d(1, 1, basis=LogRadialBasis.preset("area"))
     with torch.no_grad():
         layer.coefficients.normal_(generator=torch.Generator().manual_seed(3))
-        filters = [f[0, 0].numpy() for f in layer.filters()]
-        fine = layer.with_scales(tuple(6 * s for s in PAPER_SCALES))
-        smooth = [f[0, 0].numpy() for f in fine.filters()]
-    figure, axes = plt.subplots(2, 6, figsize=(11, 4.2), layout="constrained")
-    for i, (scale, weight) in enumerate(zip(PAPER_SCALES, filters, strict=True)):
-        canvas = np.zeros((17, 17))
-        n = weight.shape[0]
-        canvas[8 - n // 2 : 9 + n // 2, 8 - n // 2 : 9 + n // 2] = weight
-        show(axes[0, i], signed_root(canvas), f"s = {scale:.2f}, {n} x {n}")
-        show(axes[1, i], signed_root(smooth[i]))
-    axes[0, 0].set_ylabel("pixels as computed", fontsize=9)
-    axes[1, 0].set_ylabel("drawn to one size,\non a grid six times finer", fontsize=9)
-    figure.suptitle(
-        "One set of coefficients, six scales: no interpolation anywhere (square root of the magnitude)", fontsize=11
-    )
-    return figure
+    return layer
 
 
 def plot_theorem() -> Any:
@@ -245,8 +202,8 @@ def main() -> None:
     numbers = measure()
     (OUTPUT / "maths.json").write_text(json.dumps(numbers, indent=1) + "\n")
     for name, figure in (
-        ("basis", plot_basis()),
-        ("steered", plot_steered()),
+        ("basis", figures.plot_basis()),
+        ("steered", figures.plot_steered(random_layer())),
         ("theorem", plot_theorem()),
         ("sampling", plot_sampling(numbers)),
     ):
