@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -26,6 +26,7 @@ except ImportError:
 
 from ._checks import choice
 from .data import scale, sheets, sources, store
+from .experiments.config import RunConfig
 
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
@@ -158,6 +159,50 @@ def _report(read: Callable[[Path], dict[str, Any]]) -> list[str]:
             damaged.append(path.name)
         print(f"{path.stat().st_size / 1e6:8.1f} MB  {digest}  {path.relative_to(folder)}")
     return damaged
+
+
+@app.command(name="train")
+@dataclass(frozen=True)
+class Train(RunConfig):
+    """Train one network on one split, test it once, keep the model.
+
+    The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
+    interruption.
+
+    Example: scalesteer train --model plain-cnn --epochs 5
+    """
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+    runs: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
+    """Where runs are kept."""
+
+    def __post_init__(self) -> None:
+        """Checked in `run`, so that mistakes are told like all others."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run that the flags describe."""
+        return RunConfig(**{field.name: getattr(self, field.name) for field in fields(RunConfig)})
+
+    def run(self) -> None:
+        """Train and print the result."""
+        from .experiments import train
+
+        config = self.config
+        result = train.train(config, self.runs / config.name, device=self.device, data_dir=self.data_dir)
+        if result["status"] != "finished":
+            raise train.RunError(f"{config.name} failed: {result['reason']}.")
+        print(
+            f"test error {_percent(result['test_error'])} (validation {_percent(result['val_error'])} at epoch "
+            f"{result['best_epoch'] + 1}), {result['parameters']:,} parameters: {self.runs / config.name}"
+        )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
 
 
 def parse(argv: Sequence[str]) -> Command:
