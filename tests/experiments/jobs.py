@@ -59,3 +59,11 @@ def with_little_memory(cache, log, argv, room):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, resource.RLIM_INFINITY))
     sys.exit(cli.main(argv))
+
+
+def table(cache, grid, folder):
+    """Run a table."""
+    from scalesteer.experiments.runner import run_table
+
+    prepare(cache, os.devnull)
+    run_table(grid, runs=Path(folder, "runs"), results=Path(folder, "results"), device="cpu")

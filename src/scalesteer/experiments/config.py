@@ -134,13 +134,15 @@ class RunConfig:
 
     @property
     def identity(self) -> str:
-        """A short digest of everything above.
+        """A short digest of everything that is not the default, so that a field added later changes no identity.
 
         Example:
             >>> RunConfig().identity == RunConfig().identity != RunConfig(seed=1).identity
             True
         """
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        defaults = {field.name: field.default for field in fields(self)}
+        chosen = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:

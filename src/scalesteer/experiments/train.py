@@ -256,7 +256,10 @@ def load_model(path: Path) -> tuple[Network, RunConfig]:
         CheckpointError: If there is no model of ours, whole and finite.
     """
     if path.is_dir():
-        path = next((p for p in [path / "model.safetensors", *reversed(_checkpoints(path))] if p.exists()), path)
+        found = [p for p in [path / "model.safetensors", *reversed(_checkpoints(path))] if p.exists()]
+        if not found:
+            raise CheckpointError(f"{path} holds no model: it must be the directory of a run.")
+        path = found[0]
     tensors, about = checkpoint.load(path)
     try:
         config = RunConfig.from_dict(about["config"])
