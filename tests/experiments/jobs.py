@@ -22,26 +22,29 @@ def prepare(cache, log=None):
 
 
 def run(cache, config, directory):
-    """Train, quietly."""
+    """Train, quietly, with many checkpoints."""
     prepare(cache, os.devnull)
+    train.SAVE_EVERY_S = 0.05
     train.train(config, Path(directory), device="cpu")
 
 
-def command(cache, log, argv, phase=None, ready=None):
-    """Run a command line; say on `ready` when the phase is reached, and linger there for a moment."""
+def command(cache, log, argv, phase, ready, linger):
+    """Run a command line; say on `ready` when the phase is reached, and linger there for so many seconds."""
     prepare(cache, log)
-    if phase is not None:
-        owner, name = {"training": (torch.optim.AdamW, "step"), "evaluating": (train, "evaluate")}.get(
-            phase, (checkpoint, "save")
-        )
-        original = getattr(owner, name)
+    phases = {
+        "training": (torch.optim.AdamW, "step"),
+        "evaluating": (train, "evaluate"),
+        "saving": (checkpoint, "save"),
+    }
+    owner, name = phases[phase]
+    original = getattr(owner, name)
 
-        def announced(*args, **options):
-            ready.set()
-            time.sleep(0.2)
-            return original(*args, **options)
+    def announced(*args, **options):
+        ready.set()
+        time.sleep(linger)
+        return original(*args, **options)
 
-        setattr(owner, name, announced)
+    setattr(owner, name, announced)
     sys.exit(cli.main(argv))
 
 

@@ -13,7 +13,7 @@ from scalesteer.experiments import runner
 from scalesteer.experiments.results import collect
 from scalesteer.experiments.runner import evaluate_elastic, run_table
 from scalesteer.experiments.tables import Cell, Table, render
-from scalesteer.experiments.train import evaluate, load, load_model
+from scalesteer.experiments.train import RunError, evaluate, load, load_model
 from tests.experiments import jobs
 from tests.experiments.test_train import outcome
 
@@ -59,24 +59,31 @@ def test_several_at_once_give_the_same_results(cache, table, tiny, undisturbed, 
     assert set(collect(tmp_path / "results").runs) == set(table.runs)
 
 
-def test_stopping_several_at_once_stops_each_with_a_checkpoint(cache, tiny, tmp_path, monkeypatch):
+def test_interrupted_workers_stop_with_a_checkpoint(cache, tiny, tmp_path, monkeypatch):
     long = replace(tiny, epochs=10_000)
-    work = runner._at_once([long, replace(long, split=1)], tmp_path, "cpu", None, 2)
+    work = runner._at_once([long], tmp_path, "cpu", None, 2)
     started, popen, sleep = [], subprocess.Popen, time.sleep
     monkeypatch.setattr(
         runner.subprocess, "Popen", lambda *args, **options: started.append(popen(*args, **options)) or started[-1]
     )
 
     def interrupt(*_):
-        if all((tmp_path / config.name / "metrics.jsonl").exists() for config in (long, replace(long, split=1))):
+        if (tmp_path / long.name / "metrics.jsonl").exists():
             raise KeyboardInterrupt
         sleep(0.05)
 
     monkeypatch.setattr(runner.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         next(work)
-    assert [worker.returncode for worker in started] == [143, 143]
-    assert len(list(tmp_path.glob("*/last-*.safetensors"))) >= 2
+    assert [worker.returncode for worker in started] == [143]
+    assert list(tmp_path.glob("*/last-*.safetensors"))
+
+
+def test_results_that_could_not_be_kept_are_told_before_training(table, tmp_path, monkeypatch):
+    (tmp_path / "results").write_text("in the way")
+    monkeypatch.setattr(runner, "train", None)
+    with pytest.raises(RunError, match="cannot be written to"):
+        run_table(table, **places(tmp_path))
 
 
 def test_interrupted_table_goes_on(start, cache, table, tiny, undisturbed, tmp_path):

@@ -63,6 +63,7 @@ def run_table(
     table = (get_table(table) if isinstance(table, str) else table).part(splits, methods)
     _checks.integer("jobs", jobs, minimum=1)
     pick_device(device)
+    _check_writable(results / "runs")
     known = collect(results).runs
     todo, problems = [config for config in table.runs if config not in known], []
     work = _in_turn if jobs == 1 else _at_once
@@ -108,6 +109,15 @@ def evaluate_elastic(
     result = {"config": config.to_dict(), "sigma": ELASTIC_SIGMA, "errors": errors, "environment": about}
     publish(result, results, "elastic")
     return result
+
+
+def _check_writable(folder: Path) -> None:
+    """Tell before hours of training, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written to ({error.strerror or error}).") from error
 
 
 Ended = Iterator[tuple[RunConfig, str | None]]  # a run that came to an end, and what went wrong

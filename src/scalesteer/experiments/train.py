@@ -36,7 +36,9 @@ from scalesteer.experiments.checkpoint import CheckpointError
 from scalesteer.experiments.config import RunConfig, differences
 from scalesteer.models import Network, count_parameters, create_model
 
-EVALUATION_BATCH = 250
+EVALUATION_BATCH = {"cpu": 100}  # where a step is slow a request to stop must not wait for many images
+SAVE_EVERY_S = 60.0
+STOP_WITHIN_S = 3.0
 CHANGING = ("epoch", "step", "losses", "history", "seconds")  # the fields of State that are plain values
 SCALE_BINS = tuple(round(0.3 + 0.1 * i, 1) for i in range(8))
 
@@ -61,12 +63,14 @@ class State:
     losses: list[float] = field(default_factory=list)  # of the epoch's steps so far
     history: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
+    saved: float = field(default_factory=time.perf_counter)  # when the last checkpoint was written
 
 
 def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
     """Train, or go on training, and return the result; a run that has one returns it at once.
 
-    SIGINT and SIGTERM write a checkpoint and leave, as KeyboardInterrupt and SystemExit(143).
+    SIGINT and SIGTERM write a checkpoint and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also
+    written after every epoch and every minute.
 
     Args:
         config: What to train.
@@ -158,14 +162,21 @@ def _train_epoch(
         state.optimizer.step()
         losses[step] = loss.detach()
         bar.update()
-        if stop.requested:
-            state.step, state.seconds = step + 1, state.seconds + time.perf_counter() - start
-            state.losses = losses[: step + 1].tolist()
-            if all(map(math.isfinite, state.losses)):
+        now = time.perf_counter()
+        if stop.requested or now - state.saved > SAVE_EVERY_S:
+            state.step, state.losses = step + 1, losses[: step + 1].tolist()
+            state.seconds, start = state.seconds + now - start, now
+            if _broken(state, steps) is None:
                 _save(state, directory, config)
-            stop.leave()
+            if stop.requested:
+                stop.leave()
     state.losses, state.step = losses.tolist(), steps
     state.seconds += time.perf_counter() - start
+    return _broken(state, steps)
+
+
+def _broken(state: State, steps: int) -> str | None:
+    """The first loss of the epoch that is no number, in words."""
     for step, value in enumerate(state.losses):
         if not math.isfinite(value):
             return f"the loss became {value} at step {state.epoch * steps + step}"
@@ -199,7 +210,7 @@ def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop:
     """Error, mean loss and error by scale of a model on a set of images; cut short once a stop is requested."""
     model.eval()
     wrong, total = [], torch.zeros((), dtype=torch.float64, device=images.device)
-    for x, labels in images.batches(EVALUATION_BATCH):
+    for x, labels in images.batches(EVALUATION_BATCH.get(images.device.type, 500)):
         if stop is not None and stop.requested:
             return {}
         with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -357,6 +368,7 @@ def _save(state: State, directory: Path, config: RunConfig) -> None:
     checkpoint.save(directory / f"last-{number:06d}.safetensors", tensors, about)
     for old in existing[:-1]:
         old.unlink()
+    state.saved = time.perf_counter()
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -465,7 +477,11 @@ def _arithmetic(precision: str) -> Iterator[None]:
 
 
 class _Stop:
-    """Turns SIGINT and SIGTERM into a request that the loop honours after its current step."""
+    """Turns SIGINT and SIGTERM into a request that the loop honours after its current step.
+
+    If that takes longer than `STOP_WITHIN_S`, or the request is repeated, it leaves at once; the last checkpoint, at
+    most `SAVE_EVERY_S` older, stands.
+    """
 
     def __init__(self) -> None:
         self.requested = 0
@@ -473,22 +489,26 @@ class _Stop:
     def __enter__(self) -> _Stop:
         self.before = {}
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
                 self.before[number] = signal.signal(number, self._note)
         except ValueError:  # not in the main thread: whoever runs that handles signals
             self.before.clear()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if self.before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.before.items():
             signal.signal(number, handler)
         if self.requested and kind is None:  # asked after the last look
             self.leave()
 
     def _note(self, number: int, frame: object) -> None:
-        if self.requested:  # asked twice: now
+        if self.requested:
             self.leave()
-        self.requested = number
+        elif number != signal.SIGALRM:
+            self.requested = number
+            signal.setitimer(signal.ITIMER_REAL, STOP_WITHIN_S)
 
     def leave(self) -> None:
         if self.requested == signal.SIGINT:
