@@ -1,4 +1,6 @@
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scalesteer import cli
+from scalesteer import PAPER_SCALES, cli, list_models
 from scalesteer.data import sheets
 
 SRC = Path(cli.__file__).parents[1]
@@ -95,6 +97,27 @@ def test_sheet_holds_the_images_three_times_enlarged():
         ("data build mnist-scale --scale-range nan 1", "`scale_range[0]` must be finite (got nan)"),
         ("data build mnist-scale --scale-range 0 1", "`scale_range` must be"),
         ("data show --count 0", "`count` must be 1 to 1000"),
+        ("trian", "did you mean train?"),
+        ("train --modle ss-cnn", "did you mean --model? (see scalesteer train --help)"),
+        ("train --model ss-cn", "Did you mean 'ss-cnn'?"),
+        ("train --dataset mnist-scal", "Did you mean 'mnist-scale'?"),
+        ("train --schedule cosin", "did you mean cosine?"),
+        ("train --lr nan", "`lr` must be finite (got nan)"),
+        ("train --epochs 0", "`epochs` must be at least 1 (got 0)"),
+        ("train --batch-size 10001", "`batch_size` must be at most 10000"),
+        ("train --device cuda:99", "`device` 'cuda:99' is not available here; available: cpu"),
+        ("train --runs /dev/null/x", "cannot be written to (Not a directory)"),
+        ("evaluate none", "no checkpoint can be read at none: No such file or directory"),
+        ("evaluate .", ". holds no model"),
+        ("evaluate none --part tset", "did you mean test?"),
+        ("run 4", "`table` must be one of '1', '2', '3' (got '4')"),
+        ("run 1 --methods SS-CN", "Did you mean 'SS-CNN'?"),
+        ("run 1 --jobs 0", "`jobs` must be at least 1 (got 0)"),
+        ("run 1 --device cuda:99", "`device` 'cuda:99' is not available"),
+        ("table 4", "`table` must be one of '1', '2', '3' (got '4')"),
+        ("table --format html", "Expected one of"),
+        ("predict none x.png", "no checkpoint can be read at none"),
+        ("predict none", "give at least one image"),
         ("data fetch mnist --data-dir none", "train-images-idx3-ubyte.gz is missing in none"),
     ],
 )
@@ -114,12 +137,92 @@ def test_unwritable_output_is_one_line(filled_cache, capsys, tmp_path):
     assert "cannot write" in err
 
 
-@pytest.mark.parametrize("group", [[], ["data"], *(["data", name] for name in ("fetch", "build", "show", "list"))])
+COMMANDS = ["train", "evaluate", "run", "table", "models", "predict"]
+
+
+@pytest.mark.parametrize(
+    "group", [[], ["data"], *(["data", name] for name in ("fetch", "build", "show", "list")), *([c] for c in COMMANDS)]
+)
 def test_help_goes_to_stdout(capsys, group):
     with pytest.raises(SystemExit) as stop:
         cli.main([*group, "--help"])
     assert stop.value.code == 0
-    assert "usage: scalesteer" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "usage: scalesteer" in out
+    if group and group[0] in COMMANDS:  # teaches by an example, which parses
+        example = re.search(r"Example: scalesteer (.*)", out)[1]
+        assert cli.parse(shlex.split(example))
+
+
+FLAGS = {"model": "ss-cnn", "basis": "area", "upsample": 1, "batch-size": 20, "epochs": 1, "device": "cpu"}
+TRAIN = ["train", "--sizes", "40", "20", "20", *(str(word) for k, v in FLAGS.items() for word in (f"--{k}", v))]
+
+
+def test_train_evaluate_and_predict(originals, capsys, tmp_path):
+    runs = ["--runs", tmp_path / "my runs", "--data-dir", originals]
+    code, out, err = scalesteer(capsys, *TRAIN, *runs)
+    assert (code, err) == (0, "")  # no progress bar without a terminal
+    found = re.fullmatch(r"test error (.*) %(?:.*) %(?:.*) at epoch 1\), 443,078 parameters: (.*)\n", out)
+    directory = Path(found[2])
+    assert directory.parent == tmp_path / "my runs"
+    assert scalesteer(capsys, *TRAIN, *runs) == (0, out, "")
+    for place in (directory, directory / "model.safetensors"):
+        code, out, _ = scalesteer(capsys, "evaluate", place, "--device", "cpu")
+        assert (code, out.splitlines()[0]) == (0, f"test error {found[1]} % (20 images)")
+    rows = [
+        re.fullmatch(r"  scale 0\.\d–[01]\.\d +([\d.]+) %  \((\d+)\)", line).groups() for line in out.splitlines()[1:]
+    ]
+    total = sum(float(error) * int(count) for error, count in rows) / 20
+    assert total == pytest.approx(float(found[1]), abs=0.01)
+    code, out, _ = scalesteer(capsys, "evaluate", directory, "--part", "val", "--elastic", "20", "--device", "cpu")
+    assert re.match(r"val error [\d.]+ % \(20 images\)\n", out)
+    image = np.full((90, 70), 250, np.uint8)
+    image[20:70, 30:40] = 10
+    Image.fromarray(image).save(tmp_path / "one.png")
+    (tmp_path / "text.png").write_text("text")
+    code, out, err = scalesteer(capsys, "predict", directory, tmp_path / "one.png", tmp_path / "text.png")
+    said = re.search(r"one\.png: class \d, confidence [\d.]+ %, scale (.*) \(dark on light: inverted\)\n", out)
+    assert said[1] in [f"{scale:.2f}" for scale in PAPER_SCALES]
+    assert (code, err) == (2, f"scalesteer: {tmp_path}/text.png cannot be read: not a PNG or JPEG file.\n")
+
+
+def test_failed_run_is_an_error(originals, capsys, tmp_path):
+    runs = ["--runs", tmp_path, "--data-dir", originals, "--lr", "1e30", "--schedule", "constant"]
+    code, out, err = scalesteer(capsys, *TRAIN, *runs)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "failed: the loss" in err
+
+
+def test_models_lists_parameters_and_their_ratio(capsys):
+    code, out, _ = scalesteer(capsys, "models")
+    header, *rows, ratios = (line.split() for line in out.splitlines())
+    assert code == 0
+    assert header == ["mnist-scale", "fmnist-scale", "mnist-scale-local-2"]
+    assert [row[0] for row in rows] == list_models()
+    for column, ratio in enumerate(ratios[1:], start=1):
+        counts = [int(row[column].replace(",", "")) for row in rows]
+        assert max(counts) / min(counts) == pytest.approx(float(ratio), abs=1e-3)
+        assert float(ratio) <= 1.10
+
+
+def test_table_without_results_has_gaps(capsys, tmp_path):
+    code, out, err = scalesteer(capsys, "table", "--results", tmp_path)
+    assert (code, err, out.count("\nTable ") + out.startswith("Table ")) == (0, "", 3)
+    code, out, _ = scalesteer(capsys, "table", "1", "--format", "markdown", "--results", tmp_path)
+    assert out.splitlines()[5] == "| SS-CNN | – | 1.91 ± 0.04 | – | 14.24 ± 0.31 |"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_of_a_table_prints_it_and_names_what_is_missing(capsys, own_cache, tmp_path):
+    # Without data every run would fail in the same way: the first says so.
+    places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--data-dir", tmp_path]
+    code, out, err = scalesteer(
+        capsys, "run", "3", "--splits", "0", "--methods", "Plain CNN", "--device", "cpu", *places
+    )
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "train-images-idx3-ubyte.gz is missing" in err
+    code, out, err = scalesteer(capsys, "run", "3", "--splits", "--device", "cpu", *places)  # nothing to do
+    assert (code, err, out) == (0, "", scalesteer(capsys, "table", "3", "--results", tmp_path)[1])
 
 
 def test_python_m_works_and_closed_stdout_is_clean(own_cache):
@@ -154,14 +257,21 @@ def test_stopped_build_ends_at_once_and_leaves_nothing_half_done(filled_cache, n
     assert not list(filled_cache.glob("splits/.*.tmp"))
 
 
-@pytest.mark.parametrize(("module", "arguments"), [("tyro", ["data", "list"]), ("filelock", ["data", "build", *SMALL])])
-def test_missing_package_names_the_extra(originals, module, arguments):
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("tyro", ["data", "list"], "data"),
+        ("filelock", ["data", "build", *SMALL], "data"),
+        ("safetensors", ["train"], "experiments"),
+    ],
+)
+def test_missing_package_names_the_extra(originals, module, arguments, extra):
     code = f"import sys; sys.modules['{module}'] = None; from scalesteer.cli import main; sys.exit(main())"
     running = process(*arguments, code=code, env={"SCALESTEER_DATA": str(originals)})
     err = running.communicate(timeout=60)[1]
     assert running.returncode == 2
     assert (module in err, err.count("\n")) == (True, 1)
-    assert "pip install 'scalesteer[data]'" in err
+    assert f"pip install 'scalesteer[{extra}]'" in err
 
 
 def test_importing_scalesteer_loads_no_data_code():

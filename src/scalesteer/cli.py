@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -26,6 +26,7 @@ except ImportError:
 
 from ._checks import choice
 from .data import scale, sheets, sources, store
+from .experiments.config import RunConfig
 
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
@@ -39,6 +40,8 @@ class Command(Protocol):
 
 
 Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
 
 
 @data.command(name="fetch")
@@ -160,6 +163,200 @@ def _report(read: Callable[[Path], dict[str, Any]]) -> list[str]:
     return damaged
 
 
+@app.command(name="train")
+@dataclass(frozen=True)
+class Train(RunConfig):
+    """Train one network on one split, test it once, keep the model.
+
+    The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
+    interruption.
+
+    Example: scalesteer train --model plain-cnn --epochs 5
+    """
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+    runs: Folder = Path("runs")
+    """Where runs are kept."""
+
+    def __post_init__(self) -> None:
+        """Checked in `run`, so that mistakes are told like all others."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run that the flags describe."""
+        return RunConfig(**{field.name: getattr(self, field.name) for field in fields(RunConfig)})
+
+    def run(self) -> None:
+        """Train and print the result."""
+        from .experiments import train
+
+        config = self.config
+        result = train.train(config, self.runs / config.name, device=self.device, data_dir=self.data_dir)
+        if result["status"] != "finished":
+            raise train.RunError(f"{config.name} failed: {result['reason']}.")
+        print(
+            f"test error {_percent(result['test_error'])} (validation {_percent(result['val_error'])} at epoch "
+            f"{result['best_epoch'] + 1}), {result['parameters']:,} parameters: {self.runs / config.name}"
+        )
+
+
+@app.command(name="evaluate")
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure the error of a trained model, over all images and by scale.
+
+    Example: scalesteer evaluate runs/NAME --elastic 20
+    """
+
+    checkpoint: Checkpoint
+    """A run's directory or a checkpoint in it."""
+    part: Literal["train", "val", "test"] = "test"
+    """Which part of the split that it was trained on."""
+    elastic: Annotated[float | None, tyro.conf.arg(metavar="ALPHA")] = None
+    """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+
+    def run(self) -> None:
+        """Evaluate and print the errors."""
+        from .experiments import train
+
+        model, config = train.load_model(self.checkpoint)
+        device = train.pick_device(self.device)
+        images = train.load(config, self.part, self.data_dir).to(device)
+        images = images if self.elastic is None else images.distorted(self.elastic)
+        found = train.evaluate(model.to(device), images, config.precision)
+        print(f"{self.part} error {_percent(found['error'])} ({len(images):,} images)")
+        for row in found["by_scale"]:
+            print(f"  scale {row['from']}–{row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
+
+
+@app.command(name="run")
+@dataclass(frozen=True)
+class RunTable:
+    """Make all runs of a table of the paper; finished ones are skipped, interrupted ones go on.
+
+    Table 1 compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table 3 with
+    less training data on MNIST-scale-local-2. Repeat the command after an interruption.
+
+    Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
+    """
+
+    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3}")]]
+    """Which table."""
+    splits: tuple[int, ...] = tuple(scale.SPLITS)
+    """Which splits."""
+    methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD...")] = None
+    """Which rows, as `scalesteer table` names them; by default all."""
+    jobs: int = 1
+    """Runs at a time, each a process of its own; small networks do not fill a GPU."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+    runs: Folder = Path("runs")
+    """Where runs are kept."""
+    results: Folder = Path("results")
+    """Where results are kept, a small file a run."""
+
+    def run(self) -> None:
+        """Run, then print the table."""
+        from .experiments import results, runner, tables
+
+        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "table"}
+        problems = runner.run_table(self.table, **options)
+        print(tables.render(tables.get_table(self.table), results.collect(self.results)), end="")
+        if problems:
+            raise ValueError(f"not finished: {'; '.join(problems)}")
+
+
+@app.command(name="table")
+@dataclass(frozen=True)
+class ShowTable:
+    """Print the paper's tables with our numbers beside the paper's; what has not been run is a gap.
+
+    Example: scalesteer table 1 --format markdown
+    """
+
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3}")]] = None
+    """Which table; by default all."""
+    format: Literal["text", "markdown"] = "text"
+    """For a terminal or for a document."""
+    results: Folder = Path("results")
+    """Where results are kept."""
+
+    def run(self) -> None:
+        """Print them."""
+        from .experiments import results, tables
+
+        names = tables.TABLES if self.name is None else [self.name]
+        chosen, found = [tables.get_table(name) for name in names], results.collect(self.results)
+        print("\n".join(tables.render(table, found, self.format) for table in chosen), end="")
+
+
+@app.command(name="models")
+@dataclass(frozen=True)
+class Models:
+    """List the networks with their numbers of trainable parameters on each dataset.
+
+    Example: scalesteer models
+    """
+
+    def run(self) -> None:
+        """Build each and count."""
+        from .models import DATASETS, count_parameters, create_model, list_models
+
+        counts = {name: [count_parameters(create_model(name, data)) for data in DATASETS] for name in list_models()}
+        width = max(map(len, counts))
+        print(" " * width, *DATASETS, sep="  ")
+        for name, row in counts.items():
+            print(name.ljust(width), *(f"{n:,}".rjust(len(d)) for n, d in zip(row, DATASETS, strict=True)), sep="  ")
+        ratios = [max(column) / min(column) for column in zip(*counts.values(), strict=True)]
+        print(
+            "max/min".ljust(width), *(f"{r:.3f}".rjust(len(d)) for r, d in zip(ratios, DATASETS, strict=True)), sep="  "
+        )
+
+
+@app.command(name="predict")
+@dataclass(frozen=True)
+class Predict:
+    """Classify your own PNG or JPEG images with a trained model.
+
+    Any size will do: an image is made grey, inverted if it is dark on light, cut to what differs from the background,
+    resized and centred. One that has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout.
+
+    Example: scalesteer predict runs/NAME digit.png photo.jpg
+    """
+
+    checkpoint: Checkpoint
+    """A run's directory or a checkpoint in it."""
+    images: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE...")]]
+    """The images."""
+
+    def run(self) -> None:
+        """Print class, confidence and winning scale of each."""
+        from .experiments.predict import predict
+        from .experiments.train import load_model
+
+        if not self.images:
+            raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
+        model, _ = load_model(self.checkpoint)
+        for path in self.images:
+            said = predict(model, path)
+            scale = "" if said.scale is None else f", scale {said.scale:.2f}"
+            inverted = " (dark on light: inverted)" if said.inverted else ""
+            print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
 def parse(argv: Sequence[str]) -> Command:
     """The command that the arguments describe.
 
@@ -184,11 +381,8 @@ def parse(argv: Sequence[str]) -> Command:
     known = set(re.findall(r"[\w-]+", rest + message.partition("Expected")[2])) - set(argv)
     near = get_close_matches(wrong[1], known, n=1) if wrong else []
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"{message}{hint} (see {' '.join(['scalesteer', *_groups(argv), '--help'])})")
-
-
-def _groups(argv: Sequence[str]) -> Sequence[str]:
-    return argv[:1] if argv and argv[0] == "data" else []
+    understood = argv[:1] if argv[:1] == ["data"] or (wrong and wrong[1].startswith("-")) else []
+    raise ValueError(f"{message}{hint} (see {' '.join(['scalesteer', *understood, '--help'])})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

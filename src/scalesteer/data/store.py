@@ -6,11 +6,13 @@ import io
 import json
 import logging
 import os
+import platform
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,10 @@ LOCK_WAIT_S = 900
 
 class DataError(ValueError):
     """Data that is missing, damaged or not what it claims to be."""
+
+
+class LockedError(DataError):
+    """Something that another process is working on."""
 
 
 def require(module: str) -> Any:
@@ -52,6 +58,21 @@ def combined_digest(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the place of `path` only when it is complete; an error leaves the old one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
 def write(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
     """Write arrays and a description as one `.npz`: the same content gives the same bytes.
 
@@ -62,24 +83,16 @@ def write(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, An
     """
     digests = {name: array_digest(array) for name, array in arrays.items()}
     meta = {"about": about, "arrays": digests, "digest": combined_digest(digests)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            # ZipInfo's own date (1980) instead of the clock's, and nothing compressed: reading is a copy.
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta, indent=1))
-                for name, array in arrays.items():
-                    member = io.BytesIO()
-                    np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
-                    archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        # ZipInfo's own date (1980) instead of the clock's, and nothing compressed: reading is a copy.
+        with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta, indent=1))
+            for name, array in arrays.items():
+                member = io.BytesIO()
+                np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
+                archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getbuffer())
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def read(path: Path, prefix: str | None = "") -> tuple[Arrays, dict[str, Any]]:
@@ -116,34 +129,53 @@ def read(path: Path, prefix: str | None = "") -> tuple[Arrays, dict[str, Any]]:
 
 
 @contextmanager
+def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
+    """Hold a lock file. The operating system drops the lock when its holder dies, so that none goes stale.
+
+    Raises:
+        LockedError: It is not free after `wait_s` seconds; says which process holds it.
+    """
+    filelock = require("filelock")
+    lock, note = filelock.FileLock(path), path.with_name(f"{path.name}.holder")
+    try:
+        lock.acquire(timeout=wait_s)
+    except filelock.Timeout as error:
+        holder = "another process"
+        with suppress(OSError):
+            holder = note.read_text() or holder
+        raise LockedError(f"{path.parent} is in use by {holder}") from error
+    try:
+        note.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        yield
+    finally:
+        with suppress(OSError):
+            note.unlink()
+        lock.release()
+
+
+@contextmanager
 def building(path: Path) -> Iterator[None]:
     """Hold the lock on a file while it is made; a second process waits for the first.
 
-    The operating system drops the lock when its holder dies, so that none goes stale. What a killed
-    holder left half written is removed here.
+    What a killed holder left half written is removed here.
 
     Raises:
         DataError: The directory cannot be written to, or the lock is not free after 15 minutes.
     """
-    filelock = require("filelock")
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with ExitStack() as held:
         try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            log.warning("waiting for another process that is making %s", path.name)
-            lock.acquire(timeout=LOCK_WAIT_S)
-    except filelock.Timeout as error:
-        raise DataError(f"another process still holds {lock.lock_file} after {LOCK_WAIT_S} s") from error
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                held.enter_context(locked(lock))
+            except LockedError:
+                log.warning("waiting for another process that is making %s", path.name)
+                held.enter_context(locked(lock, LOCK_WAIT_S))
+        except OSError as error:
+            raise _unwritable(path, error) from error
         for leftover in path.parent.glob(f".{path.name}.*.tmp"):
             leftover.unlink(missing_ok=True)
         yield
-    finally:
-        lock.release()
 
 
 def _unwritable(path: Path, error: OSError) -> DataError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from scalesteer.data import store
 
 try:
     from safetensors import SafetensorError
@@ -28,15 +29,8 @@ class CheckpointError(ValueError):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """The file appears under its name only when it is complete; a crash leaves the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with store.replacing(path) as file:
+        file.write(content)
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -57,7 +51,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror}.") from error
+        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror or error}.") from error
     try:
         tensors = load_bytes(content)
         length = int.from_bytes(content[:8], "little")
@@ -78,7 +72,7 @@ def load_into(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> N
     """Give a model its tensors, or leave it unchanged and list everything that does not fit.
 
     Raises:
-        CheckpointError: If keys are missing, unexpected or of other shapes, or a number is not finite.
+        CheckpointError: If keys are missing, unexpected or of another shape or type, or a number is not finite.
     """
     own = model.state_dict()
     wrong = [f"missing {name}" for name in own if name not in tensors]
@@ -86,6 +80,8 @@ def load_into(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> N
     for name in own.keys() & tensors.keys():
         if own[name].shape != tensors[name].shape:
             wrong.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(own[name].shape)}")
+        elif own[name].dtype != tensors[name].dtype:
+            wrong.append(f"{name} is {tensors[name].dtype}, not {own[name].dtype}")
         elif tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
             wrong.append(f"{name} has values that are not finite")
     if wrong:

@@ -74,18 +74,24 @@ class RunConfig:
             if self.model != "ss-cnn":
                 raise ValueError(f"`basis` (got {self.basis!r}) applies to model='ss-cnn' only (got {self.model!r}).")
             LogRadialBasis.preset(self.basis)
-        if self.upsample not in (None, 1, 2):
+        if self.upsample is not None and _checks.integer("upsample", self.upsample, minimum=1) > 2:
             raise ValueError(f"`upsample` must be 1 or 2 (got {self.upsample}).")
-        train = self.data.sizes[0]
+        data = self.data
+        object.__setattr__(self, "split", data.split)
+        for name in ("scale_range", "sizes"):  # as plain tuples, whatever sequence they came as
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, getattr(data, name))
+        train = data.sizes[0]
         if self.train_images is not None:
             count = _checks.integer("train_images", self.train_images, minimum=1)
+            object.__setattr__(self, "train_images", count)
             if count > train:
                 raise ValueError(f"`train_images` must be at most {train}, the split's (got {count}).")
             train = count
         if self.batch_size > train:
             raise ValueError(f"`batch_size` must be at most {train}, the training images (got {self.batch_size}).")
-        if min(self.data.sizes) == 0:
-            raise ValueError(f"`sizes` must leave images for validation and test (got {self.data.sizes}).")
+        if min(data.sizes) == 0:
+            raise ValueError(f"`sizes` must leave images for validation and test (got {data.sizes}).")
 
     @property
     def data(self) -> SplitSpec:
@@ -117,6 +123,8 @@ class RunConfig:
         Raises:
             ValueError: If a name is unknown, as in a configuration written by a newer version.
         """
+        if not isinstance(values, dict):
+            raise ValueError(f"a configuration must be a mapping (got {type(values).__name__}).")
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -126,18 +134,36 @@ class RunConfig:
 
     @property
     def identity(self) -> str:
-        """A short digest of everything above.
+        """A short digest of everything that is not the default, so that a field added later changes no identity.
 
         Example:
             >>> RunConfig().identity == RunConfig().identity != RunConfig(seed=1).identity
             True
         """
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        defaults = {field.name: field.default for field in fields(self)}
+        chosen = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
         """A readable directory name that ends in the identity."""
         return f"{self.dataset}-{self.model}-s{self.split}-{self.identity}"
+
+    @property
+    def command(self) -> str:
+        """The command line that makes this run.
+
+        Example:
+            >>> RunConfig(split=3, sizes=(200, 50, 50), batch_size=50).command
+            'scalesteer train --split 3 --batch-size 50 --sizes 200 50 50'
+        """
+        words = ["scalesteer train"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                values = value if isinstance(value, tuple) else (value,)
+                words.append(" ".join([f"--{field.name.replace('_', '-')}", *map(str, values)]))
+        return " ".join(words)
 
 
 def differences(first: RunConfig, second: RunConfig) -> str:

@@ -1,8 +1,9 @@
 """One training: data on the device, one plain loop, the best model on validation data, tested once.
 
 A run lives in a directory: config.json, metrics.jsonl (one line an epoch), last-*.safetensors (where to go on),
-model.safetensors (the model that validation chose) and result.json. Every file is written atomically; a run that was
-killed at any moment goes on from its last checkpoint and ends with the same numbers as one that was not.
+model.safetensors (the model that validation chose) and result.json. Every file is written atomically, by one process
+at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one
+that was not.
 """
 
 from __future__ import annotations
@@ -29,18 +30,25 @@ from torch import Tensor
 
 import scalesteer
 from scalesteer.data import ImageSet, load_split
-from scalesteer.data.store import require
+from scalesteer.data.store import LockedError, locked, require
 from scalesteer.experiments import checkpoint
 from scalesteer.experiments.checkpoint import CheckpointError
 from scalesteer.experiments.config import RunConfig, differences
 from scalesteer.models import Network, count_parameters, create_model
 
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = {"cpu": 100}  # where a step is slow a request to stop must not wait for many images
+SAVE_EVERY_S = 60.0
+STOP_WITHIN_S = 3.0
+CHANGING = ("epoch", "step", "losses", "history", "seconds")  # the fields of State that are plain values
 SCALE_BINS = tuple(round(0.3 + 0.1 * i, 1) for i in range(8))
 
 
 class RunError(ValueError):
     """A run that cannot start or go on."""
+
+
+class BusyError(RunError):
+    """A run that another process is working on."""
 
 
 @dataclass
@@ -55,10 +63,14 @@ class State:
     losses: list[float] = field(default_factory=list)  # of the epoch's steps so far
     history: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
+    saved: float = field(default_factory=time.perf_counter)  # when the last checkpoint was written
 
 
 def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
-    """Train, or go on training, and return the result; a finished run returns at once.
+    """Train, or go on training, and return the result; a run that has one returns it at once.
+
+    SIGINT and SIGTERM write a checkpoint and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also
+    written after every epoch and every minute.
 
     Args:
         config: What to train.
@@ -66,62 +78,80 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
         data_dir: Where the original files are, if not in the cache.
 
+    Returns:
+        The content of result.json. Its `status` is "finished", or "failed" with a `reason` if the loss stopped being
+        a number: such a run would fail again, and is never averaged.
+
     Raises:
-        RunError: If the directory holds another configuration's run or cannot be written to.
+        BusyError: If another process works on the directory.
+        RunError: If the directory holds another configuration's run or cannot be written to, the device is not there
+            or its memory does not suffice. What was saved stays, and the same call goes on from there.
     """
-    prepare_directory(config, directory)
-    result_path = directory / "result.json"
-    if result_path.exists():
-        return json.loads(result_path.read_text())  # type: ignore[no-any-return]
-    place = pick_device(device)
-    parts = {part: load(config, part, data_dir).to(place) for part in ("train", "val", "test")}
-    with _arithmetic(config.precision), _Stop() as stop:
-        state = _fresh_state(config, parts["train"], place)
+    result = saved_result(config, directory)
+    if result is None:
+        place = pick_device(device)
+        with _claim(config, directory):
+            result = saved_result(config, directory) or _train(config, directory, place, data_dir)
+    if result["status"] == "finished":  # nothing goes on from here
+        for path in [*_checkpoints(directory), *directory.glob("damaged-*")]:
+            path.unlink(missing_ok=True)
+    return result
+
+
+def _train(config: RunConfig, directory: Path, device: torch.device, data_dir: Path | None) -> dict[str, Any]:
+    parts = {part: load(config, part, data_dir).to(device) for part in ("train", "val", "test")}
+    images, steps = parts["train"], len(parts["train"]) // config.batch_size
+    own_random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with _arithmetic(config.precision), own_random, _Stop() as stop:
+        state = _fresh_state(config, images, device)
         _resume(state, config, directory)
-        tqdm = require("tqdm").tqdm
-        with tqdm(total=config.epochs, initial=state.epoch, unit="epoch", desc=config.name, disable=None) as bar:
+        tqdm, done = require("tqdm").tqdm, state.epoch * steps + state.step
+        with tqdm(total=config.epochs * steps, initial=done, unit="step", desc=config.name, disable=None) as bar:
             while state.epoch < config.epochs:
-                failure = _train_epoch(state, config, parts["train"], stop, directory)
-                if failure:
-                    return _finish(directory, config, state, parts["train"], {"status": "failed", "reason": failure})
-                val = evaluate(state.model, parts["val"], config.precision, stop)
-                if stop.requested:
+                failure = _train_epoch(state, config, images, stop, directory, bar)
+                val = {} if failure else evaluate(state.model, parts["val"], config.precision, stop)
+                if stop.requested and not failure:
                     _save(state, directory, config)
                     stop.leave()
+                if not failure and not math.isfinite(val["loss"]):
+                    failure = f"the loss on validation data became {val['loss']} after step {(state.epoch + 1) * steps}"
+                if failure:
+                    reason = f"{failure} (epoch {state.epoch}); try a smaller `lr`"
+                    return _finish(directory, config, state, images, {"status": "failed", "reason": reason})
                 _end_epoch(state, val, directory, config)
-                bar.set_postfix(loss=f"{state.history[-1]['loss']:.3f}", val=f"{100 * val['error']:.2f}%")
-                bar.update()
+                bar.set_postfix(loss=f"{state.history[-1]['loss']:.3f}", val_error=f"{100 * val['error']:.2f}%")
         # The one look at the test set, with the model that validation chose.
         state.model.load_state_dict(state.best)
         test = evaluate(state.model, parts["test"], config.precision, stop)
         if stop.requested:
             stop.leave()
-    best = min(state.history, key=lambda h: (h["val_error"], h["val_loss"]))
-    about = {"config": config.to_dict(), "val_error": best["val_error"], "epoch": best["epoch"]}
-    checkpoint.save(directory / "model.safetensors", state.best, about)
-    outcome = {
-        "status": "finished",
-        "test_error": test["error"],
-        "test_error_by_scale": test["by_scale"],
-        "val_error": best["val_error"],
-        "best_epoch": best["epoch"],
-    }
-    return _finish(directory, config, state, parts["train"], outcome)
+        best = min(state.history, key=lambda h: (h["val_error"], h["val_loss"]))
+        about = {"config": config.to_dict(), "val_error": best["val_error"], "epoch": best["epoch"]}
+        checkpoint.save(directory / "model.safetensors", state.best, about)
+        outcome: dict[str, Any] = {
+            "status": "finished",
+            "test_error": test["error"],
+            "test_error_by_scale": test["by_scale"],
+            "val_error": best["val_error"],
+            "best_epoch": best["epoch"],
+        }
+        return _finish(directory, config, state, images, outcome)
 
 
-def _train_epoch(state: State, config: RunConfig, images: ImageSet, stop: _Stop, directory: Path) -> str | None:
+def _train_epoch(
+    state: State, config: RunConfig, images: ImageSet, stop: _Stop, directory: Path, bar: Any
+) -> str | None:
     """The rest of an epoch. Returns what went wrong, or None."""
     model, device = state.model.train(), images.device
     steps = len(images) // config.batch_size
     order = torch.Generator().manual_seed(_mix(config.seed, state.epoch))
     if state.step == 0:
         torch.manual_seed(_mix(config.seed + 1, state.epoch))  # dropout
-        state.losses = []
-    losses = torch.zeros(steps, device=device)
+    losses = torch.zeros(steps, device=device)  # read once an epoch: reading makes a GPU wait
+    losses[: state.step] = torch.tensor(state.losses[: state.step])
     start = time.perf_counter()
     for step, (x, labels) in enumerate(images.batches(config.batch_size, generator=order, drop_last=True)):
         if step < state.step:  # done before the interruption
-            losses[step] = state.losses[step]
             continue
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate(config, (state.epoch * steps + step) / (config.epochs * steps))
@@ -131,18 +161,25 @@ def _train_epoch(state: State, config: RunConfig, images: ImageSet, stop: _Stop,
         loss.backward()
         state.optimizer.step()
         losses[step] = loss.detach()
-        if stop.requested:
-            state.step, state.seconds = step + 1, state.seconds + time.perf_counter() - start
-            state.losses = losses[: step + 1].tolist()
-            if all(map(math.isfinite, state.losses)):
+        bar.update()
+        now = time.perf_counter()
+        if stop.requested or now - state.saved > SAVE_EVERY_S:
+            state.step, state.losses = step + 1, losses[: step + 1].tolist()
+            state.seconds, start = state.seconds + now - start, now
+            if _broken(state, steps) is None:
                 _save(state, directory, config)
-            stop.leave()
+            if stop.requested:
+                stop.leave()
     state.losses, state.step = losses.tolist(), steps
     state.seconds += time.perf_counter() - start
-    broken = [i for i, value in enumerate(state.losses) if not math.isfinite(value)]
-    if broken:
-        at = state.epoch * steps + broken[0]
-        return f"the loss became {state.losses[broken[0]]} at step {at} (epoch {state.epoch}); try a smaller `lr`"
+    return _broken(state, steps)
+
+
+def _broken(state: State, steps: int) -> str | None:
+    """The first loss of the epoch that is no number, in words."""
+    for step, value in enumerate(state.losses):
+        if not math.isfinite(value):
+            return f"the loss became {value} at step {state.epoch * steps + step}"
     return None
 
 
@@ -158,9 +195,13 @@ def _end_epoch(state: State, val: dict[str, Any], directory: Path, config: RunCo
     if not earlier or (val["error"], val["loss"]) < min(earlier):
         state.best = {k: v.detach().clone() for k, v in state.model.state_dict().items()}
     state.history.append(entry)
-    state.epoch, state.step = state.epoch + 1, 0
+    state.epoch, state.step, state.losses = state.epoch + 1, 0, []
     _save(state, directory, config)
-    lines = "".join(json.dumps(h) + "\n" for h in state.history)
+    _write_metrics(state, directory)
+
+
+def _write_metrics(state: State, directory: Path) -> None:
+    lines = "".join(json.dumps(entry) + "\n" for entry in state.history)
     checkpoint.write_atomically(directory / "metrics.jsonl", lines.encode())
 
 
@@ -169,7 +210,7 @@ def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop:
     """Error, mean loss and error by scale of a model on a set of images; cut short once a stop is requested."""
     model.eval()
     wrong, total = [], torch.zeros((), dtype=torch.float64, device=images.device)
-    for x, labels in images.batches(EVALUATION_BATCH):
+    for x, labels in images.batches(EVALUATION_BATCH.get(images.device.type, 500)):
         if stop is not None and stop.requested:
             return {}
         with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -217,12 +258,26 @@ def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet
 
 
 def load_model(path: Path) -> tuple[Network, RunConfig]:
-    """A trained model from the `model.safetensors` of a run, in evaluation mode on the CPU."""
+    """A trained model, in evaluation mode on the CPU.
+
+    Args:
+        path: A run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).
+
+    Raises:
+        CheckpointError: If there is no model of ours, whole and finite.
+    """
+    if path.is_dir():
+        found = [p for p in [path / "model.safetensors", *reversed(_checkpoints(path))] if p.exists()]
+        if not found:
+            raise CheckpointError(f"{path} holds no model: it must be the directory of a run.")
+        path = found[0]
     tensors, about = checkpoint.load(path)
     try:
         config = RunConfig.from_dict(about["config"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
+    if "history" in about:
+        tensors = _below("best." if about["history"] else "model.", tensors)
     model = create_model(config.model, config.dataset, **config.model_options)
     checkpoint.load_into(model, tensors, str(path))
     return model.eval(), config
@@ -239,23 +294,49 @@ def pick_device(name: str) -> torch.device:
         raise RunError(f"`device` {name!r} is not available here; available: {', '.join(here)}.") from error
 
 
-def prepare_directory(config: RunConfig, directory: Path) -> None:
-    """Make a run's directory, or see that it is this configuration's."""
+def saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
+    """The result in a run's directory, if there is one; touches nothing.
+
+    Raises:
+        RunError: If the directory holds another configuration's run, or what it holds cannot be read.
+    """
     path = directory / "config.json"
     try:
+        if not path.exists():
+            return None
+        other = RunConfig.from_dict(json.loads(path.read_text()))
+        if other != config:
+            raise RunError(f"{directory} holds another run ({differences(other, config)}); choose another directory.")
+        path = directory / "result.json"
+        return json.loads(path.read_text()) if path.exists() else None
+    except RunError:
+        raise
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); choose another directory.") from error
+
+
+@contextmanager
+def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
+    """Make a run's directory and hold it; what goes wrong inside is said in terms of the run."""
+    kept = "what was saved before is kept, and the same command goes on from there"
+    try:
         directory.mkdir(parents=True, exist_ok=True)
-        for left in directory.glob(".*.tmp"):
-            left.unlink()
-        if path.exists():
-            other = RunConfig.from_dict(json.loads(path.read_text()))
-            if other != config:
-                raise RunError(
-                    f"{directory} holds another run ({differences(other, config)}); choose another directory."
-                )
-        else:
-            checkpoint.write_atomically(path, json.dumps(config.to_dict(), indent=1).encode())
+        with locked(directory / ".lock"):
+            for left in directory.glob(".*.tmp"):
+                left.unlink()
+            if saved_result(config, directory) is None and not (directory / "config.json").exists():
+                content = json.dumps(config.to_dict(), indent=1).encode()
+                checkpoint.write_atomically(directory / "config.json", content)
+            yield
+    except LockedError as error:
+        raise BusyError(f"{error}.") from error
     except OSError as error:
-        raise RunError(f"{directory} cannot be used for a run: {error.strerror}.") from error
+        raise RunError(f"{directory} cannot be written to ({error.strerror or error}); {kept}.") from error
+    except (MemoryError, RuntimeError) as error:
+        # The CPU's allocator has no exception of its own.
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
+            raise
+        raise RunError(f"out of memory with `batch_size` {config.batch_size}: choose a smaller one; {kept}.") from error
 
 
 def _fresh_state(config: RunConfig, images: ImageSet, device: torch.device) -> State:
@@ -275,17 +356,19 @@ def _save(state: State, directory: Path, config: RunConfig) -> None:
     for index, values in state.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{names[index]}.{k}": v for k, v in values.items()}
     tensors["random"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random_cuda"] = torch.cuda.get_rng_state()
+    device = state.model.input_std.device
+    if device.type == "cuda":
+        tensors["random_cuda"] = torch.cuda.get_rng_state(device)
     about = {
         "config": config.to_dict(),
-        **{k: getattr(state, k) for k in ("epoch", "step", "losses", "history", "seconds")},
+        **{k: getattr(state, k) for k in CHANGING},
     }
     existing = _checkpoints(directory)
     number = 1 + (int(existing[-1].stem.rpartition("-")[2]) if existing else 0)
     checkpoint.save(directory / f"last-{number:06d}.safetensors", tensors, about)
     for old in existing[:-1]:
         old.unlink()
+    state.saved = time.perf_counter()
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -293,35 +376,45 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 
 def _resume(state: State, config: RunConfig, directory: Path) -> None:
-    """Go on from the newest checkpoint that is whole, saying so if it is not the newest."""
+    """Go on from the newest checkpoint that is whole, saying so if it is not the newest; put the others aside."""
+    complaint = ""
     for path in reversed(_checkpoints(directory)):
         try:
             tensors, about = checkpoint.load(path)
-            own = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-            checkpoint.load_into(state.model, own, str(path))
+            if about.get("config") != config.to_dict():
+                raise CheckpointError(f"{path} belongs to another run.")
+            checkpoint.load_into(state.model, _below("model.", tensors), str(path))
         except CheckpointError as error:
-            print(f"scalesteer: {error} Going on from the one before.", file=sys.stderr)
-            path.unlink()
+            complaint += f"{error} "
+            path.replace(path.with_name(f"damaged-{path.name}"))
             continue
-        for key in ("epoch", "step", "losses", "history", "seconds"):
+        if complaint:
+            print(f"scalesteer: {complaint}Going on from {path.name}, the one before.", file=sys.stderr)
+        for key in CHANGING:
             setattr(state, key, about[key])
         device = state.model.input_std.device
-        state.best = {k.removeprefix("best."): v.to(device) for k, v in tensors.items() if k.startswith("best.")}
+        state.best = {k: v.to(device) for k, v in _below("best.", tensors).items()}
         saved = state.optimizer.state_dict()
         for index, (name, _) in enumerate(state.model.named_parameters()):
-            prefix = f"optimizer.{name}."
-            saved["state"][index] = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            saved["state"][index] = _below(f"optimizer.{name}.", tensors)
         state.optimizer.load_state_dict(saved)
         torch.set_rng_state(tensors["random"])
-        if "random_cuda" in tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state(tensors["random_cuda"])
+        if "random_cuda" in tensors and device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random_cuda"], device)
+        _write_metrics(state, directory)  # a crash may have come between the checkpoint and them
         return
+    if complaint:
+        print(f"scalesteer: {complaint}There is no other: starting from the beginning.", file=sys.stderr)
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _finish(
     directory: Path, config: RunConfig, state: State, images: ImageSet, outcome: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the result, once, and drop what only a resumption needs."""
+    """Write the result, the last file of a run."""
     result = {
         **outcome,
         "identity": config.identity,
@@ -329,12 +422,9 @@ def _finish(
         "parameters": count_parameters(state.model),
         "seconds": round(state.seconds, 1),
         "history": state.history,
-        "environment": environment(images),
+        "environment": {"command": config.command, **environment(images)},
     }
     checkpoint.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
-    if result["status"] == "finished":
-        for path in _checkpoints(directory):
-            path.unlink()
     return result
 
 
@@ -342,7 +432,6 @@ def environment(images: ImageSet) -> dict[str, Any]:
     """What a number depends on beside the configuration."""
     device = images.device
     return {
-        "command": " ".join(["scalesteer", *sys.argv[1:]]),
         "commit": _commit(),
         "scalesteer": scalesteer.__version__,
         "python": platform.python_version(),
@@ -388,7 +477,11 @@ def _arithmetic(precision: str) -> Iterator[None]:
 
 
 class _Stop:
-    """Turns SIGINT and SIGTERM into a request that the loop honours after its current step."""
+    """Turns SIGINT and SIGTERM into a request that the loop honours after its current step.
+
+    If that takes longer than `STOP_WITHIN_S`, or the request is repeated, it leaves at once; the last checkpoint, at
+    most `SAVE_EVERY_S` older, stands.
+    """
 
     def __init__(self) -> None:
         self.requested = 0
@@ -396,20 +489,26 @@ class _Stop:
     def __enter__(self) -> _Stop:
         self.before = {}
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
                 self.before[number] = signal.signal(number, self._note)
         except ValueError:  # not in the main thread: whoever runs that handles signals
             self.before.clear()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.before.items():
             signal.signal(number, handler)
+        if self.requested and kind is None:  # asked after the last look
+            self.leave()
 
     def _note(self, number: int, frame: object) -> None:
-        if self.requested:  # asked twice: now
+        if self.requested:
             self.leave()
-        self.requested = number
+        elif number != signal.SIGALRM:
+            self.requested = number
+            signal.setitimer(signal.ITIMER_REAL, STOP_WITHIN_S)
 
     def leave(self) -> None:
         if self.requested == signal.SIGINT:

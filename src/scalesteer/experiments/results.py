@@ -1,0 +1,89 @@
+"""What was measured: results/runs holds one small JSON a run, results/elastic one a network tested under distortion."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalesteer.experiments.checkpoint import write_atomically
+from scalesteer.experiments.config import RunConfig
+
+Result = dict[str, Any]
+
+
+class ResultError(ValueError):
+    """A file that does not hold a result."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """All results of a folder, by configuration."""
+
+    runs: Mapping[RunConfig, Result]
+    elastic: Mapping[RunConfig, Result]
+
+    def finished(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
+        """Those of the runs that ended well; only they may be averaged."""
+        return [c for c in configs if c in self.runs and self.runs[c]["status"] == "finished"]
+
+    def failed(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
+        """Those of the runs that ended badly."""
+        return [c for c in configs if c in self.runs and self.runs[c]["status"] != "finished"]
+
+    def test_errors(self, configs: Iterable[RunConfig]) -> list[float]:
+        """The test errors of the finished runs, as shares."""
+        return [self.runs[config]["test_error"] for config in self.finished(configs)]
+
+    def best(self, configs: Iterable[RunConfig]) -> RunConfig | None:
+        """The finished run with the lowest error on validation data; the test has no say."""
+        return min(self.finished(configs), key=lambda c: self.runs[c]["val_error"], default=None)
+
+
+def mean_and_std(values: list[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1); None for that of one value.
+
+    Example:
+        >>> mean_and_std([1.0, 3.0, 5.0]), mean_and_std([2.0])
+        ((3.0, 2.0), (2.0, None))
+    """
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def publish(result: Result, folder: Path, kind: str = "runs") -> Path:
+    """Write a result where :func:`collect` finds it, without the history, which stays with the run."""
+    path = folder / kind / f"{RunConfig.from_dict(result['config']).name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    small = {key: value for key, value in result.items() if key != "history"}
+    write_atomically(path, (json.dumps(small, indent=1) + "\n").encode())
+    return path
+
+
+def collect(folder: Path) -> Results:
+    """Read all results of a folder; one that is not there is empty.
+
+    Raises:
+        ResultError: If a file holds something else.
+    """
+    kinds: dict[str, dict[RunConfig, Result]] = {"runs": {}, "elastic": {}}
+    for kind, found in kinds.items():
+        for path in sorted((folder / kind).glob("[!.]*.json")):
+            try:
+                result = json.loads(path.read_text())
+                config = RunConfig.from_dict(result["config"])
+                if kind == "elastic" or result["status"] == "finished":
+                    _check_errors(result["errors"].values() if kind == "elastic" else [result["test_error"]])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ResultError(f"{path} does not hold a result ({type(error).__name__}: {error}).") from error
+            found[config] = result
+    return Results(**kinds)
+
+
+def _check_errors(values: Iterable[float]) -> None:
+    for value in values:
+        if not (math.isfinite(value) and 0 <= value <= 1):
+            raise ValueError(f"{value} is not an error rate")

@@ -1,0 +1,166 @@
+"""A table is a grid of runs: what is finished is skipped, what was begun goes on, and each result is published."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from scalesteer import _checks
+from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
+from scalesteer.data.store import require
+from scalesteer.experiments.config import RunConfig
+from scalesteer.experiments.results import Result, collect, publish
+from scalesteer.experiments.tables import Table, get_table
+from scalesteer.experiments.train import (
+    RunError,
+    environment,
+    evaluate,
+    load,
+    load_model,
+    pick_device,
+    saved_result,
+    train,
+)
+
+
+def run_table(
+    table: Table | str,
+    *,
+    runs: Path = Path("runs"),
+    results: Path = Path("results"),
+    device: str = "auto",
+    data_dir: Path | None = None,
+    splits: Iterable[int] | None = None,
+    methods: Iterable[str] | None = None,
+    jobs: int = 1,
+) -> list[str]:
+    """Make every run of a table that has no result yet, and publish the results.
+
+    It may be interrupted at any time, and several processes, on one machine or on many with a common disk, may work on
+    one table: a run that another one has in hand is passed over.
+
+    Args:
+        table: A table, or the number of one of the paper's.
+        runs: Where runs are kept.
+        results: Where results are published.
+        device: Where to train.
+        data_dir: Where the original files are, if not in the cache.
+        splits: Only these splits.
+        methods: Only these rows.
+        jobs: How many runs to make at once. Each is a process of its own, so that random numbers, signals and memory
+            stay apart and results do not depend on `jobs`; on one GPU the processes take turns (or truly share it
+            where NVIDIA's MPS runs), which pays as long as a single run leaves it idle between kernels.
+
+    Returns:
+        What kept runs from being finished, a line each.
+    """
+    table = (get_table(table) if isinstance(table, str) else table).part(splits, methods)
+    _checks.integer("jobs", jobs, minimum=1)
+    pick_device(device)
+    _check_writable(results / "runs")
+    known = collect(results).runs
+    todo, problems = [config for config in table.runs if config not in known], []
+    work = _in_turn if jobs == 1 else _at_once
+    with require("tqdm").tqdm(total=len(todo), desc=f"table {table.name}", unit="run", disable=None) as bar:
+        for config, problem in work(todo, runs, device, data_dir, jobs):
+            result = saved_result(config, runs / config.name)
+            if result is not None:
+                publish(result, results)
+            if problem or result is None or result["status"] != "finished":
+                problems.append(f"{config.name}: {problem or (result or {}).get('reason')}")
+            bar.update()
+    found = collect(results)
+    for row in table.rows.values():
+        alphas = tuple(cell.alpha for cell in row if cell.alpha is not None)
+        best = found.best(row[0].runs) if alphas else None
+        if best is not None and best not in found.elastic:
+            try:
+                evaluate_elastic(runs / best.name, results, alphas=alphas, device=device, data_dir=data_dir)
+            except ValueError as error:
+                problems.append(f"{best.name}: {error}")
+    return problems
+
+
+def evaluate_elastic(
+    directory: Path,
+    results: Path = Path("results"),
+    *,
+    alphas: tuple[float, ...] = ELASTIC_ALPHAS,
+    device: str = "auto",
+    data_dir: Path | None = None,
+) -> Result:
+    """Test the model of a finished run under elastic distortion of each strength, and publish that.
+
+    Raises:
+        CheckpointError: If the directory holds no model.
+    """
+    model, config = load_model(directory)
+    place = pick_device(device)
+    model, images = model.to(place), load(config, "test", data_dir).to(place)
+    bar = require("tqdm").tqdm(alphas, desc=f"{config.name}, elastic", disable=None)
+    errors = {f"{a:g}": evaluate(model, images.distorted(a), config.precision)["error"] for a in bar}
+    about = {"command": f"scalesteer run 2 --splits {config.split}", **environment(images)}
+    result = {"config": config.to_dict(), "sigma": ELASTIC_SIGMA, "errors": errors, "environment": about}
+    publish(result, results, "elastic")
+    return result
+
+
+def _check_writable(folder: Path) -> None:
+    """Tell before hours of training, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written to ({error.strerror or error}).") from error
+
+
+Ended = Iterator[tuple[RunConfig, str | None]]  # a run that came to an end, and what went wrong
+
+
+def _in_turn(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | None, jobs: int) -> Ended:
+    for config in todo:
+        try:
+            train(config, runs / config.name, device=device, data_dir=data_dir)
+            yield config, None
+        except RunError as error:
+            yield config, str(error)
+
+
+def _at_once(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | None, jobs: int) -> Ended:
+    waiting, options = list(todo), ["--device", device, "--runs", str(runs)]
+    options += ["--data-dir", str(data_dir)] if data_dir else []
+    with _workers() as running:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                config = waiting.pop(0)
+                log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+                command = [sys.executable, "-m", *config.command.split(), *options]
+                # A session of its own: the terminal's Ctrl-C reaches us only, and we ask each to stop once.
+                worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
+                running[config] = worker, log
+            time.sleep(0.05)
+            for config in [config for config, (worker, _) in running.items() if worker.poll() is not None]:
+                worker, log = running.pop(config)
+                log.seek(0)
+                told = log.read().decode(errors="replace").strip().splitlines()
+                log.close()
+                yield config, (told or [f"ended with {worker.returncode}"])[-1] if worker.returncode else None
+
+
+@contextmanager
+def _workers() -> Iterator[dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]]]:
+    running: dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+    try:
+        yield running
+    finally:  # stopped: each writes a checkpoint
+        for worker, _ in running.values():
+            worker.terminate()
+        for worker, log in running.values():
+            worker.wait()
+            log.close()

@@ -1,0 +1,143 @@
+import json
+import math
+import statistics
+
+import pytest
+
+from scalesteer.experiments.config import RunConfig
+from scalesteer.experiments.results import ResultError, Results, collect, publish
+from scalesteer.experiments.tables import FEW_IMAGES, METHODS, RECIPES, TABLES, Cell, Table, get_table, render
+
+
+def finished(config, test_error, val_error=0.5):
+    return {"status": "finished", "test_error": test_error, "val_error": val_error, "config": config.to_dict()}
+
+
+def failed(config):
+    reason = "the loss became nan at step 7"
+    return {"status": "failed", "reason": reason, "test_error": 0.99, "config": config.to_dict()}
+
+
+def small():
+    """Three rows, two columns, six splits: one row whole, one with gaps and failures, one empty."""
+    runs = {
+        (model, data): tuple(RunConfig(model, data, split) for split in range(6))
+        for model in ("ss-cnn", "plain-cnn", "vector-field-cnn")
+        for data in ("mnist-scale", "fmnist-scale")
+    }
+    paper = {"ss-cnn": ("1.91 ± 0.04", "14.24 ± 0.31"), "plain-cnn": ("", ""), "vector-field-cnn": ("2.44 ± 0.07", "")}
+    rows = {
+        model: (Cell(runs[model, "mnist-scale"], first), Cell(runs[model, "fmnist-scale"], second))
+        for model, (first, second) in paper.items()
+    }
+    table = Table("1", "A small one", ("MNIST", "Fashion"), rows)
+    results = {config: finished(config, 0.01 + 0.001 * config.split) for config in runs["ss-cnn", "mnist-scale"]}
+    whole, gaps = runs["ss-cnn", "fmnist-scale"], runs["plain-cnn", "mnist-scale"]
+    results[whole[2]] = finished(whole[2], 0.125)
+    results |= {gaps[0]: finished(gaps[0], 0.02), gaps[1]: failed(gaps[1]), gaps[2]: finished(gaps[2], 0.03)}
+    alone = runs["plain-cnn", "fmnist-scale"][3]
+    results[alone] = failed(alone)
+    return table, Results(results, {}), (gaps[1], alone)
+
+
+def test_markdown_shows_numbers_gaps_and_failures():
+    table, results, (first, second) = small()
+    assert render(table, results, "markdown") == (
+        "**Table 1. A small one**\n"
+        "\n"
+        "| error in % | MNIST | paper | Fashion | paper |\n"
+        "|---|--:|--:|--:|--:|\n"
+        "| ss-cnn | 1.25 ± 0.19 | 1.91 ± 0.04 | 12.50 (1 of 6) | 14.24 ± 0.31 |\n"
+        "| plain-cnn | 2.50 ± 0.71 (2 of 6, 1 failed) | – | – (1 failed) | – |\n"
+        "| vector-field-cnn | – | 2.44 ± 0.07 | – | – |\n"
+        "\n"
+        f"{first.name} failed and is left out: the loss became nan at step 7.\n"
+        "\n"
+        f"{second.name} failed and is left out: the loss became nan at step 7.\n"
+    )
+    assert math.isclose(0.187, statistics.stdev([1 + i / 10 for i in range(6)]), abs_tol=1e-3)
+
+
+def test_text_is_aligned_and_says_the_same():
+    table, results, _ = small()
+    title, _, header, rule, *rows = render(table, results).splitlines()[:7]
+    assert title == "Table 1. A small one"
+    assert {len(line) for line in rows} == {len(header)} == {len(rule)}
+    assert " ".join(rows[1].split()) == "plain-cnn 2.50 ± 0.71 (2 of 6, 1 failed) – – (1 failed) –"
+
+
+def test_best_on_validation_is_shown_under_distortion():
+    runs = tuple(RunConfig(split=split) for split in range(6))
+    table = Table("2", "t", ("α = 0", "α = 20"), {"SS-CNN": (Cell(runs, "1.87", 0.0), Cell(runs, "5.6", 20.0))})
+    measured = {
+        runs[0]: finished(runs[0], test_error=0.01, val_error=0.03),
+        runs[1]: finished(runs[1], test_error=0.05, val_error=0.02),  # the best, though its test is worse
+        runs[2]: failed(runs[2]),
+    }
+    other = {runs[0]: {"errors": {"0": 0.01, "20": 0.02}}}
+    row = "| SS-CNN | – | 1.87 | – | 5.6 |"
+    assert row in render(table, Results(measured, {}), "markdown")
+    assert row in render(table, Results(measured, other), "markdown")
+    own = {runs[1]: {"errors": {"0": 0.05, "20": 0.0625}}}
+    shown = render(table, Results(measured, other | own), "markdown")
+    assert "| SS-CNN | 5.00 (2 of 6, 1 failed) | 1.87 | 6.25 (2 of 6, 1 failed) | 5.6 |" in shown
+
+
+def test_every_table_is_shown_without_results(tmp_path):
+    results = collect(tmp_path)
+    for name in TABLES:
+        table = get_table(name)
+        assert all(f" {column} " in render(table, results, "markdown") for column in table.columns)
+        assert "±" in render(table, results) or name == "2"
+
+
+def test_the_papers_grids():
+    one, two, three = (get_table(name) for name in "123")
+    assert list(one.rows) == list(METHODS)
+    assert (len(one.runs), len(two.runs), len(three.runs)) == (60, 24, 54)
+    assert set(two.runs) < set(one.runs)  # trained once
+    assert [cell.alpha for cell in two.rows["SS-CNN"]] == [0, 10, 20, 30, 40]
+    assert [config.split for config in one.runs] == sorted([*range(6)] * 10)
+    for config in three.runs:
+        steps = config.epochs * (config.train_images // config.batch_size)
+        assert config.batch_size <= config.train_images // 2
+        assert steps >= 1000
+    assert three.columns == ("1 % data", "10 % data", "100 % data")
+    assert list(FEW_IMAGES) == [100, 1000, 10_000]
+
+
+def test_recipe_changes_its_method_only(monkeypatch):
+    before = get_table("1")
+    monkeypatch.setitem(RECIPES, "SS-CNN", {"lr": 0.125, "basis": "area"})
+    after = get_table("1")
+    assert {config.lr for cell in after.rows["SS-CNN"] for config in cell.runs} == {0.125}
+    assert all(after.rows[method] == before.rows[method] for method in METHODS if method != "SS-CNN")
+
+
+def test_part_of_a_table():
+    part = get_table("3").part(splits=[1, 4], methods=["SS-CNN"])
+    assert list(part.rows) == ["SS-CNN"]
+    assert [config.split for config in part.runs] == [1, 1, 1, 4, 4, 4]
+    with pytest.raises(ValueError, match="Did you mean 'SS-CNN'"):
+        get_table("3").part(methods=["SS-CN"])
+    with pytest.raises(ValueError, match="`table` must be one of '1', '2', '3'"):
+        get_table("4")
+
+
+def test_published_results_are_collected(tmp_path):
+    config = RunConfig("plain-cnn", split=3)
+    path = publish({**finished(config, 0.02), "history": [1] * 1000}, tmp_path)
+    assert path == tmp_path / "runs" / f"{config.name}.json"
+    assert path.stat().st_size < 1500
+    publish({"config": config.to_dict(), "errors": {"0": 0.02}}, tmp_path, "elastic")
+    found = collect(tmp_path)
+    assert found.test_errors([config, RunConfig()]) == [0.02]
+    assert found.elastic[config]["errors"] == {"0": 0.02}
+
+
+@pytest.mark.parametrize("change", [{"test_error": math.nan}, {"test_error": None}, {"config": {"depth": 3}}, None])
+def test_file_that_is_no_result_is_named(tmp_path, change):
+    path = publish(finished(RunConfig(), 0.5), tmp_path)
+    path.write_text("{" if change is None else json.dumps(finished(RunConfig(), 0.5) | change))
+    with pytest.raises(ResultError, match=rf"{path.name} does not hold a result"):
+        collect(tmp_path)
