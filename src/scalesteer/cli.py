@@ -299,6 +299,38 @@ class ShowTable:
         print("\n".join(tables.render(table, found, self.format) for table in chosen), end="")
 
 
+@app.command(name="figure")
+@dataclass(frozen=True)
+class DrawFigure:
+    """Draw a figure of the paper, or what its discussion claims, measured; without a name, list them.
+
+    Example: scalesteer figure filters --ss runs/NAME --lsi runs/NAME
+    """
+
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="NAME")]] = None
+    """Which figure."""
+    ss: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
+    """A run of ss-cnn, for figures of trained networks."""
+    lsi: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
+    """A run of locally-scale-invariant-cnn, for figures that compare with it."""
+    output: Path = Path("figure.png")
+    """The PNG, SVG or PDF to write."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+
+    def run(self) -> None:
+        """Write the figure and say where, or list the figures."""
+        from .experiments import figures
+
+        if self.name is None:
+            for name, entry in figures.FIGURES.items():
+                print(f"{name:16}{entry.description}")
+            return
+        choice("output", self.output.suffix, (".png", ".svg", ".pdf"))
+        figures.draw(self.name, self.ss, self.lsi, self.data_dir).savefig(self.output, dpi=110)
+        print(self.output)
+
+
 @app.command(name="models")
 @dataclass(frozen=True)
 class Models:

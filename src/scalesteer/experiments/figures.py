@@ -7,8 +7,10 @@ are not tied to a window: ``figure.savefig("name.png")`` works without a display
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +19,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from scalesteer import harmonics
+from scalesteer import _checks, harmonics
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ELASTIC_ALPHAS, ImageSet
-from scalesteer.experiments.train import evaluate
+from scalesteer.experiments.train import evaluate, load, load_model
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -592,3 +594,44 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
             resized.weight.copy_(weight)
             layers[name] = resized
     return layers
+
+
+def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: Path | None = None) -> Figure:
+    """Draw a registered figure with trained networks and the images of their split.
+
+    Args:
+        name: One of `FIGURES`.
+        ss: A run of ss-cnn, where the figure shows a trained network.
+        lsi: A run of locally-scale-invariant-cnn, where the figure compares with it.
+        data_dir: Where the original files are, if not in the cache.
+
+    Raises:
+        ValueError: If the figure needs a run that is not given, or one of another network.
+    """
+    function = FIGURES[_checks.choice("name", name, tuple(FIGURES))].draw
+    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    networks: dict[str, Network] = {}
+    config = None
+    for flag, path, model in (("ss", ss, "ss-cnn"), ("lsi", lsi, "locally-scale-invariant-cnn")):
+        wanted = flag in needed or (flag == "ss" and set(needed) & {"model", "layer", "models"})
+        if not wanted and (path is None or "models" not in needed):
+            continue
+        if path is None:
+            raise ValueError(f"the figure {name!r} shows a trained {model}: give its run with --{flag} RUN.")
+        networks[flag], config = load_model(path)
+        if config.model != model:
+            raise ValueError(f"`{flag}` must be a run of {model} (got one of {config.model}).")
+    arguments: dict[str, Any] = {k: v for k, v in networks.items() if k in needed}
+    if "model" in needed:
+        arguments["model"] = networks["ss"]
+    if "layer" in needed:
+        arguments["layer"] = networks["ss"].first
+    if "models" in needed:
+        titles = _pair(networks["ss"], networks.get("lsi", networks["ss"]))
+        arguments["models"] = dict(list(titles.items())[: len(networks)])
+    if config is not None and set(needed) & {"images", "image"}:
+        images = load(config, "test", data_dir)
+        few = images.images[:6, None].float() / 255
+        whole = "models" in needed
+        arguments |= {"images": images if whole else few} if "images" in needed else {"image": few[0]}
+    return function(**arguments)
