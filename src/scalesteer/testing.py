@@ -37,6 +37,7 @@ def steering_error(layer: ScaleSteerableConv2d | FoldedScaleConv2d, image: Image
 
     Example:
         >>> from scalesteer import LogRadialBasis
+        >>> _ = torch.manual_seed(0)
         >>> layer = ScaleSteerableConv2d(1, 64, basis=LogRadialBasis.preset("area"))
         >>> max(steering_error(layer)) < 0.2
         True
