@@ -281,11 +281,11 @@ def test_importing_scalesteer_loads_no_data_code():
 
 
 def test_figure_lists_draws_and_names_what_is_missing(tmp_path, capsys):
-    assert main(["figure"]) == 0
+    assert cli.main(["figure"]) == 0
     assert "centrality" in capsys.readouterr().out
-    assert main(["figure", "basis", "--output", str(tmp_path / "basis.png")]) == 0
+    assert cli.main(["figure", "basis", "--output", str(tmp_path / "basis.png")]) == 0
     assert (tmp_path / "basis.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["figure", "filters", "--output", str(tmp_path / "x.png")]) == 2
+    assert cli.main(["figure", "filters", "--output", str(tmp_path / "x.png")]) == 2
     assert "shows a trained ss-cnn: give its run with --ss RUN" in capsys.readouterr().err
-    assert main(["figure", "basis", "--output", "basis.bmp"]) == 2
+    assert cli.main(["figure", "basis", "--output", "basis.bmp"]) == 2
     assert not (tmp_path / "x.png").exists()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from scalesteer import PAPER_SCALES, LogRadialBasis, ScaleSteerableConv2d, harmonics
-from scalesteer.experiments import figures
+from scalesteer.experiments import figures, quickstart
 from scalesteer.testing import steering_error
 from tests import test_theorem as theorem
 
@@ -92,14 +92,15 @@ def measure() -> dict[str, Any]:
 
 
 def readme_parts(numbers: dict[str, Any]) -> dict[str, str]:
-    """What the README says of the guide's numbers."""
+    """What the README says of the guide's numbers, and the quickstart's table."""
 
     def span(name: str) -> str:
         errors = [100 * e for key, e in numbers["steering"][name].items() if key.startswith("7 ")]
         return f"{min(errors):.0f} to {max(errors):.0f} %"
 
+    measured = json.loads((ROOT / "results" / "quickstart" / "result.json").read_text())
     sentence = "Sampling at points, as the paper does, misses by {}; averaging over pixels by {}."
-    return {"grids": sentence.format(span("paper"), span("area"))}
+    return {"grids": sentence.format(span("paper"), span("area")), "quickstart": quickstart.readme_table(measured)}
 
 
 def tables(numbers: dict[str, Any]) -> dict[str, str]:
