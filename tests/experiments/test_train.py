@@ -146,7 +146,13 @@ def kill_and_resume(start, config, undisturbed, tmp_path, kills, seed):
     while True:
         running = start(jobs.run, config, str(directory))
         if len(stages) < kills:
-            running.join(chance.uniform(0.1, 1) * duration)
+            before = checkpoints(directory)
+            if len(stages) % 2:  # every other time once it has got further, so that the run is met at many stages
+                while running.exitcode is None and checkpoints(directory) == before:
+                    running.join(0.01)
+                running.join(chance.uniform(0, 0.2))
+            else:
+                running.join(chance.uniform(0.1, 0.8) * duration)
             if running.exitcode is None:
                 os.kill(running.pid, signal.SIGKILL)
         running.join(120)
