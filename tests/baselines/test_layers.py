@@ -75,7 +75,7 @@ def test_public_names_are_these():
         ({"padding_mode": "zero"}, ValueError, r"'circular' \(got 'zero'\). Did you mean 'zeros'"),
         ({"bias": 1}, TypeError, r"`bias` must be True or False \(got 1\)"),
         ({"antialias": "yes"}, TypeError, r"`antialias` must be True or False \(got 'yes'\)"),
-        ({"dtype": torch.complex64}, TypeError, "`dtype` must be a real floating-point"),
+        ({"dtype": torch.complex64}, TypeError, "`dtype` must be torch.float16, bfloat16"),
         ({"device": "warp"}, ValueError, r"`device` 'warp' is not available here; available: cpu, meta"),
     ],
 )

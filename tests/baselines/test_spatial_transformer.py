@@ -129,7 +129,7 @@ def test_a_theta_that_is_not_a_number_reaches_the_output():
         ({"channels": (1, 2, 3)}, ValueError, "`channels` must be an integer or a pair"),
         ({"hidden": -1}, ValueError, r"`hidden` must be at least 1 \(got -1\)"),
         ({"shrink": 0}, ValueError, r"`shrink` must be at least 1 \(got 0\)"),
-        ({"dtype": torch.int32}, TypeError, "`dtype` must be a real floating-point"),
+        ({"dtype": torch.int32}, TypeError, "`dtype` must be torch.float16, bfloat16"),
         ({"device": "warp"}, ValueError, "`device` 'warp' is not available here"),
     ],
 )
