@@ -289,3 +289,8 @@ def test_figure_lists_draws_and_names_what_is_missing(tmp_path, capsys):
     assert "shows a trained ss-cnn: give its run with --ss RUN" in capsys.readouterr().err
     assert cli.main(["figure", "basis", "--output", "basis.bmp"]) == 2
     assert not (tmp_path / "x.png").exists()
+
+
+def test_wrong_number_of_values_says_how_many(capsys):
+    assert cli.main(["data", "build", "--sizes", "1", "2"]) == 2
+    assert "--sizes takes INT INT INT (got '1', '2')" in capsys.readouterr().err

@@ -408,7 +408,12 @@ def parse(argv: Sequence[str]) -> Command:
     texts = [" ".join(line.strip("│ ") for line in section.split("\n")).strip() for section in sections]
     message, *others = [text for text in texts[1:] if text]
     rest = " ".join(others)
-    message = re.sub(r" \(applied to .*?\)| Arguments are applied .*", "", message).rstrip(".")
+    message = re.sub(r" \(applied to .*?\)| Arguments are applied .*|\[/?bold\]", "", message).rstrip(".")
+    message = re.sub(
+        r"Error parsing (\S+): no type matching (?:\{None\}\|)?\{?(.+?)\}? could be instantiated from \[(.*?)\]\..*",
+        r"\1 takes \2 (got \3)",
+        message,
+    )
     wrong = re.search(r"(?:options: |choice ')([^\s,']+)", message)
     known = set(re.findall(r"[\w-]+", rest + message.partition("Expected")[2])) - set(argv)
     near = get_close_matches(wrong[1], known, n=1) if wrong else []

@@ -139,3 +139,17 @@ def test_other_bad_arguments_are_refused(digits):
         distort(digits[:2], 1, indices=np.arange(3))
     with pytest.raises(TypeError, match=r"`images` must be a uint8 array \(N, H, W\) \(got float64"):
         distort(digits[:1] / 255, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"seed": "x"}, TypeError, "`seed` must be an integer"),
+        ({"seed": -1}, ValueError, "`seed` must be at least 0"),
+        ({"indices": [-1]}, ValueError, "`indices` must be whole numbers from 0"),
+        ({"indices": [1.5]}, ValueError, "`indices` must be whole numbers from 0"),
+    ],
+)
+def test_wrong_seed_and_indices_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        distort(np.zeros((1, 28, 28), np.uint8), 10, **arguments)

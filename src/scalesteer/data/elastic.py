@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .._checks import real
+from .._checks import integer, real
 from .sources import Images
 from .streams import random_bits, stream_key
 
@@ -59,7 +59,10 @@ def distort(
         raise ValueError(f"`alpha` must be 0 to 1000 pixels (got {alpha})")
     if not 0.1 <= real("sigma", sigma) <= 100:
         raise ValueError(f"`sigma` must be 0.1 to 100 pixels (got {sigma})")
+    seed = integer("seed", seed, minimum=0)
     index = np.arange(len(images)) if indices is None else np.asarray(indices)
+    if index.dtype.kind not in "iu" or (index.size and index.min() < 0):
+        raise ValueError(f"`indices` must be whole numbers from 0 (got {indices!r})")
     if index.shape != (len(images),):
         raise ValueError(f"`indices` must hold one index for each of {len(images)} images (got {index.shape})")
     result = np.empty_like(images, order="C")

@@ -86,6 +86,8 @@ class SplitSpec:
                 "shrunk, and below a tenth nothing is left of them"
             )
         counts = default.sizes if self.sizes is None else self.sizes
+        if not isinstance(counts, (tuple, list)):
+            raise TypeError(f"`sizes` must be three counts (got {counts!r})")
         sizes = tuple(integer(f"sizes[{i}]", count, minimum=0) for i, count in enumerate(counts))
         limit = 1_000_000 if default.paired else sources.POOL_SIZE
         if len(sizes) != 3 or not 0 < sum(sizes) <= limit:
