@@ -158,9 +158,11 @@ def test_an_interrupted_run_ends_with_130(filled_cache, tmp_path):
     assert not list((tmp_path / "home").rglob("index.html"))
 
 
+# A suite that runs in the background inherits "ignore interrupts"; a user's terminal does not.
 INTERRUPTED = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from scalesteer.experiments import quickstart
 quickstart.home = lambda: Path(sys.argv[1])
 sys.exit(quickstart.main([]))
