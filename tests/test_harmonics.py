@@ -103,6 +103,7 @@ AREA_CASES = [
     (LogRadialBasis(sampling="area", orders=(0.0, 3.0), orientations=(0.3, 2.0), m=0.4, beta=1.0), 1.9),
     (LogRadialBasis(sampling="area", orders=(6.0,), orientations=(1.0,), m=1.7, sigma=0.8), 1.3),
     (LogRadialBasis(sampling="area", orders=(-1.0,), orientations=(0.1, 1.0), m=-0.5, sigma=0.1), 3.9),
+    *((LogRadialBasis(sampling="area"), scale) for scale in np.random.default_rng(7).uniform(0.45, 4, 3)),
 ]
 
 
