@@ -128,7 +128,7 @@ def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
 
 
 def test_half_windows_are_prefixes_of_larger_ones():
-    small, large = spectral._half_window(5), spectral._half_window(9)
+    small, large = spectral.half_window(5), spectral.half_window(9)
     assert large[: len(small)] == small
     assert len(large) == 41
     every = {*large, *((-y, -x) for y, x in large)}

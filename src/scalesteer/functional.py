@@ -74,7 +74,7 @@ def split_taps(taps: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
 def scale_conv2d(
     x: Tensor,
-    filters: Sequence[Tensor],
+    filters: Sequence[Tensor] | spectral.Steered,
     bias: Tensor | None,
     geometry: Geometry,
     *,
@@ -89,7 +89,7 @@ def scale_conv2d(
 
     Args:
         x: Images.
-        filters: The filter at each scale, ascending; odd sizes.
+        filters: The filter at each scale, ascending, odd sizes; or steered ones, not yet multiplied out.
         bias: Added to the result, or None.
         geometry: Stride, padding, dilation and groups.
         reduce: ``"max"`` over scales, or None for the responses of all of them.
@@ -101,26 +101,29 @@ def scale_conv2d(
         `(B, C, H, W)`, tuple of `(O, C / groups, n, n)` -> `(B, O, H', W')`, or `(B, O, S, H', W')` with
         ``reduce=None``.
     """
+    steered = filters if isinstance(filters, spectral.Steered) else None
+    sizes = steered.sizes if steered else tuple(w.shape[-1] for w in filters)
+    whole = reduce == "max" and len(sizes) < 256 and not spectral.plain_only()  # the maximum as one function
     if backend == "auto":
-        sizes = [w.shape[-1] for w in filters]
-        tiles = reduce == "max" and not spectral.plain_only()
-        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), sizes, filters[0].shape[1], geometry, tiles)
-    margin = _margin(x, filters, geometry)
+        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), sizes, filters[0].shape[1], geometry, whole)
+    whole = whole and backend == "spectral"
+    if steered and not (whole and spectral.fusible(x, geometry)):
+        filters = synthesize(*steered)
+    margin = _margin(x, sizes, geometry)
     if geometry.padding_mode == "zeros":  # both backends see zeros beyond the image; other modes need the border made
         margin = (0, 0)
     x = _pad(x, margin, geometry.padding_mode)
-    if backend == "spectral" and reduce == "max" and len(filters) < 256 and not spectral.plain_only():
+    if whole:
         best, index = spectral.max_response(x, margin, filters, geometry)
-        return _finish(best, index.long() if return_scales else None, bias)
+        if bias is not None:
+            best += bias.to(best.dtype)[:, None, None]  # nobody else has seen it yet
+        return (best, index.long()) if return_scales else best
     evaluate = spectral.responses if backend == "spectral" else direct_responses
     responses = evaluate(x, margin, filters, geometry)
     if reduce is None:
         stacked = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
         return stacked if bias is None else stacked + bias.to(stacked.dtype)[:, None, None, None]
-    return _finish(*max_over_scales(responses, len(filters), return_scales), bias)
-
-
-def _finish(best: Tensor, winner: Tensor | None, bias: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    best, winner = max_over_scales(responses, len(sizes), return_scales)
     if bias is not None:
         best = best + bias.to(best.dtype)[:, None, None]
     return best if winner is None else (best, winner)
@@ -168,15 +171,15 @@ def max_over_scales(
     return best, winner
 
 
-def _margin(x: Tensor, filters: Sequence[Tensor], geometry: Geometry) -> tuple[int, int]:
+def _margin(x: Tensor, sizes: Sequence[int], geometry: Geometry) -> tuple[int, int]:
     """The border that the largest window needs around the image."""
-    reaches = [geometry.reach(weight.shape[-1]) for weight in filters]
+    reaches = [geometry.reach(size) for size in sizes]
     rows, columns = (max(0, *(reach[axis] for reach in reaches)) for axis in (0, 1))
     limit = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
     if limit is not None and (rows > x.shape[-2] - limit or columns > x.shape[-1] - limit):
         raise ValueError(
             f"padding_mode={geometry.padding_mode!r} cannot fill {rows} rows and {columns} columns beyond an image of "
-            f"{x.shape[-2]} x {x.shape[-1]}: the largest window has {filters[-1].shape[-1]} taps; use "
+            f"{x.shape[-2]} x {x.shape[-1]}: the largest window has {sizes[-1]} taps; use "
             "padding_mode='zeros' or 'replicate', smaller `scales` or larger images."
         )
     return rows, columns

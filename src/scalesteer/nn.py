@@ -31,6 +31,10 @@ class _ScaleConv2d(nn.Module):
         """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
         raise NotImplementedError
 
+    def _bank(self) -> tuple[Tensor, ...] | spectral.Steered:
+        """What the forward pass works with; its first tensor has the layer's dtype and device."""
+        return self.filters()
+
     def forward(self, x: Tensor, return_scales: bool = False) -> Any:
         """Apply the layer.
 
@@ -43,11 +47,11 @@ class _ScaleConv2d(nn.Module):
         """
         if return_scales and self.reduce is None:
             raise ValueError("`return_scales` needs reduce='max' (got reduce=None): without a maximum no scale wins.")
-        filters = self.filters()
-        self._check_input(x, filters[0])
+        bank = self._bank()
+        self._check_input(x, bank[0])
         return functional.scale_conv2d(
             x,
-            filters,
+            bank,
             self.bias,
             self.geometry,
             reduce=self.reduce,
@@ -222,6 +226,9 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     def filters(self) -> tuple[Tensor, ...]:
         """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
         return functional.synthesize(self.coefficients, self.steered_basis, self.sizes)
+
+    def _bank(self) -> spectral.Steered:
+        return spectral.Steered(self.coefficients.flatten(2), self.steered_basis, self.sizes)
 
     def with_scales(self, scales: tuple[float, ...]) -> ScaleSteerableConv2d:
         """The same layer at other scales: coefficients and bias are shared with this one, not copied.

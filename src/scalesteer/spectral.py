@@ -26,11 +26,13 @@ overlapping tiles and large batches into pieces, so that memory stays within :da
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -170,8 +172,10 @@ def make_axes(
 
 def transform(x: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
     """Pixels to frequencies: `(H, W, R)` -> `(u, K, R)`, with matrices `(2u, H)` and `(K, 2W)`."""
+    rest = x.shape[2]
     along_rows = row_matrix @ x.flatten(1)  # (u {c, s}, W R)
-    along_rows = _view(along_rows, row_matrix.shape[0] // 2, column_matrix.shape[1], x.shape[2])
+    del x  # if nobody else holds it, its memory is free for the result
+    along_rows = _view(along_rows, row_matrix.shape[0] // 2, column_matrix.shape[1], rest)
     return _each(column_matrix, along_rows)
 
 
@@ -179,6 +183,7 @@ def restore(spectrum: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tens
     """Frequencies to pixels: `(u, K, R)` -> `(H, W, R)`, with matrices `(H, 2u)` and `(2W, K)`."""
     width, rest = column_matrix.shape[0] // 2, spectrum.shape[2]
     along_rows = _view(_each(column_matrix, spectrum), row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
+    del spectrum
     return _view(row_matrix @ along_rows, row_matrix.shape[0], width, rest)
 
 
@@ -284,7 +289,7 @@ class Frequencies:
 
 
 @lru_cache(maxsize=64)
-def _half_window(size: int) -> tuple[tuple[int, int], ...]:
+def half_window(size: int) -> tuple[tuple[int, int], ...]:
     """Offsets of one half of a window, from the centre outwards ring by ring: a smaller window is a prefix."""
     radius = size // 2
     every = [(dy, dx) for dy in range(radius + 1) for dx in range(-radius, radius + 1) if dy > 0 or dx >= 0]
@@ -301,7 +306,7 @@ class Taps:
         self.filters, self.image_size = filters, x.shape[-2:]
         sizes = tuple(w.shape[-1] for w in filters)
         self.axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-        self.offsets = _half_window(max(sizes))
+        self.offsets = half_window(max(sizes))
         reach = [a.dilation * a.radius for a in self.axes]
         last = [a.first + (a.count - 1) * a.stride for a in self.axes]
         self.before = [max(0, r - a.first) for a, r in zip(self.axes, reach, strict=True)]
@@ -408,7 +413,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def _setting(x: Tensor, filters: Sequence[Tensor]) -> tuple[torch.dtype, torch.dtype]:
+def _setting(x: Tensor, filters: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
     """The dtype of the result, as that of a convolution would be, and the dtype of the work."""
     dtype = torch.promote_types(x.dtype, filters[0].dtype)
     if dtype != torch.float64 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
@@ -435,15 +440,38 @@ def responses(x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geo
             yield correlator.outwards(correlator.response(i)).to(dtype)
 
 
+class Steered(NamedTuple):
+    """Filters as a product: coefficients `(O, C, D)` times a fixed basis `(D, T)`; T is the sum of sizes squared."""
+
+    coefficients: Tensor
+    basis: Tensor
+    sizes: tuple[int, ...]
+
+
+def fusible(x: Tensor, geometry: Geometry) -> bool:
+    """Whether :func:`max_response` has a form with kernels of its own: on CUDA in float32, if Triton is installed."""
+    on_device = x.device.type == "cuda" or (x.device.type == "cpu" and _interpreted)
+    return on_device and x.dtype != torch.float64 and geometry.groups == 1 and _has_triton()
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+_interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels on the CPU, slowly, to test them
+
+
 def max_response(
-    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry
+    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor] | Steered, geometry: Geometry
 ) -> tuple[Tensor, Tensor]:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
-    Args are those of :func:`responses`; both results are `(B, O, H', W')`.
+    Args are those of :func:`responses`, or :class:`Steered` filters where :func:`fusible` says so; both results are
+    `(B, O, H', W')`.
     """
     dtype, work = _setting(x, filters)
-    sizes = tuple(w.shape[-1] for w in filters)
+    sizes = filters.sizes if isinstance(filters, Steered) else tuple(w.shape[-1] for w in filters)
     rows, columns = whole = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
     tile = _tile(rows), _tile(columns)
     tiled = any(axis.count > 2.5 * size for axis, size in zip(whole, tile, strict=True))
@@ -452,18 +480,30 @@ def max_response(
         images, margin, geometry = _cut(x, whole, tile, geometry)
         rows, columns = make_axes((images.shape[-2], images.shape[-1]), margin, sizes, geometry)
     channels, out_channels = x.shape[1], filters[0].shape[0]
-    if _kind(filters, geometry) is Taps:
+    fused = fusible(x, geometry)
+    if fused:
+        numbers = rows.count * columns.count * out_channels
+        if channels > 2:
+            numbers = 2 * rows.period * columns.period * len(sizes) * out_channels
+    elif _kind(filters, geometry) is Taps:
         numbers = rows.count * columns.count * (channels * max(sizes) ** 2 + 4 * out_channels)
     else:
         numbers = rows.period * columns.period * (2 * channels + 3 * out_channels)
         numbers += rows.count * columns.count * 4 * out_channels
     step = max(1, memory_budget // (work.itemsize * numbers))
+    pieces = images.to(work).split(step)
     with no_autocast(x.device):
-        weights = [w.to(work) for w in filters]
-        results = [
-            _MaxResponse.apply(piece.to(work), margin, geometry, *weights)  # type: ignore[no-untyped-call]
-            for piece in images.split(step)
-        ]
+        if isinstance(filters, Steered):
+            bank: tuple[Any, ...] = (filters.coefficients.to(work), filters.basis, sizes)
+        elif fused:
+            bank = (torch.cat([w.flatten(2) for w in filters], dim=2).to(work), None, sizes)
+        else:
+            bank = ()
+        if bank:
+            results = [_FusedMaxResponse.apply(piece, *bank, margin, geometry) for piece in pieces]  # type: ignore[no-untyped-call]
+        else:
+            weights = [w.to(work) for w in filters]
+            results = [_MaxResponse.apply(piece, margin, geometry, *weights) for piece in pieces]  # type: ignore[no-untyped-call]
     best, winner = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True))
     if tiled:
         best, winner = (_join(maps, x.shape[0], whole) for maps in (best, winner))
@@ -533,7 +573,9 @@ class _MaxResponse(torch.autograd.Function):
         needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:])
         with no_autocast(x.device):
             if torch.is_grad_enabled() or plain_only():
-                first, *rest = _plain_gradients(ctx, x, winner, filters, needs, grads[0])
+                first, *rest = _plain_gradients(
+                    (x, *filters), lambda *f: f, winner, ctx.margin, ctx.geometry, needs, grads[0]
+                )
                 return first, None, None, *rest
             correlator = _kind(filters, ctx.geometry)(x, ctx.margin, filters, ctx.geometry)
             incoming, winner = correlator.inwards(grads[0].to(x.dtype)), correlator.inwards(winner)
@@ -543,17 +585,76 @@ class _MaxResponse(torch.autograd.Function):
             return correlator.image_gradient(), None, None, *rest
 
 
+class _FusedMaxResponse(torch.autograd.Function):
+    """The same on CUDA, with :mod:`scalesteer.kernels`; saves the image's transform too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weights: Tensor,
+        basis: Tensor | None,
+        sizes: tuple[int, ...],
+        margin: tuple[int, int],
+        geometry: Geometry,
+    ) -> tuple[Tensor, Tensor]:
+        from scalesteer import kernels
+
+        ctx.about = sizes, margin, geometry
+        fused = kernels.fused(x, ctx.needs_input_grad[0], weights, basis, *ctx.about)
+        found = fused.read(x)
+        best, winner = fused.maximum(found)
+        ctx.save_for_backward(x, winner, found, weights, basis)
+        ctx.mark_non_differentiable(winner)
+        return best, winner
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from scalesteer import kernels
+
+        x, winner, found, weights, basis = ctx.saved_tensors
+        sizes, margin, geometry = ctx.about
+        needs = ctx.needs_input_grad[:2]
+
+        def make(weights: Tensor) -> list[Tensor]:
+            parts = (weights if basis is None else weights @ basis).split([n * n for n in sizes], dim=2)
+            return [part.unflatten(2, (n, n)) for part, n in zip(parts, sizes, strict=True)]
+
+        with no_autocast(x.device):
+            if torch.is_grad_enabled() or plain_only():
+                found = _plain_gradients((x, weights), make, winner, margin, geometry, needs, grads[0])
+                return *found, None, None, None, None
+            fused = kernels.fused(x, ctx.needs_input_grad[0], weights, basis, *ctx.about)
+            return *fused.gradients(found, winner, grads[0].to(x.dtype), *needs), None, None, None, None
+
+
 def _plain_gradients(
-    ctx: Any, x: Tensor, winner: Tensor, filters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor
+    inputs: Sequence[Tensor],
+    make: Callable[..., Sequence[Tensor]],
+    winner: Tensor,
+    margin: tuple[int, int],
+    geometry: Geometry,
+    needs: Sequence[bool],
+    grad: Tensor,
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated again: through plain operations, the winners given."""
+    """Gradients that can be differentiated again: through plain operations, the winners given.
+
+    Args:
+        inputs: The image, and what filters are made of.
+        make: Makes filters of the other inputs.
+        winner: The winning scale at each pixel.
+        margin: The border that is already around the image.
+        geometry: Stride, padding, dilation and groups.
+        needs: Which gradients are wanted.
+        grad: The gradient of the maximum.
+    """
     with torch.enable_grad():
         # Aliases, so that nothing is followed from the image back to filters that it may depend on.
-        image, *weights = (t.view_as(t) for t in (x, *filters))
-        best = torch.zeros((), dtype=x.dtype, device=x.device)
-        for i, response in enumerate(responses(image, ctx.margin, weights, ctx.geometry)):
+        image, *weights = aliases = [t.view_as(t) for t in inputs]
+        best = torch.zeros((), dtype=image.dtype, device=image.device)
+        for i, response in enumerate(responses(image, margin, make(*weights), geometry)):
             best = best + response * (winner == i)
-        wanted = [t for t, need in zip((image, *weights), needs, strict=True) if need]
+        wanted = [t for t, need in zip(aliases, needs, strict=True) if need]
         found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
     return [next(found) if need else None for need in needs]
 
