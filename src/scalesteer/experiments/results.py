@@ -75,8 +75,12 @@ def collect(folder: Path) -> Results:
             try:
                 result = json.loads(path.read_text())
                 config = RunConfig.from_dict(result["config"])
-                if kind == "elastic" or result["status"] == "finished":
-                    _check_errors(result["errors"].values() if kind == "elastic" else [result["test_error"]])
+                if kind == "elastic":
+                    _check_errors(result["errors"].values())
+                elif result["status"] == "finished":
+                    _check_errors(
+                        [result["val_error"]] if config.tuning else [result["val_error"], result["test_error"]]
+                    )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ResultError(f"{path} does not hold a result ({type(error).__name__}: {error}).") from error
             found[config] = result
