@@ -197,9 +197,10 @@ class Train(RunConfig):
         result = train.train(config, self.runs / config.name, device=self.device, data_dir=self.data_dir)
         if result["status"] != "finished":
             raise train.RunError(f"{config.name} failed: {result['reason']}.")
+        tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
         print(
-            f"test error {_percent(result['test_error'])} (validation {_percent(result['val_error'])} at epoch "
-            f"{result['best_epoch'] + 1}), {result['parameters']:,} parameters: {self.runs / config.name}"
+            f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
+            f"{result['parameters']:,} parameters: {self.runs / config.name}"
         )
 
 
@@ -239,20 +240,23 @@ class Evaluate:
 @app.command(name="run")
 @dataclass(frozen=True)
 class RunTable:
-    """Make all runs of a table of the paper; finished ones are skipped, interrupted ones go on.
+    """Make all runs of a table; finished ones are skipped, interrupted ones go on.
 
-    Table 1 compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table 3 with
-    less training data on MNIST-scale-local-2. Repeat the command after an interruption.
+    Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table
+    3 with less training data on MNIST-scale-local-2. `tuning` tries the settings to choose from on validation data,
+    `ablations` changes one thing at a time. Repeat the command after an interruption.
 
     Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
 
-    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3}")]]
+    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3,tuning,ablations}")]]
     """Which table."""
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits."""
     methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD...")] = None
     """Which rows, as `scalesteer table` names them; by default all."""
+    datasets: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="DATASET...")] = None
+    """Which datasets; by default all of the table."""
     jobs: int = 1
     """Runs at a time, each a process of its own; small networks do not fill a GPU."""
     device: str = "auto"
@@ -278,12 +282,12 @@ class RunTable:
 @app.command(name="table")
 @dataclass(frozen=True)
 class ShowTable:
-    """Print the paper's tables with our numbers beside the paper's; what has not been run is a gap.
+    """Print the paper's tables with our numbers beside the paper's, tuning and ablations; what is missing is a gap.
 
     Example: scalesteer table 1 --format markdown
     """
 
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3}")]] = None
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3,tuning,ablations}")]] = None
     """Which table; by default all."""
     format: Literal["text", "markdown"] = "text"
     """For a terminal or for a document."""

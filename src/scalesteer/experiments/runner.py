@@ -38,6 +38,7 @@ def run_table(
     data_dir: Path | None = None,
     splits: Iterable[int] | None = None,
     methods: Iterable[str] | None = None,
+    datasets: Iterable[str] | None = None,
     jobs: int = 1,
 ) -> list[str]:
     """Make every run of a table that has no result yet, and publish the results.
@@ -46,13 +47,14 @@ def run_table(
     one table: a run that another one has in hand is passed over.
 
     Args:
-        table: A table, or the number of one of the paper's.
+        table: A table, or the name of one of ours.
         runs: Where runs are kept.
         results: Where results are published.
         device: Where to train.
         data_dir: Where the original files are, if not in the cache.
         splits: Only these splits.
         methods: Only these rows.
+        datasets: Only these datasets.
         jobs: How many runs to make at once. Each is a process of its own, so that random numbers, signals and memory
             stay apart and results do not depend on `jobs`; on one GPU the processes take turns (or truly share it
             where NVIDIA's MPS runs), which pays as long as a single run leaves it idle between kernels.
@@ -60,7 +62,7 @@ def run_table(
     Returns:
         What kept runs from being finished, a line each.
     """
-    table = (get_table(table) if isinstance(table, str) else table).part(splits, methods)
+    table = (get_table(table) if isinstance(table, str) else table).part(splits, methods, datasets)
     _checks.integer("jobs", jobs, minimum=1)
     pick_device(device)
     _check_writable(results / "runs")
