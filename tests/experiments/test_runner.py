@@ -40,7 +40,11 @@ def test_table_is_run_published_and_not_run_again(cache, table, tiny, undisturbe
     assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
     found = collect(tmp_path / "results")
     assert set(found.runs) == set(table.runs)
-    assert "history" not in found.runs[tiny]
+    published = found.runs[tiny]
+    assert {len(column) for column in published["history"].values()} == {tiny.epochs}
+    assert {"test_error_by_scale", "parameters", "seconds", "config"} < set(published)
+    assert {"commit", "torch", "numpy", "python", "device", "command"} < set(published["environment"])
+    assert {"digest", "source"} < set(published["environment"]["data"])
     best = found.best(table.runs)
     model, _ = load_model(tmp_path / "runs" / best.name)
     distorted = evaluate(model, load(best, "test").distorted(30))["error"]

@@ -203,13 +203,26 @@ def test_ablations_are_compared_split_by_split():
 
 def test_published_results_are_collected(tmp_path):
     config = RunConfig("plain-cnn", split=3)
-    path = publish({**finished(config, 0.02), "history": [1] * 1000}, tmp_path)
+    history = [
+        {"epoch": i, "loss": 1.23456789 / (i + 1), "val_loss": 0.5, "val_error": 0.0125, "seconds": 12.3456 * i}
+        for i in range(100)
+    ]
+    result = {**finished(config, 0.02), "history": history, "reason": "[1,\\n2]", "data": {"sizes": [1, 2]}}
+    path = publish(result, tmp_path)
     assert path == tmp_path / "runs" / f"{config.name}.json"
-    assert path.stat().st_size < 1500
+    assert path.stat().st_size < 5000
+    assert '"sizes": [1, 2]' in path.read_text()
     publish({"config": config.to_dict(), "errors": {"0": 0.02}}, tmp_path, "elastic")
     found = collect(tmp_path)
     assert found.test_errors([config, RunConfig()]) == [0.02]
     assert found.elastic[config]["errors"] == {"0": 0.02}
+    kept = found.runs[config]
+    assert {key: kept[key] for key in kept if key != "history"} == {k: result[k] for k in result if k != "history"}
+    for name, column in kept["history"].items():
+        assert column == pytest.approx([entry[name] for entry in history], rel=5e-5)
+    before = path.read_text()
+    publish(kept, tmp_path)  # once more changes nothing
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize("change", [{"test_error": math.nan}, {"test_error": None}, {"config": {"depth": 3}}, None])
