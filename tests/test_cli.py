@@ -138,7 +138,7 @@ def test_unwritable_output_is_one_line(filled_cache, capsys, tmp_path):
     assert "cannot write" in err
 
 
-COMMANDS = ["train", "evaluate", "run", "table", "models", "predict"]
+COMMANDS = ["train", "evaluate", "run", "table", "reproduce", "models", "predict"]
 
 
 @pytest.mark.parametrize(

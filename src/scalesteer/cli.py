@@ -303,6 +303,42 @@ class ShowTable:
         print("\n".join(tables.render(table, found, self.format) for table in chosen), end="")
 
 
+@app.command(name="reproduce")
+@dataclass(frozen=True)
+class Reproduce:
+    """Regenerate the tables and plots of README.md and docs/reproduction.md from results/, in a checkout.
+
+    What has not been run is a gap. With --fresh all runs are made first; it says how long that takes, may be
+    interrupted, and goes on when the command is repeated.
+
+    Example: scalesteer reproduce --fresh --only 1 2
+    """
+
+    fresh: bool = False
+    """Make the runs, also those that results/ has: their new results take the place of the old."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{1,2,3,tuning,ablations}...")] = (
+        "tuning", "1", "2", "3", "ablations"
+    )  # fmt: skip
+    """With --fresh, which tables to run."""
+    jobs: int = 1
+    """Runs at a time, each a process of its own."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+    runs: Folder = Path("runs")
+    """Where runs are kept; figures of trained networks are drawn from those that are there."""
+
+    def run(self) -> None:
+        """Run if asked to, then write."""
+        from .experiments import reproduce
+
+        problems = reproduce.reproduce(**{field.name: getattr(self, field.name) for field in fields(self)})
+        print(f"refreshed {reproduce.README}, {reproduce.PAGE} and {reproduce.RESULTS / 'figures'}")
+        if problems:
+            raise ValueError(f"not finished: {'; '.join(problems)}")
+
+
 @app.command(name="figure")
 @dataclass(frozen=True)
 class DrawFigure:

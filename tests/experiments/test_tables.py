@@ -162,13 +162,13 @@ def test_validation_chooses_the_lowest_error_and_then_loss():
     found[runs[third]] = failed(runs[third])
     assert chosen(Results(found, {}), "SS-CNN", "mnist-scale") == second
     shown = render(get_table("tuning"), Results(found, {}), "markdown")
-    assert shown.count(" * |") == 1
-    assert "| MNIST-Scale, lr 0.002, weight decay 0.01, 56 px | – | 2.00 * | – | – | – |" in shown
+    assert shown.count(" ✓ |") == 1
+    assert "| MNIST-Scale, lr 0.002, weight decay 0.01, 56 px | – | 2.00 ✓ | – | – | – |" in shown
     assert "| MNIST-Scale, lr 0.002, weight decay 0.1, 28 px | – | – | – | – | – |" in shown
     assert f"{runs[third].name} failed" in shown
     del found[runs[third]]  # not run yet: nothing is chosen
     assert chosen(Results(found, {}), "SS-CNN", "mnist-scale") is None
-    assert " * |" not in render(get_table("tuning"), Results(found, {}), "markdown")
+    assert " ✓ |" not in render(get_table("tuning"), Results(found, {}), "markdown")
 
 
 def test_recipes_are_what_validation_chose():

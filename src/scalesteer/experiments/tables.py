@@ -15,7 +15,7 @@ from scalesteer import _checks
 from scalesteer.data import ELASTIC_ALPHAS
 from scalesteer.data.scale import SPLITS
 from scalesteer.experiments.config import RunConfig
-from scalesteer.experiments.results import Results, mean_and_std
+from scalesteer.experiments.results import Result, Results, mean_and_std
 from scalesteer.harmonics import PAPER_SCALES
 
 METHODS = {
@@ -34,6 +34,9 @@ class Recipe(NamedTuple):
     lr: float
     weight_decay: float
     upsample: int
+
+    def __str__(self) -> str:
+        return f"lr {self.lr:g}, weight decay {self.weight_decay:g}, {28 * self.upsample} px"
 
 
 GRID = tuple(itertools.starmap(Recipe, itertools.product((0.002, 0.005), (0.01, 0.1), (1, 2))))
@@ -211,13 +214,9 @@ def _tuning() -> Table:
         method: tuple(Cell((config,)) for dataset in DATASETS for config in tuning_runs(method, dataset).values())
         for method in METHODS
     }
-    columns = tuple(f"{name}, {_words(recipe)}" for name in DATASETS.values() for recipe in GRID)
-    title = f"Error on the validation data of split 0 after at most {TUNING_EPOCHS} epochs; * is chosen"
+    columns = tuple(f"{name}, {recipe}" for name in DATASETS.values() for recipe in GRID)
+    title = f"Error on the validation data of split 0 after at most {TUNING_EPOCHS} epochs; ✓ is chosen"
     return Table("tuning", title, columns, rows)
-
-
-def _words(recipe: Recipe) -> str:
-    return f"lr {recipe.lr:g}, weight decay {recipe.weight_decay:g}, {28 * recipe.upsample} px"
 
 
 def _ablations() -> Table:
@@ -228,7 +227,7 @@ def _ablations() -> Table:
         name: (Cell(tuple(replace(config, **own) for config in bases[method])), Cell(bases[method]))
         for name, method, own in variants
     }
-    title = "One change at a time, MNIST-Scale, splits 0 to 2; the difference is to the method's run in Table 1"
+    title = "MNIST-Scale, splits 0 to 2; differences are to the method's runs in Table 1"
     return Table("ablations", title, ("variant", "base"), rows)
 
 
@@ -285,7 +284,7 @@ def layout(lines: list[list[str]], title: str = "", notes: Iterable[str] = (), s
 def _paper_lines(table: Table, results: Results) -> list[list[str]]:
     lines = [["error in %", *(text for column in table.columns for text in (column, "paper"))]]
     for method, row in table.rows.items():
-        lines.append([method, *(text for cell in row for text in (_show(cell, results), cell.paper or GAP))])
+        lines.append([method, *(text for cell in row for text in (show(cell, results), cell.paper or GAP))])
     return lines
 
 
@@ -298,38 +297,53 @@ def _tuning_lines(table: Table, results: Results) -> list[list[str]]:
         for method in table.rows:
             ended = results.finished([tuning_runs(method, dataset)[recipe]])
             shown = f"{100 * results.runs[ended[0]]['val_error']:.2f}" if ended else GAP
-            line.append(f"{shown} *" if winners[method, dataset] == recipe else shown)
+            line.append(f"{shown} ✓" if winners[method, dataset] == recipe else shown)
         lines.append(line)
     return lines
 
 
 def _ablation_lines(table: Table, results: Results) -> list[list[str]]:
-    lines = [["error in %", "three splits", "difference", "parameters", "seconds"]]
+    lines = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
     for name, (variant, base) in table.rows.items():
         pairs = [p for p in zip(variant.runs, base.runs, strict=True) if len(results.finished(p)) == 2]
         changes = [100 * (first - second) for first, second in map(results.test_errors, pairs)]
-        difference = GAP if not changes else "base" if variant == base else _spread(changes, "+.2f")
+        difference = GAP if not changes else "base" if variant == base else spread(changes, "+.2f")
         found = [results.runs[config] for config in results.finished(variant.runs)]
-        about = [f"{mean_and_std([r[k] for r in found])[0]:,.0f}" if found else GAP for k in ("parameters", "seconds")]
-        lines.append([name, _show(variant, results), difference, *about])
+        lines.append([name, show(variant, results), difference, *(mean(found, k) for k in ("parameters", "seconds"))])
     return lines
 
 
-def _spread(values: list[float], form: str = ".2f") -> str:
+def mean(found: list[Result], key: str) -> str:
+    """The mean of a large number over results, or a dash."""
+    return f"{mean_and_std([result[key] for result in found])[0]:,.0f}" if found else GAP
+
+
+def spread(values: list[float], form: str = ".2f") -> str:
+    """Mean ± standard deviation; of a single value just that."""
     mean, std = mean_and_std(values)
     return f"{mean:{form}}{'' if std is None else f' ± {std:.2f}'}"
 
 
-def _show(cell: Cell, results: Results) -> str:
+def show(cell: Cell, results: Results) -> str:
+    """What a cell says: the error in %, how many runs are missing or failed, or a dash."""
     values, failed = results.test_errors(cell.runs), len(results.failed(cell.runs))
     missing = [f"{len(values)} of {len(cell.runs)}"] if len(values) < len(cell.runs) else []
     missing += [f"{failed} failed"] if failed else []
     note = f" ({', '.join(missing)})" if missing else ""
     if cell.alpha is not None:
-        best = results.best(cell.runs)
-        errors = results.elastic[best]["errors"] if best is not None and best in results.elastic else {}
-        key = f"{cell.alpha:g}"
-        return f"{100 * errors[key]:.2f}{note}" if key in errors else GAP
+        error = mean_error(cell, results)
+        return GAP if error is None else f"{error:.2f}{note}"
     if not values:
         return f"{GAP} ({failed} failed)" if failed else GAP
-    return _spread([100 * value for value in values]) + note
+    return spread([100 * value for value in values]) + note
+
+
+def mean_error(cell: Cell, results: Results) -> float | None:
+    """The number of a cell in %; None if there is none yet."""
+    if cell.alpha is None:
+        values = results.test_errors(cell.runs)
+        return 100 * mean_and_std(values)[0] if values else None
+    best = results.best(cell.runs)
+    errors = results.elastic[best]["errors"] if best is not None and best in results.elastic else {}
+    error = errors.get(f"{cell.alpha:g}")
+    return None if error is None else 100 * error
