@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup quickstart test lint types docs clean
+.PHONY: help setup quickstart reproduce test lint types docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,9 @@ $(READY): constraints.txt pyproject.toml
 
 quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw
 	$(BIN)/python -m scalesteer.experiments.quickstart
+
+reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (hours on a GPU)
+	$(BIN)/scalesteer reproduce $(if $(FRESH),--fresh)
 
 lint: $(READY)  ## style: ruff
 	$(BIN)/ruff check .

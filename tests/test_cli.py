@@ -110,11 +110,12 @@ def test_sheet_holds_the_images_three_times_enlarged():
         ("evaluate none", "no checkpoint can be read at none: No such file or directory"),
         ("evaluate .", ". holds no model"),
         ("evaluate none --part tset", "did you mean test?"),
-        ("run 4", "`table` must be one of '1', '2', '3' (got '4')"),
+        ("run 4", "`table` must be one of '1', '2', '3', 'tuning', 'ablations' (got '4')"),
         ("run 1 --methods SS-CN", "Did you mean 'SS-CNN'?"),
+        ("run tuning --datasets mnist-scal", "Did you mean 'mnist-scale'?"),
         ("run 1 --jobs 0", "`jobs` must be at least 1 (got 0)"),
         ("run 1 --device cuda:99", "`device` 'cuda:99' is not available"),
-        ("table 4", "`table` must be one of '1', '2', '3' (got '4')"),
+        ("table 4", "`table` must be one of '1', '2', '3', 'tuning', 'ablations' (got '4')"),
         ("table --format html", "Expected one of"),
         ("predict none x.png", "no checkpoint can be read at none"),
         ("predict none", "give at least one image"),
@@ -137,7 +138,7 @@ def test_unwritable_output_is_one_line(filled_cache, capsys, tmp_path):
     assert "cannot write" in err
 
 
-COMMANDS = ["train", "evaluate", "run", "table", "models", "predict"]
+COMMANDS = ["train", "evaluate", "run", "table", "reproduce", "models", "predict"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from docs.guide import plots
+from scalesteer.experiments import reproduce
+from scalesteer.experiments.results import collect
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -17,6 +19,12 @@ def test_the_guides_tables_are_those_of_the_measured_numbers():
     for document, parts in ((plots.GUIDE, plots.tables(numbers)), (plots.README, plots.readme_parts(numbers))):
         text = document.read_text()
         assert plots.fill(text, parts) == text
+
+
+def test_the_papers_tables_are_those_of_the_results():
+    for document, parts in reproduce.documents(collect(ROOT / "results"), ROOT).items():
+        text = (ROOT / document).read_text()
+        assert reproduce.fill(text, parts) == text
 
 
 def test_the_guides_numbers_can_be_measured_again():

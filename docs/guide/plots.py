@@ -7,7 +7,6 @@ of the README are refreshed.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from scalesteer import PAPER_SCALES, LogRadialBasis, ScaleSteerableConv2d, harmonics
 from scalesteer.experiments import figures, quickstart
+from scalesteer.experiments.reproduce import fill
 from scalesteer.testing import steering_error
 from tests import test_theorem as theorem
 
@@ -127,20 +127,6 @@ def tables(numbers: dict[str, Any]) -> dict[str, str]:
         "rank": "\n".join(ranks),
         "theorem": agreement + " and all three orders.",
     }
-
-
-def fill(text: str, parts: dict[str, str]) -> str:
-    """Put each part between its markers."""
-    for name, part in parts.items():
-        text, count = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-            lambda match, part=part: match[1] + part + "\n" + match[2],
-            text,
-            flags=re.S,
-        )
-        if count != 1:
-            raise ValueError(f"a document must have exactly one place for {name!r} (found {count}).")
-    return text
 
 
 def random_layer() -> ScaleSteerableConv2d:

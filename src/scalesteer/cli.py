@@ -197,9 +197,10 @@ class Train(RunConfig):
         result = train.train(config, self.runs / config.name, device=self.device, data_dir=self.data_dir)
         if result["status"] != "finished":
             raise train.RunError(f"{config.name} failed: {result['reason']}.")
+        tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
         print(
-            f"test error {_percent(result['test_error'])} (validation {_percent(result['val_error'])} at epoch "
-            f"{result['best_epoch'] + 1}), {result['parameters']:,} parameters: {self.runs / config.name}"
+            f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
+            f"{result['parameters']:,} parameters: {self.runs / config.name}"
         )
 
 
@@ -239,20 +240,23 @@ class Evaluate:
 @app.command(name="run")
 @dataclass(frozen=True)
 class RunTable:
-    """Make all runs of a table of the paper; finished ones are skipped, interrupted ones go on.
+    """Make all runs of a table; finished ones are skipped, interrupted ones go on.
 
-    Table 1 compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table 3 with
-    less training data on MNIST-scale-local-2. Repeat the command after an interruption.
+    Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table
+    3 with less training data on MNIST-scale-local-2. `tuning` tries the settings to choose from on validation data,
+    `ablations` changes one thing at a time. Repeat the command after an interruption.
 
     Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
 
-    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3}")]]
+    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3,tuning,ablations}")]]
     """Which table."""
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits."""
     methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD...")] = None
     """Which rows, as `scalesteer table` names them; by default all."""
+    datasets: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="DATASET...")] = None
+    """Which datasets; by default all of the table."""
     jobs: int = 1
     """Runs at a time, each a process of its own; small networks do not fill a GPU."""
     device: str = "auto"
@@ -278,12 +282,12 @@ class RunTable:
 @app.command(name="table")
 @dataclass(frozen=True)
 class ShowTable:
-    """Print the paper's tables with our numbers beside the paper's; what has not been run is a gap.
+    """Print the paper's tables with our numbers beside the paper's, tuning and ablations; what is missing is a gap.
 
     Example: scalesteer table 1 --format markdown
     """
 
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3}")]] = None
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3,tuning,ablations}")]] = None
     """Which table; by default all."""
     format: Literal["text", "markdown"] = "text"
     """For a terminal or for a document."""
@@ -297,6 +301,42 @@ class ShowTable:
         names = tables.TABLES if self.name is None else [self.name]
         chosen, found = [tables.get_table(name) for name in names], results.collect(self.results)
         print("\n".join(tables.render(table, found, self.format) for table in chosen), end="")
+
+
+@app.command(name="reproduce")
+@dataclass(frozen=True)
+class Reproduce:
+    """Regenerate the tables and plots of README.md and docs/reproduction.md from results/, in a checkout.
+
+    What has not been run is a gap. With --fresh all runs are made first; it says how long that takes, may be
+    interrupted, and goes on when the command is repeated.
+
+    Example: scalesteer reproduce --fresh --only 1 2
+    """
+
+    fresh: bool = False
+    """Make the runs, also those that results/ has: their new results take the place of the old."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{1,2,3,tuning,ablations}...")] = (
+        "tuning", "1", "2", "3", "ablations"
+    )  # fmt: skip
+    """With --fresh, which tables to run."""
+    jobs: int = 1
+    """Runs at a time, each a process of its own."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
+    data_dir: Directory = None
+    """Where the original files are; see `scalesteer data fetch --help`."""
+    runs: Folder = Path("runs")
+    """Where runs are kept; figures of trained networks are drawn from those that are there."""
+
+    def run(self) -> None:
+        """Run if asked to, then write."""
+        from .experiments import reproduce
+
+        problems = reproduce.reproduce(**{field.name: getattr(self, field.name) for field in fields(self)})
+        print(f"refreshed {reproduce.README}, {reproduce.PAGE} and {reproduce.RESULTS / 'figures'}")
+        if problems:
+            raise ValueError(f"not finished: {'; '.join(problems)}")
 
 
 @app.command(name="figure")

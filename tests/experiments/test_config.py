@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from scalesteer import cli
+from scalesteer import LogRadialBasis, cli, create_model
 from scalesteer.experiments.config import RunConfig, differences
 
 
@@ -16,6 +16,11 @@ from scalesteer.experiments.config import RunConfig, differences
         ({"precision": "float23"}, "Did you mean 'float32'?"),
         ({"basis": "pape"}, "Did you mean 'paper'?"),
         ({"basis": "area", "model": "plain-cnn"}, "applies to model='ss-cnn' only"),
+        ({"m": 1.0, "model": "plain-cnn"}, r"`m` \(got 1.0\) applies to model='ss-cnn' only"),
+        ({"scales": (1.0, 0.5)}, "`scales` must be positive and strictly ascending"),
+        ({"orders": ()}, "`orders` must not be empty"),
+        ({"m": 2.0, "basis": "area"}, "`m` must be below 2 with sampling='area'"),
+        ({"support": "dics"}, "Did you mean 'disc'?"),
         ({"epochs": 0}, r"`epochs` must be at least 1 \(got 0\)"),
         ({"batch_size": 1}, "`batch_size` must be at least 2"),
         ({"batch_size": 10_001}, r"`batch_size` must be at most 10000, the training images \(got 10001\)"),
@@ -38,7 +43,9 @@ def test_wrong_value_is_named_with_what_is_allowed(options, message):
         RunConfig(**options)
 
 
-@pytest.mark.parametrize("options", [{"upsample": True}, {"epochs": 1.5}, {"lr": "0.1"}, {"train_images": 2.0}])
+@pytest.mark.parametrize(
+    "options", [{"upsample": True}, {"epochs": 1.5}, {"lr": "0.1"}, {"train_images": 2.0}, {"tuning": 1}]
+)
 def test_wrong_type_is_an_error(options):
     with pytest.raises(TypeError, match=next(iter(options))):
         RunConfig(**options)
@@ -67,8 +74,8 @@ def test_identity_is_that_of_the_values_whatever_their_spelling():
 
 def test_every_field_changes_the_identity():
     other = RunConfig(
-        "ss-cnn", "fmnist-scale", 1, 1, 1, 64, 0.1, 0.1, 0.1, "cosine", "tf32", 1, "area", 99, (0.5, 1.0), (99, 9, 9),
-        "antialias",
+        "ss-cnn", "fmnist-scale", 1, 1, 1, 64, 0.1, 0.1, 0.2, "cosine", "tf32", 1, "area", 99, (0.5, 1.0), (99, 9, 9),
+        "antialias", (1.0, 2.0), (1.0,), 0.5, "crop", True,
     )  # fmt: skip
     names = [name for name, value in other.to_dict().items() if value != RunConfig().to_dict()[name]]
     assert len(names) == len(other.to_dict()) - 1  # all but the model
@@ -80,10 +87,25 @@ def test_every_field_changes_the_identity():
     assert RunConfig(sizes=(200, 9, 9)).identity != RunConfig().identity
 
 
-def test_command_gives_the_configuration_back():
-    config = RunConfig("plain-cnn", "fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75))
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig("plain-cnn", "fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75)),
+        RunConfig(basis="area", scales=(1, 9 / 7), orders=(1,), m=0.5, support="crop", tuning=True),
+    ],
+)
+def test_command_gives_the_configuration_back(config):
     parsed = cli.parse(config.command.split()[1:])
     assert parsed.config == config
+
+
+def test_filters_are_the_presets_but_for_what_is_set():
+    config = RunConfig(basis="area", orders=[1, 2], scales=np.array([1, 1.5]), m=0)
+    assert config.orders == (1.0, 2.0)
+    layer = create_model("ss-cnn", **config.model_options).first
+    assert layer.scales == config.scales == (1.0, 1.5)
+    assert layer.basis == LogRadialBasis(sampling="area", orders=(1.0, 2.0), m=0.0)
+    assert create_model("ss-cnn", **RunConfig().model_options).first.basis == LogRadialBasis()
 
 
 def test_differences_are_listed():

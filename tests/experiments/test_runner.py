@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from scalesteer.data.store import locked
 from scalesteer.experiments import runner
-from scalesteer.experiments.results import collect
+from scalesteer.experiments.results import collect, publish
 from scalesteer.experiments.runner import evaluate_elastic, run_table
 from scalesteer.experiments.tables import Cell, Table, render
 from scalesteer.experiments.train import RunError, evaluate, load, load_model
@@ -40,7 +41,11 @@ def test_table_is_run_published_and_not_run_again(cache, table, tiny, undisturbe
     assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
     found = collect(tmp_path / "results")
     assert set(found.runs) == set(table.runs)
-    assert "history" not in found.runs[tiny]
+    published = found.runs[tiny]
+    assert {len(column) for column in published["history"].values()} == {tiny.epochs}
+    assert {"test_error_by_scale", "parameters", "seconds", "config"} < set(published)
+    assert {"commit", "torch", "numpy", "python", "device", "command"} < set(published["environment"])
+    assert {"digest", "source"} < set(published["environment"]["data"])
     best = found.best(table.runs)
     model, _ = load_model(tmp_path / "runs" / best.name)
     distorted = evaluate(model, load(best, "test").distorted(30))["error"]
@@ -51,6 +56,16 @@ def test_table_is_run_published_and_not_run_again(cache, table, tiny, undisturbe
     monkeypatch.setattr(runner, "train", None)
     monkeypatch.setattr(runner, "evaluate_elastic", None)
     assert run_table(table, **places(tmp_path)) == []
+
+
+def test_fresh_takes_no_notice_of_published_results(cache, tiny, undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "runs" / tiny.name)
+    own = json.loads((undisturbed / "result.json").read_text())
+    table = Table("0", "tiny", ("x",), {"Plain": (Cell((tiny,)),)})
+    publish(own | {"test_error": 0.0}, tmp_path / "results")
+    for fresh, expected in ((False, 0.0), (True, own["test_error"])):
+        assert run_table(table, **places(tmp_path), fresh=fresh) == []
+        assert collect(tmp_path / "results").test_errors([tiny]) == [expected]
 
 
 def test_several_at_once_give_the_same_results(cache, table, tiny, undisturbed, tmp_path, monkeypatch):

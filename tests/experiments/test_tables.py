@@ -1,12 +1,30 @@
 import json
 import math
 import statistics
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.results import ResultError, Results, collect, publish
-from scalesteer.experiments.tables import FEW_IMAGES, METHODS, RECIPES, TABLES, Cell, Table, get_table, render
+from scalesteer.experiments.tables import (
+    DATASETS,
+    FEW_IMAGES,
+    GRID,
+    METHODS,
+    RECIPES,
+    TABLES,
+    Cell,
+    Recipe,
+    Table,
+    chosen,
+    get_table,
+    render,
+    tuning_runs,
+)
+
+COMMITTED = Path(__file__).parents[2] / "results"
 
 
 def finished(config, test_error, val_error=0.5):
@@ -87,8 +105,9 @@ def test_every_table_is_shown_without_results(tmp_path):
     results = collect(tmp_path)
     for name in TABLES:
         table = get_table(name)
-        assert all(f" {column} " in render(table, results, "markdown") for column in table.columns)
-        assert "±" in render(table, results) or name == "2"
+        shown = render(table, results, "markdown")
+        assert all(f"| {row} " in shown for row in (table.columns if name == "tuning" else table.rows))
+        assert ("±" in shown) == (name in "13")
 
 
 def test_the_papers_grids():
@@ -108,9 +127,12 @@ def test_the_papers_grids():
 
 def test_recipe_changes_its_method_only(monkeypatch):
     before = get_table("1")
-    monkeypatch.setitem(RECIPES, "SS-CNN", {"lr": 0.125, "basis": "area"})
+    monkeypatch.setitem(RECIPES, ("SS-CNN", "mnist-scale"), Recipe(0.125, 0.25, 1))
     after = get_table("1")
-    assert {config.lr for cell in after.rows["SS-CNN"] for config in cell.runs} == {0.125}
+    first, second = after.rows["SS-CNN"]
+    assert {(config.lr, config.weight_decay, config.upsample) for config in first.runs} == {(0.125, 0.25, 1)}
+    assert second == before.rows["SS-CNN"][1]
+    assert {config.lr for cell in get_table("3").rows["SS-CNN"] for config in cell.runs} == {0.125}  # made of digits
     assert all(after.rows[method] == before.rows[method] for method in METHODS if method != "SS-CNN")
 
 
@@ -120,19 +142,87 @@ def test_part_of_a_table():
     assert [config.split for config in part.runs] == [1, 1, 1, 4, 4, 4]
     with pytest.raises(ValueError, match="Did you mean 'SS-CNN'"):
         get_table("3").part(methods=["SS-CN"])
+    part = get_table("tuning").part(methods=["Plain CNN"], datasets=["fmnist-scale"])
+    assert {(config.model, config.dataset) for config in part.runs} == {("plain-cnn", "fmnist-scale")}
+    assert len(part.runs) == len(GRID)
     with pytest.raises(ValueError, match="`table` must be one of '1', '2', '3'"):
         get_table("4")
 
 
+def tuned(config, val_error, val_loss=0.1):
+    return {"status": "finished", "val_error": val_error, "val_loss": val_loss, "config": config.to_dict()}
+
+
+def test_validation_chooses_the_lowest_error_and_then_loss():
+    runs = tuning_runs("SS-CNN", "mnist-scale")
+    first, second, third, *_ = GRID
+    found = {config: tuned(config, 0.03) for config in runs.values()}
+    found[runs[first]] = tuned(runs[first], 0.02, 0.3)
+    found[runs[second]] = tuned(runs[second], 0.02, 0.2)
+    found[runs[third]] = failed(runs[third])
+    assert chosen(Results(found, {}), "SS-CNN", "mnist-scale") == second
+    shown = render(get_table("tuning"), Results(found, {}), "markdown")
+    assert shown.count(" ✓ |") == 1
+    assert "| MNIST-Scale, lr 0.002, weight decay 0.01, 56 px | – | 2.00 ✓ | – | – | – |" in shown
+    assert "| MNIST-Scale, lr 0.002, weight decay 0.1, 28 px | – | – | – | – | – |" in shown
+    assert f"{runs[third].name} failed" in shown
+    del found[runs[third]]  # not run yet: nothing is chosen
+    assert chosen(Results(found, {}), "SS-CNN", "mnist-scale") is None
+    assert " ✓ |" not in render(get_table("tuning"), Results(found, {}), "markdown")
+
+
+def test_recipes_are_what_validation_chose():
+    results = collect(COMMITTED)
+    assert set(RECIPES) == {(method, dataset) for method in METHODS for dataset in DATASETS}
+    for (method, dataset), recipe in RECIPES.items():
+        assert recipe in GRID
+        assert chosen(results, method, dataset) in (recipe, None)
+
+
+def test_tuning_looks_at_split_0_and_at_no_test_set():
+    runs = get_table("tuning").runs
+    assert len(runs) == len(METHODS) * len(DATASETS) * len(GRID)
+    assert all(config.tuning and config.split == 0 for config in runs)
+    assert not any(config.tuning for name in ("1", "2", "3", "ablations") for config in get_table(name).runs)
+
+
+def test_ablations_are_compared_split_by_split():
+    table = get_table("ablations")
+    base, area = (table.rows[name][0].runs for name in ("SS-CNN, as in Table 1", "basis area"))
+    assert set(base) < set(get_table("1").runs)
+    assert area == tuple(replace(config, basis="area") for config in base)
+    more = {"parameters": 443_078, "seconds": 60.0}
+    found = {config: finished(config, 0.02 + 0.01 * config.split) | more for config in base}
+    found |= {config: finished(config, 0.021 + 0.011 * config.split) | more for config in area[:2]}
+    shown = render(table, Results(found, {}), "markdown").splitlines()
+    assert "| SS-CNN, as in Table 1 | 3.00 ± 1.00 | base | 443,078 | 60 |" in shown
+    assert "| basis area | 2.65 ± 0.78 (2 of 3) | +0.15 ± 0.07 | 443,078 | 60 |" in shown
+    assert "| SS-CNN, 56 px | 3.00 ± 1.00 | base | 443,078 | 60 |" in shown  # the same runs
+    assert "| m = 0 | – | – | – | – |" in shown
+
+
 def test_published_results_are_collected(tmp_path):
     config = RunConfig("plain-cnn", split=3)
-    path = publish({**finished(config, 0.02), "history": [1] * 1000}, tmp_path)
+    history = [
+        {"epoch": i, "loss": 1.23456789 / (i + 1), "val_loss": 0.5, "val_error": 0.0125, "seconds": 12.3456 * i}
+        for i in range(100)
+    ]
+    result = {**finished(config, 0.02), "history": history, "reason": "[1,\\n2]", "data": {"sizes": [1, 2]}}
+    path = publish(result, tmp_path)
     assert path == tmp_path / "runs" / f"{config.name}.json"
-    assert path.stat().st_size < 1500
+    assert path.stat().st_size < 5000
+    assert '"sizes": [1, 2]' in path.read_text()
     publish({"config": config.to_dict(), "errors": {"0": 0.02}}, tmp_path, "elastic")
     found = collect(tmp_path)
     assert found.test_errors([config, RunConfig()]) == [0.02]
     assert found.elastic[config]["errors"] == {"0": 0.02}
+    kept = found.runs[config]
+    assert {key: kept[key] for key in kept if key != "history"} == {k: result[k] for k in result if k != "history"}
+    for name, column in kept["history"].items():
+        assert column == pytest.approx([entry[name] for entry in history], rel=5e-5)
+    before = path.read_text()
+    publish(kept, tmp_path)  # once more changes nothing
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize("change", [{"test_error": math.nan}, {"test_error": None}, {"config": {"depth": 3}}, None])

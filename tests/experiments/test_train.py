@@ -119,6 +119,16 @@ def test_result_is_that_of_the_best_model_on_validation_data(cache, undisturbed,
     assert str(Path.home()) not in json.dumps(result)
 
 
+def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(training, "load", lambda config, part, *args: loaded.append(part) or load(config, part, *args))
+    result = train(replace(tiny, tuning=True), tmp_path, device="cpu")
+    assert loaded == ["train", "val"]
+    whole = json.loads((undisturbed / "result.json").read_text())
+    assert set(whole) - set(result) == {"test_error", "test_error_by_scale"}
+    assert (result["val_error"], result["val_loss"]) == (whole["val_error"], whole["val_loss"])
+
+
 def test_finished_run_returns_at_once(cache, undisturbed, tiny, monkeypatch):
     monkeypatch.setattr(training, "load", None)  # would be called
     assert train(tiny, undisturbed)["status"] == "finished"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from scalesteer import _checks
@@ -14,6 +14,7 @@ from scalesteer.models import list_models
 
 SCHEDULES = ("one-cycle", "cosine", "step", "constant")
 PRECISIONS = ("float32", "tf32", "bf16")
+BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RunConfig:
     """Largest learning rate of AdamW."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.1
     """Share of each label that is spread over all classes."""
     schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
     """Learning rate over time: up for 30 % then down to zero; down to zero; a tenth after a half and after three
@@ -55,6 +56,16 @@ class RunConfig:
     """Training, validation and test images to draw; by default the dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"
     """How images are shrunk."""
+    scales: tuple[float, ...] | None = None
+    """Scales of the filters of ss-cnn; by default the paper's six."""
+    orders: tuple[float, ...] | None = None
+    """Orders k of the filters of ss-cnn; by default the preset's, as with the next two."""
+    m: float | None = None
+    """Radial decay of the filters of ss-cnn."""
+    support: Literal["disc", "crop"] | None = None
+    """Pixels that belong to the filters of ss-cnn: a disc that grows with the scale, or crops of the largest one."""
+    tuning: bool = False
+    """Choose settings: the test set is not looked at."""
 
     def __post_init__(self) -> None:
         _checks.choice("model", self.model, list_models())
@@ -70,10 +81,8 @@ class RunConfig:
             raise ValueError(f"`weight_decay` must not be negative (got {self.weight_decay}).")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"`label_smoothing` must be from 0 to below 1 (got {self.label_smoothing}).")
-        if self.basis is not None:
-            if self.model != "ss-cnn":
-                raise ValueError(f"`basis` (got {self.basis!r}) applies to model='ss-cnn' only (got {self.model!r}).")
-            LogRadialBasis.preset(self.basis)
+        object.__setattr__(self, "tuning", _checks.boolean("tuning", self.tuning))
+        self._check_filters()
         if self.upsample is not None and _checks.integer("upsample", self.upsample, minimum=1) > 2:
             raise ValueError(f"`upsample` must be 1 or 2 (got {self.upsample}).")
         data = self.data
@@ -93,6 +102,18 @@ class RunConfig:
         if min(data.sizes) == 0:
             raise ValueError(f"`sizes` must leave images for validation and test (got {data.sizes}).")
 
+    def _check_filters(self) -> None:
+        for name in ("basis", "scales", *BASIS_FIELDS):
+            value = getattr(self, name)
+            if value is not None and self.model != "ss-cnn":
+                raise ValueError(f"`{name}` (got {value!r}) applies to model='ss-cnn' only (got {self.model!r}).")
+        if self.scales is not None:
+            object.__setattr__(self, "scales", _checks.scales(self.scales))
+        basis = self.model_options.get("basis")
+        for name in BASIS_FIELDS:  # as plain numbers, whatever they came as
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, getattr(basis, name))
+
     @property
     def data(self) -> SplitSpec:
         """The split this run trains on."""
@@ -108,8 +129,11 @@ class RunConfig:
     def model_options(self) -> dict[str, Any]:
         """Options for `create_model` beside the dataset."""
         options: dict[str, Any] = {"upsample": self.upsample}
-        if self.basis is not None:
-            options["basis"] = self.basis
+        if self.scales is not None:
+            options["scales"] = self.scales
+        changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
+        if self.basis is not None or changed:
+            options["basis"] = replace(LogRadialBasis.preset(self.basis or "paper"), **changed)
         return options
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,7 +185,7 @@ class RunConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                values = value if isinstance(value, tuple) else (value,)
+                values = value if isinstance(value, tuple) else () if value is True else (value,)
                 words.append(" ".join([f"--{field.name.replace('_', '-')}", *map(str, values)]))
         return " ".join(words)
 

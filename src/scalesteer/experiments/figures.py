@@ -339,6 +339,29 @@ def draw_errors(
     return figure
 
 
+def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
+    """Error in per cent after each epoch: a line through the means over runs, their range shaded.
+
+    Args:
+        curves: For each name its runs, each a sequence of errors from 0 to 1, one an epoch.
+        label: Of the vertical axis, which is logarithmic.
+    """
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axis = figure.add_subplot()
+    for (name, runs), colour in zip(curves.items(), COLOURS * 3, strict=False):
+        errors = 100 * np.asarray(runs, float)  # (runs, epochs)
+        epochs = np.arange(1, errors.shape[1] + 1)
+        axis.semilogy(epochs, errors.mean(0), color=colour, label=name)
+        axis.fill_between(epochs, errors.min(0), errors.max(0), color=colour, alpha=0.15, linewidth=0)
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.set_xlabel("epochs")
+    axis.set_ylabel(label)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(fontsize=9)
+    return figure
+
+
 @_register("scale-error", "error against the object's scale, by network")
 def plot_scale_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     """Error in bins of the scale that images were drawn at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from scalesteer.experiments.checkpoint import write_atomically
 from scalesteer.experiments.config import RunConfig
 
 Result = dict[str, Any]
+HISTORY = ("loss", "val_loss", "val_error", "seconds")  # what is kept of each epoch; seconds since the beginning
 
 
 class ResultError(ValueError):
@@ -55,11 +57,17 @@ def mean_and_std(values: list[float]) -> tuple[float, float | None]:
 
 
 def publish(result: Result, folder: Path, kind: str = "runs") -> Path:
-    """Write a result where :func:`collect` finds it, without the history, which stays with the run."""
+    """Write a result where :func:`collect` finds it, small: the history as columns, rounded, each on one line."""
     path = folder / kind / f"{RunConfig.from_dict(result['config']).name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    small = {key: value for key, value in result.items() if key != "history"}
-    write_atomically(path, (json.dumps(small, indent=1) + "\n").encode())
+    if isinstance(result.get("history"), list):
+        columns = {name: [float(f"{entry[name]:.5g}") for entry in result["history"]] for name in HISTORY}
+        result = result | {"history": columns}
+    # A newline is never inside a string: what starts so is an array of numbers.
+    text = re.sub(
+        r"(?<=\[)\n[-+.,\deE\s]*(?=\])", lambda numbers: " ".join(numbers[0].split()), json.dumps(result, indent=1)
+    )
+    write_atomically(path, (text + "\n").encode())
     return path
 
 
@@ -75,8 +83,12 @@ def collect(folder: Path) -> Results:
             try:
                 result = json.loads(path.read_text())
                 config = RunConfig.from_dict(result["config"])
-                if kind == "elastic" or result["status"] == "finished":
-                    _check_errors(result["errors"].values() if kind == "elastic" else [result["test_error"]])
+                if kind == "elastic":
+                    _check_errors(result["errors"].values())
+                elif result["status"] == "finished":
+                    _check_errors(
+                        [result["val_error"]] if config.tuning else [result["val_error"], result["test_error"]]
+                    )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ResultError(f"{path} does not hold a result ({type(error).__name__}: {error}).") from error
             found[config] = result

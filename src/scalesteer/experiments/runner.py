@@ -38,7 +38,9 @@ def run_table(
     data_dir: Path | None = None,
     splits: Iterable[int] | None = None,
     methods: Iterable[str] | None = None,
+    datasets: Iterable[str] | None = None,
     jobs: int = 1,
+    fresh: bool = False,
 ) -> list[str]:
     """Make every run of a table that has no result yet, and publish the results.
 
@@ -46,25 +48,27 @@ def run_table(
     one table: a run that another one has in hand is passed over.
 
     Args:
-        table: A table, or the number of one of the paper's.
+        table: A table, or the name of one of ours.
         runs: Where runs are kept.
         results: Where results are published.
         device: Where to train.
         data_dir: Where the original files are, if not in the cache.
         splits: Only these splits.
         methods: Only these rows.
+        datasets: Only these datasets.
         jobs: How many runs to make at once. Each is a process of its own, so that random numbers, signals and memory
             stay apart and results do not depend on `jobs`; on one GPU the processes take turns (or truly share it
             where NVIDIA's MPS runs), which pays as long as a single run leaves it idle between kernels.
+        fresh: Take no notice of results that were published before: only what is in `runs` counts.
 
     Returns:
         What kept runs from being finished, a line each.
     """
-    table = (get_table(table) if isinstance(table, str) else table).part(splits, methods)
+    table = (get_table(table) if isinstance(table, str) else table).part(splits, methods, datasets)
     _checks.integer("jobs", jobs, minimum=1)
     pick_device(device)
     _check_writable(results / "runs")
-    known = collect(results).runs
+    known = {} if fresh else collect(results).runs
     todo, problems = [config for config in table.runs if config not in known], []
     work = _in_turn if jobs == 1 else _at_once
     with require("tqdm").tqdm(total=len(todo), desc=f"table {table.name}", unit="run", disable=None) as bar:
@@ -79,7 +83,7 @@ def run_table(
     for row in table.rows.values():
         alphas = tuple(cell.alpha for cell in row if cell.alpha is not None)
         best = found.best(row[0].runs) if alphas else None
-        if best is not None and best not in found.elastic:
+        if best is not None and (fresh or best not in found.elastic):
             try:
                 evaluate_elastic(runs / best.name, results, alphas=alphas, device=device, data_dir=data_dir)
             except ValueError as error:

@@ -1,20 +1,22 @@
 """The tables of the paper's Section 4: which runs they need, the paper's numbers, and ours beside them.
 
-A protocol for each method is in one place, `RECIPES`; what it does not say is the default of `RunConfig`, the same for
-all methods.
+One protocol holds for all methods: the defaults of `RunConfig`. Learning rate, weight decay and input size of each
+method are chosen on validation data from one small grid (the table "tuning") and stand in `RECIPES`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from scalesteer import _checks
 from scalesteer.data import ELASTIC_ALPHAS
 from scalesteer.data.scale import SPLITS
 from scalesteer.experiments.config import RunConfig
-from scalesteer.experiments.results import Results, mean_and_std
+from scalesteer.experiments.results import Result, Results, mean_and_std
+from scalesteer.harmonics import PAPER_SCALES
 
 METHODS = {
     "Spatial Transformer": "spatial-transformer",
@@ -23,16 +25,64 @@ METHODS = {
     "LocScaleInv-CNN": "locally-scale-invariant-cnn",
     "Plain CNN": "plain-cnn",  # the control; not in the paper
 }
+DATASETS = {"mnist-scale": "MNIST-Scale", "fmnist-scale": "FMNIST-Scale"}
 
-RECIPES: dict[str, dict[str, Any]] = {method: {} for method in METHODS}
-"""For each method, what differs from the defaults of RunConfig: lr, weight_decay, epochs, upsample, ..."""
+
+class Recipe(NamedTuple):
+    """What may differ between methods; `upsample` 1 shows them 28 x 28 pixels, 2 shows them 56 x 56."""
+
+    lr: float
+    weight_decay: float
+    upsample: int
+
+    def __str__(self) -> str:
+        return f"lr {self.lr:g}, weight decay {self.weight_decay:g}, {28 * self.upsample} px"
+
+
+GRID = tuple(itertools.starmap(Recipe, itertools.product((0.002, 0.005), (0.01, 0.1), (1, 2))))
+"""What each method may choose from, on the validation data of split 0."""
+TUNING_EPOCHS = 20
+
+RECIPES = {
+    ("Spatial Transformer", "mnist-scale"): Recipe(0.005, 0.01, 1),
+    ("Spatial Transformer", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("SS-CNN", "mnist-scale"): Recipe(0.005, 0.01, 2),
+    ("SS-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 2),
+    ("LocScaleEq-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
+    ("LocScaleEq-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("LocScaleInv-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
+    ("LocScaleInv-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
+    ("Plain CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+}
+"""What tuning chose; where it has not run, one point of the grid with the paper's input size. MNIST-scale-local-2 is
+made of the same digits and uses the recipe of MNIST-Scale."""
 
 FEW_IMAGES: dict[int, dict[str, Any]] = {
-    100: {"batch_size": 50, "epochs": 600},
+    100: {"batch_size": 25, "epochs": 300},
     1000: {"epochs": 300},
     10_000: {},
 }
-"""For each number of training images in Table 3: fewer images need smaller batches and more passes."""
+"""For each number of training images in Table 3: fewer images need smaller batches and more passes, up to the 300 that
+the paper allows."""
+
+ABLATION_SPLITS = (0, 1, 2)
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "basis area": {"basis": "area"},
+    "basis released-code": {"basis": "released-code"},
+    "support crop": {"support": "crop"},
+    "one scale: 7": {"scales": PAPER_SCALES[:1]},
+    "two scales: 7, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[-1])},
+    "three scales: 7, 11, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[2], PAPER_SCALES[-1])},
+    "eleven scales: 7, 8, …, 17": {"scales": tuple(size / 7 for size in range(7, 18))},
+    "m = 0": {"m": 0.0},
+    "m = 0.5": {"m": 0.5},
+    "m = 2": {"m": 2.0},
+    "order 1": {"orders": (1.0,)},
+    "orders 0.5, 1": {"orders": (0.5, 1.0)},
+    "orders 0.5, 1, 2, 4": {"orders": (0.5, 1.0, 2.0, 4.0)},
+}
+"""For each variant of SS-CNN, what differs from its run in Table 1."""
 
 GAP = "–"
 
@@ -67,23 +117,30 @@ class Table:
         configs = dict.fromkeys(config for row in self.rows.values() for cell in row for config in cell.runs)
         return tuple(sorted(configs, key=lambda config: config.split))
 
-    def part(self, splits: Iterable[int] | None = None, methods: Iterable[str] | None = None) -> Table:
+    def part(
+        self,
+        splits: Iterable[int] | None = None,
+        methods: Iterable[str] | None = None,
+        datasets: Iterable[str] | None = None,
+    ) -> Table:
         """The table with only some of the rows and runs."""
         methods = tuple(self.rows) if methods is None else tuple(methods)
         for method in methods:
             _checks.choice("method", method, tuple(self.rows))
-        kept = None if splits is None else set(splits)
+        used = sorted({config.dataset for config in self.runs})
+        kept = {_checks.choice("dataset", name, used) for name in (used if datasets is None else datasets)}
+        numbers = {config.split for config in self.runs} if splits is None else set(splits)
 
         def cut(cell: Cell) -> Cell:
-            chosen = tuple(config for config in cell.runs if kept is None or config.split in kept)
-            return Cell(chosen, cell.paper, cell.alpha)
+            return replace(cell, runs=tuple(c for c in cell.runs if c.split in numbers and c.dataset in kept))
 
         rows = {method: tuple(cut(cell) for cell in self.rows[method]) for method in methods}
         return Table(self.name, self.title, self.columns, rows)
 
 
 def _runs(method: str, dataset: str, **options: Any) -> tuple[RunConfig, ...]:
-    settings = {"model": METHODS[method], "dataset": dataset, **options, **RECIPES[method]}
+    recipe = RECIPES[method, dataset if dataset in DATASETS else "mnist-scale"]
+    settings = {"model": METHODS[method], "dataset": dataset, **recipe._asdict(), **options}
     return tuple(RunConfig(**settings, split=split) for split in SPLITS)
 
 
@@ -95,12 +152,11 @@ def _table_1() -> Table:
         "LocScaleInv-CNN": ("2.75 ± 0.09", "15.91 ± 0.41"),
         "Plain CNN": ("", ""),
     }
-    datasets = {"mnist-scale": "MNIST-Scale", "fmnist-scale": "FMNIST-Scale"}
     rows = {
-        method: tuple(Cell(_runs(method, data), text) for data, text in zip(datasets, numbers, strict=True))
+        method: tuple(Cell(_runs(method, data), text) for data, text in zip(DATASETS, numbers, strict=True))
         for method, numbers in paper.items()
     }
-    return Table("1", "Error rates on MNIST-Scale and FMNIST-Scale", tuple(datasets.values()), rows)
+    return Table("1", "Error rates on MNIST-Scale and FMNIST-Scale", tuple(DATASETS.values()), rows)
 
 
 def _table_2() -> Table:
@@ -138,11 +194,54 @@ def _table_3() -> Table:
     return Table("3", "MNIST-scale-local-2 with less and less training data", columns, rows)
 
 
-TABLES: dict[str, Callable[[], Table]] = {"1": _table_1, "2": _table_2, "3": _table_3}
+def tuning_runs(method: str, dataset: str) -> dict[Recipe, RunConfig]:
+    """The runs that a method's recipe for a dataset is chosen from."""
+    settings: dict[str, Any] = {"model": METHODS[method], "dataset": dataset, "epochs": TUNING_EPOCHS, "tuning": True}
+    return {recipe: RunConfig(**settings, **recipe._asdict()) for recipe in GRID}
+
+
+def chosen(results: Results, method: str, dataset: str) -> Recipe | None:
+    """The recipe with the lowest error on validation data, ties by loss; None as long as a run is missing."""
+    runs = tuning_runs(method, dataset)
+    ended = [recipe for recipe, config in runs.items() if results.finished([config])]
+    if not ended or len(ended) + len(results.failed(runs.values())) < len(runs):
+        return None
+    return min(ended, key=lambda recipe: [results.runs[runs[recipe]][k] for k in ("val_error", "val_loss")])
+
+
+def _tuning() -> Table:
+    rows = {
+        method: tuple(Cell((config,)) for dataset in DATASETS for config in tuning_runs(method, dataset).values())
+        for method in METHODS
+    }
+    columns = tuple(f"{name}, {recipe}" for name in DATASETS.values() for recipe in GRID)
+    title = f"Error on the validation data of split 0 after at most {TUNING_EPOCHS} epochs; ✓ is chosen"
+    return Table("tuning", title, columns, rows)
+
+
+def _ablations() -> Table:
+    bases = {method: _runs(method, "mnist-scale")[: len(ABLATION_SPLITS)] for method in METHODS}
+    variants = [("SS-CNN, as in Table 1", "SS-CNN", {}), *((name, "SS-CNN", own) for name, own in ABLATIONS.items())]
+    variants += [(f"{m}, {28 * up} px", m, {"upsample": up}) for m in METHODS for up in (1, 2)]
+    rows = {
+        name: (Cell(tuple(replace(config, **own) for config in bases[method])), Cell(bases[method]))
+        for name, method, own in variants
+    }
+    title = "MNIST-Scale, splits 0 to 2; differences are to the method's runs in Table 1"
+    return Table("ablations", title, ("variant", "base"), rows)
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "1": _table_1,
+    "2": _table_2,
+    "3": _table_3,
+    "tuning": _tuning,
+    "ablations": _ablations,
+}
 
 
 def get_table(name: str) -> Table:
-    """A table of the paper by its number.
+    """A table of the paper by its number, "tuning" or "ablations".
 
     Example:
         >>> len(get_table("1").runs), len(get_table("3").runs)
@@ -161,36 +260,90 @@ def render(table: Table, results: Results, style: str = "text") -> str:
         results: What was measured.
         style: "text" or "markdown".
     """
-    _checks.choice("style", style, ("text", "markdown"))
-    lines = [["error in %", *(text for column in table.columns for text in (column, "paper"))]]
-    for method, row in table.rows.items():
-        lines.append([method, *(text for cell in row for text in (_show(cell, results), cell.paper or GAP))])
-    title, failed = f"Table {table.name}. {table.title}", results.failed(table.runs)
+    lines = {"tuning": _tuning_lines, "ablations": _ablation_lines}.get(table.name, _paper_lines)(table, results)
+    title = f"{f'Table {table.name}' if table.name.isdigit() else table.name.capitalize()}. {table.title}"
+    failed = results.failed(table.runs)
     notes = [f"{config.name} failed and is left out: {results.runs[config].get('reason')}." for config in failed]
-    if style == "markdown":
+    return layout(lines, title, notes, style)
+
+
+def layout(lines: list[list[str]], title: str = "", notes: Iterable[str] = (), style: str = "markdown") -> str:
+    """Lines of cells, the first the header, as an aligned text or a Markdown table."""
+    if _checks.choice("style", style, ("text", "markdown")) == "markdown":
         rows = [f"| {' | '.join(line)} |" for line in lines]
         rows.insert(1, f"|---{'|--:' * (len(lines[0]) - 1)}|")
-        return "\n".join([f"**{title}**", "", *rows, *(f"\n{note}" for note in notes)]) + "\n"
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = [
-        "  ".join([line[0].ljust(widths[0]), *(text.rjust(w) for text, w in zip(line[1:], widths[1:], strict=True))])
-        for line in lines
-    ]
-    rows.insert(1, "-" * len(rows[0]))
-    return "\n".join([title, "", *rows, *(f"\n{note}" for note in notes)]) + "\n"
+        title = title and f"**{title}**"
+    else:
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = [[text.rjust(w) for text, w in zip(line, widths, strict=True)] for line in lines]
+        rows = ["  ".join([line[0].ljust(widths[0]), *row[1:]]) for line, row in zip(lines, padded, strict=True)]
+        rows.insert(1, "-" * len(rows[0]))
+    return "\n".join([*([title, ""] if title else []), *rows, *(f"\n{note}" for note in notes)]) + "\n"
 
 
-def _show(cell: Cell, results: Results) -> str:
+def _paper_lines(table: Table, results: Results) -> list[list[str]]:
+    lines = [["error in %", *(text for column in table.columns for text in (column, "paper"))]]
+    for method, row in table.rows.items():
+        lines.append([method, *(text for cell in row for text in (show(cell, results), cell.paper or GAP))])
+    return lines
+
+
+def _tuning_lines(table: Table, results: Results) -> list[list[str]]:
+    """Methods side by side, a line a point of the grid."""
+    lines = [["validation error in %", *table.rows]]
+    winners = {(m, d): chosen(results, m, d) for m in table.rows for d in DATASETS}
+    for column, (dataset, recipe) in zip(table.columns, itertools.product(DATASETS, GRID), strict=True):
+        line = [column]
+        for method in table.rows:
+            ended = results.finished([tuning_runs(method, dataset)[recipe]])
+            shown = f"{100 * results.runs[ended[0]]['val_error']:.2f}" if ended else GAP
+            line.append(f"{shown} ✓" if winners[method, dataset] == recipe else shown)
+        lines.append(line)
+    return lines
+
+
+def _ablation_lines(table: Table, results: Results) -> list[list[str]]:
+    lines = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
+    for name, (variant, base) in table.rows.items():
+        pairs = [p for p in zip(variant.runs, base.runs, strict=True) if len(results.finished(p)) == 2]
+        changes = [100 * (first - second) for first, second in map(results.test_errors, pairs)]
+        difference = GAP if not changes else "base" if variant == base else spread(changes, "+.2f")
+        found = [results.runs[config] for config in results.finished(variant.runs)]
+        lines.append([name, show(variant, results), difference, *(mean(found, k) for k in ("parameters", "seconds"))])
+    return lines
+
+
+def mean(found: list[Result], key: str) -> str:
+    """The mean of a large number over results, or a dash."""
+    return f"{mean_and_std([result[key] for result in found])[0]:,.0f}" if found else GAP
+
+
+def spread(values: list[float], form: str = ".2f") -> str:
+    """Mean ± standard deviation; of a single value just that."""
+    mean, std = mean_and_std(values)
+    return f"{mean:{form}}{'' if std is None else f' ± {std:.2f}'}"
+
+
+def show(cell: Cell, results: Results) -> str:
+    """What a cell says: the error in %, how many runs are missing or failed, or a dash."""
     values, failed = results.test_errors(cell.runs), len(results.failed(cell.runs))
     missing = [f"{len(values)} of {len(cell.runs)}"] if len(values) < len(cell.runs) else []
     missing += [f"{failed} failed"] if failed else []
     note = f" ({', '.join(missing)})" if missing else ""
     if cell.alpha is not None:
-        best = results.best(cell.runs)
-        errors = results.elastic[best]["errors"] if best is not None and best in results.elastic else {}
-        key = f"{cell.alpha:g}"
-        return f"{100 * errors[key]:.2f}{note}" if key in errors else GAP
+        error = mean_error(cell, results)
+        return GAP if error is None else f"{error:.2f}{note}"
     if not values:
         return f"{GAP} ({failed} failed)" if failed else GAP
-    mean, std = mean_and_std([100 * value for value in values])
-    return f"{mean:.2f}{'' if std is None else f' ± {std:.2f}'}{note}"
+    return spread([100 * value for value in values]) + note
+
+
+def mean_error(cell: Cell, results: Results) -> float | None:
+    """The number of a cell in %; None if there is none yet."""
+    if cell.alpha is None:
+        values = results.test_errors(cell.runs)
+        return 100 * mean_and_std(values)[0] if values else None
+    best = results.best(cell.runs)
+    errors = results.elastic[best]["errors"] if best is not None and best in results.elastic else {}
+    error = errors.get(f"{cell.alpha:g}")
+    return None if error is None else 100 * error

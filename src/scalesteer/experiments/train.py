@@ -99,7 +99,8 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
 
 
 def _train(config: RunConfig, directory: Path, device: torch.device, data_dir: Path | None) -> dict[str, Any]:
-    parts = {part: load(config, part, data_dir).to(device) for part in ("train", "val", "test")}
+    used = ("train", "val") if config.tuning else ("train", "val", "test")
+    parts = {part: load(config, part, data_dir).to(device) for part in used}
     images, steps = parts["train"], len(parts["train"]) // config.batch_size
     own_random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with _arithmetic(config.precision), own_random, _Stop() as stop:
@@ -120,21 +121,17 @@ def _train(config: RunConfig, directory: Path, device: torch.device, data_dir: P
                     return _finish(directory, config, state, images, {"status": "failed", "reason": reason})
                 _end_epoch(state, val, directory, config)
                 bar.set_postfix(loss=f"{state.history[-1]['loss']:.3f}", val_error=f"{100 * val['error']:.2f}%")
-        # The one look at the test set, with the model that validation chose.
-        state.model.load_state_dict(state.best)
-        test = evaluate(state.model, parts["test"], config.precision, stop)
-        if stop.requested:
-            stop.leave()
         best = min(state.history, key=lambda h: (h["val_error"], h["val_loss"]))
+        outcome: dict[str, Any] = {"status": "finished"}
+        if not config.tuning:  # the one look at the test set, with the model that validation chose
+            state.model.load_state_dict(state.best)
+            test = evaluate(state.model, parts["test"], config.precision, stop)
+            if stop.requested:
+                stop.leave()
+            outcome |= {"test_error": test["error"], "test_error_by_scale": test["by_scale"]}
         about = {"config": config.to_dict(), "val_error": best["val_error"], "epoch": best["epoch"]}
         checkpoint.save(directory / "model.safetensors", state.best, about)
-        outcome: dict[str, Any] = {
-            "status": "finished",
-            "test_error": test["error"],
-            "test_error_by_scale": test["by_scale"],
-            "val_error": best["val_error"],
-            "best_epoch": best["epoch"],
-        }
+        outcome |= {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
         return _finish(directory, config, state, images, outcome)
 
 

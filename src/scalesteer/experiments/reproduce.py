@@ -1,0 +1,301 @@
+"""Everything in README.md and docs/reproduction.md that was measured, regenerated from results/.
+
+Each number and picture stands between a pair of markers, ``<!-- name -->`` and ``<!-- end -->``; what has not been
+measured is a gap. `scalesteer reproduce --fresh` makes all runs first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from scalesteer.experiments import figures
+from scalesteer.experiments.config import RunConfig
+from scalesteer.experiments.results import Result, Results, collect, mean_and_std
+from scalesteer.experiments.runner import run_table
+from scalesteer.experiments.tables import (
+    DATASETS,
+    GAP,
+    METHODS,
+    RECIPES,
+    TABLES,
+    Cell,
+    chosen,
+    get_table,
+    layout,
+    mean,
+    mean_error,
+    render,
+    spread,
+)
+from scalesteer.experiments.train import SCALE_BINS
+
+README, PAGE, RESULTS = Path("README.md"), Path("docs/reproduction.md"), Path("results")
+ORDER = ("tuning", "1", "2", "3", "ablations")  # settings are chosen before they are used
+TRAINED = ("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "centrality", "entanglement")
+BINS = tuple(itertools.pairwise(SCALE_BINS))
+UNTRAINED = ("sensitivity", "resizing")
+
+
+def reproduce(
+    root: Path = Path(),
+    *,
+    fresh: bool = False,
+    only: Iterable[str] = ORDER,
+    runs: Path = Path("runs"),
+    device: str = "auto",
+    data_dir: Path | None = None,
+    jobs: int = 1,
+) -> list[str]:
+    """Regenerate the tables and pictures of a checkout, with `fresh` after making all runs anew.
+
+    It may be interrupted at any time; the same call goes on with what is in `runs`.
+
+    Args:
+        root: The checkout.
+        fresh: Make the runs, whether or not results/ has them; their results take the place of the old.
+        only: With `fresh`, which tables to run.
+        runs: Where runs are kept; figures of trained networks are drawn if the networks are there.
+        device: Where to train.
+        data_dir: Where the original files are, if not in the cache.
+        jobs: How many runs to make at once.
+
+    Returns:
+        What kept runs from being finished, a line each.
+    """
+    for path in (README, PAGE):
+        if not (root / path).exists():
+            raise ValueError(f"{path} is not in {root.resolve()}: reproduce in a checkout of scalesteer.")
+    problems: list[str] = []
+    if fresh:
+        tables = sorted(map(get_table, only), key=lambda table: ORDER.index(table.name))
+        configs = dict.fromkeys(config for table in tables for config in table.runs)
+        todo = [config for config in configs if not (runs / config.name / "result.json").exists()]
+        print(forecast(todo, collect(root / RESULTS)), flush=True)
+        for table in tables:
+            problems += run_table(
+                table, runs=runs, results=root / RESULTS, device=device, data_dir=data_dir, jobs=jobs, fresh=True
+            )
+    results = collect(root / RESULTS)
+    draw(results, root / RESULTS / "figures", runs, data_dir)
+    for path, parts in documents(results, root).items():
+        (root / path).write_text(fill((root / path).read_text(), parts))
+    return problems
+
+
+def forecast(todo: Iterable[RunConfig], results: Results) -> str:
+    """How long runs will take one after another, as far as results of runs that cost the same tell.
+
+    Training is counted, evaluation is not.
+    """
+
+    def cost(config: RunConfig) -> RunConfig:
+        return replace(config, split=0, seed=0, lr=1.0, weight_decay=0.0, tuning=False)
+
+    known: dict[RunConfig, list[Result]] = {}
+    for config in results.finished(results.runs):
+        known.setdefault(cost(config), []).append(results.runs[config])
+    todo = list(todo)
+    alike = [known[cost(config)] for config in todo if cost(config) in known]
+    said = [f"{len(todo)} runs to make"]
+    if alike:
+        minutes = sum(mean_and_std([result["seconds"] for result in found])[0] for found in alike) / 60
+        length = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} minutes"
+        devices = sorted({result["environment"]["device"] for found in alike for result in found})
+        said.append(f"{len(alike)} of them take about {length} of training on {', '.join(devices)}")
+    if len(alike) < len(todo):
+        said.append(f"no result tells how long {len(todo) - len(alike)} of them take")
+    return "; ".join(said) + "."
+
+
+def fill(text: str, parts: dict[str, str]) -> str:
+    """Put each part between its markers."""
+    for name, part in parts.items():
+        text, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+            lambda match, part=part: match[1] + part + "\n" + match[2],  # type: ignore[misc]
+            text,
+            flags=re.S,
+        )
+        if count != 1:
+            raise ValueError(f"a document must have exactly one place for {name!r} (found {count}).")
+    return text
+
+
+def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str]]:
+    """What is generated in each document, by the name of its place."""
+    page = {f"table {name}": render(get_table(name), results, "markdown").strip() for name in TABLES}
+    page |= {
+        "recipes": recipes(results),
+        "pairs": pairs(results),
+        "ratios": ratios(results),
+        "scales": scales(results),
+        "costs": costs(results),
+        "checks": checks(results),
+        "claims": claims(results),
+    }
+    plots = [f"{kind}-{dataset}" for kind in ("validation", "scales") for dataset in DATASETS]
+    for name in (*plots, *TRAINED, *UNTRAINED):
+        path = RESULTS / "figures" / f"{name}.png"
+        caption = figures.FIGURES[name].description if name in figures.FIGURES else name
+        page[f"figure {name}"] = f"![{caption}](../{path.as_posix()})" if (root / path).exists() else "*Not drawn yet.*"
+    return {README: {"results": render(get_table("1"), results, "markdown").partition("\n\n")[2].strip()}, PAGE: page}
+
+
+def _rows(name: str) -> Mapping[str, tuple[Cell, ...]]:
+    return get_table(name).rows
+
+
+def recipes(results: Results) -> str:
+    """What each method uses, and whether validation chose it."""
+
+    def words(method: str, dataset: str) -> str:
+        recipe, best = RECIPES[method, dataset], chosen(results, method, dataset)
+        note = " (not tuned yet)" if best is None else "" if best == recipe else f" (validation chose {best})"
+        return f"{recipe}{note}"
+
+    lines = [["settings", *DATASETS.values()]]
+    lines += [[method, *(words(method, dataset) for dataset in DATASETS)] for method in METHODS]
+    return layout(lines).strip()
+
+
+def pairs(results: Results) -> str:
+    """SS-CNN against each other method, split by split: all see the same images."""
+    lines = [["SS-CNN minus", "mean ± std of the differences", "SS-CNN lower in"]]
+    for name in ("1", "3"):
+        table = get_table(name)
+        for i, column in enumerate(table.columns):
+            for method, row in table.rows.items():
+                if method == "SS-CNN":
+                    continue
+                both = [results.test_errors(p) for p in zip(table.rows["SS-CNN"][i].runs, row[i].runs, strict=True)]
+                changes = [100 * (pair[0] - pair[1]) for pair in both if len(pair) == 2]
+                lower = f"{sum(c < 0 for c in changes)} of {len(changes)}" if changes else GAP
+                lines.append([f"{method}, {column}", spread(changes, "+.2f") if changes else GAP, lower])
+    return layout(lines).strip()
+
+
+def ratios(results: Results) -> str:
+    """Table 2 as ratios of errors."""
+    table = get_table("2")
+    lines = [["ratio of errors", *(text for column in table.columns for text in (column, "paper"))]]
+    for other in ("LocScaleInv-CNN", "Spatial Transformer"):
+        line = [f"SS-CNN / {other}"]
+        for top, bottom in zip(table.rows["SS-CNN"], table.rows[other], strict=True):
+            ours = [final(cell, results) for cell in (top, bottom)]
+            line.append(f"{ours[0] / ours[1]:.2f}" if ours[0] is not None and ours[1] else GAP)
+            line.append(f"{float(top.paper) / float(bottom.paper):.2f}")
+        lines.append(line)
+    return layout(lines).strip()
+
+
+def _finished(results: Results, dataset: str) -> dict[str, list[Result]]:
+    """The results of Table 1 on one dataset, for the methods that have any."""
+    column = list(DATASETS).index(dataset)
+    found = {m: [results.runs[c] for c in results.finished(row[column].runs)] for m, row in _rows("1").items()}
+    return {method: runs for method, runs in found.items() if runs}
+
+
+def by_scale(results: Results, dataset: str) -> dict[str, list[list[float]]]:
+    """For each method its runs' test errors in bins of the object's scale."""
+    found = _finished(results, dataset)
+    return {m: [[row["error"] for row in run["test_error_by_scale"]] for run in runs] for m, runs in found.items()}
+
+
+def scales(results: Results) -> str:
+    """Error by scale of the object, mean over splits."""
+    parts = []
+    for dataset, title in DATASETS.items():
+        curves = by_scale(results, dataset)
+        lines = [[f"{title}, error in %", *(f"{low:g}–{high:g}" for low, high in BINS)]]
+        for method in METHODS:
+            means = 100 * np.mean(curves.get(method, [[np.nan] * len(BINS)]), axis=0)
+            lines.append([method, *(GAP if np.isnan(error) else f"{error:.2f}" for error in means)])
+        parts.append(layout(lines).strip())
+    return "\n\n".join(parts)
+
+
+def costs(results: Results) -> str:
+    """Parameters and training time by method."""
+    lines = [["mean over splits", *(f"{title}, {what}" for title in DATASETS.values() for what in ("parameters", "s"))]]
+    found = [_finished(results, dataset) for dataset in DATASETS]
+    for method in METHODS:
+        runs = [part.get(method, []) for part in found]
+        lines.append([method, *(mean(part, key) for part in runs for key in ("parameters", "seconds"))])
+    devices = {run["environment"]["device"] for part in found for runs in part.values() for run in runs}
+    return layout(lines, notes=[f"Seconds of training on {', '.join(sorted(devices))}."] if devices else ()).strip()
+
+
+def final(cell: Cell, results: Results) -> float | None:
+    """The number of a cell in %, once all of its runs have ended."""
+    return mean_error(cell, results) if all(config in results.runs for config in cell.runs) else None
+
+
+def checks(results: Results) -> str:
+    """For every number of the paper's tables, whether ours is at or below it."""
+    lines = []
+    for name in ("1", "2", "3"):
+        for method, row in _rows(name).items():
+            said = []
+            for column, cell in zip(get_table(name).columns, row, strict=True):
+                ours = final(cell, results)
+                if cell.paper and ours is None:
+                    said.append(f"{column} {GAP}")
+                elif cell.paper and ours is not None:
+                    below = round(ours, 2) <= float(cell.paper.split()[0])
+                    said.append(f"{column} {'yes' if below else '**no**'} ({ours:.2f}, paper {cell.paper})")
+            lines += [f"- Table {name}, {method}: {'; '.join(said)}"] if said else []
+    return "\n".join(lines)
+
+
+def claims(results: Results) -> str:
+    """What the paper concludes from its tables, and whether our numbers say the same."""
+    others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
+    first, second, third = map(_rows, ("1", "2", "3"))
+    said = {
+        "SS-CNN has the lowest error on MNIST-Scale": [(first["SS-CNN"][0], first[m][0]) for m in others],
+        "Spatial Transformer has the lowest error on FMNIST-Scale": [
+            (first[others[0]][1], first[m][1]) for m in ("SS-CNN", *others[1:])
+        ],
+        "SS-CNN has a lower error on FMNIST-Scale than both other locally invariant networks": [
+            (first["SS-CNN"][1], first[m][1]) for m in others[1:]
+        ],
+        "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion": list(
+            zip(second["SS-CNN"], second["LocScaleInv-CNN"], strict=True)
+        ),
+        "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images": list(
+            zip(third["SS-CNN"], third["Spatial Transformer"], strict=True)
+        ),
+    }
+    lines = [["claim of the paper", "here"]]
+    for claim, compared in said.items():
+        ours = [(final(low, results), final(high, results)) for low, high in compared]
+        known = [low < high for low, high in ours if low is not None and high is not None]
+        lines.append([claim, GAP if len(known) < len(ours) else "yes" if all(known) else "**no**"])
+    return layout(lines).strip()
+
+
+def draw(results: Results, folder: Path, runs: Path, data_dir: Path | None = None) -> None:
+    """Draw what there is something to draw from: results, networks of the first split in `runs`, or nothing at all."""
+    drawn = {}
+    for dataset, title in DATASETS.items():
+        curves = by_scale(results, dataset)
+        if curves:
+            middles = [sum(ends) / 2 for ends in BINS]
+            drawn[f"scales-{dataset}"] = figures.draw_errors(curves, middles, f"scale of the object, {title}")
+            histories = {
+                m: [r["history"]["val_error"] for r in runs] for m, runs in _finished(results, dataset).items()
+            }
+            drawn[f"validation-{dataset}"] = figures.draw_histories(histories, f"validation error on {title}, %")
+    ss, lsi = (runs / _rows("1")[m][0].runs[0].name for m in ("SS-CNN", "LocScaleInv-CNN"))
+    here = all((run / "model.safetensors").exists() for run in (ss, lsi))
+    for name in (*UNTRAINED, *(TRAINED if here else ())):
+        drawn[name] = figures.draw(name, ss, lsi, data_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})

@@ -1,0 +1,170 @@
+"""With no results the page has gaps; with results it has their numbers, and nothing else is ever written."""
+
+import itertools
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalesteer.experiments import figures, reproduce
+from scalesteer.experiments.config import RunConfig
+from scalesteer.experiments.results import Results, collect, publish
+from scalesteer.experiments.tables import DATASETS, GAP, get_table, tuning_runs
+from scalesteer.experiments.train import SCALE_BINS
+
+ROOT = Path(__file__).parents[2]
+EMPTY = Results({}, {})
+ERRORS = {"spatial-transformer": 0.02, "ss-cnn": 0.018, "vector-field-cnn": 0.023, "plain-cnn": 0.022}
+
+
+def invented(config, error):
+    """A result that nobody measured, for a temporary folder."""
+    scales = [{"from": a, "to": b, "images": 9, "error": error * (i + 1)} for i, (a, b) in enumerate(BINS)]
+    history = [{"loss": 1.0, "val_loss": 0.5, "val_error": error, "seconds": 30.0 * (i + 1)} for i in range(2)]
+    return {
+        "status": "finished",
+        "config": config.to_dict(),
+        "val_error": error,
+        "val_loss": 0.1,
+        "test_error": error,
+        "test_error_by_scale": scales,
+        "parameters": 1000,
+        "seconds": 60.0,
+        "history": history,
+        "environment": {"device": "a device"},
+    }
+
+
+BINS = tuple(itertools.pairwise(SCALE_BINS))
+
+
+def first_table(models=ERRORS):
+    """Results of Table 1: on MNIST-Scale a tenth of a per cent more a split, on FMNIST-Scale ten times the error."""
+    found = {}
+    for config in get_table("1").runs:
+        if config.model in models:
+            factor = 10 if config.dataset == "fmnist-scale" else 1
+            found[config] = invented(config, factor * ERRORS[config.model] + 0.001 * config.split)
+    return Results(found, {})
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """The two documents, and no results."""
+    monkeypatch.setattr(reproduce, "UNTRAINED", ())
+    for path in (reproduce.README, reproduce.PAGE):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    return tmp_path
+
+
+def test_without_results_there_are_gaps_only(checkout):
+    assert reproduce.reproduce(checkout, runs=checkout / "runs") == []
+    shown = (checkout / "README.md").read_text()
+    assert f"| SS-CNN | {GAP} | 1.91 ± 0.04 | {GAP} | 14.24 ± 0.31 |" in shown
+    page = (checkout / "docs" / "reproduction.md").read_text()
+    assert "Not drawn yet" in page
+    generated = "".join(re.findall(r"<!-- (?:pairs|scales|costs|claims|checks) -->\n(.*?)<!-- end -->", page, re.S))
+    assert not re.search(r"\d\.\d\d|yes|no\*", generated)
+
+
+def test_numbers_come_from_the_results(checkout):
+    for result in first_table().runs.values():
+        publish(result, checkout / "results")
+    reproduce.reproduce(checkout, runs=checkout / "runs")
+    assert "| SS-CNN | 2.05 ± 0.19 | 1.91 ± 0.04 | 18.25 ± 0.19 |" in (checkout / "README.md").read_text()
+    page = (checkout / "docs" / "reproduction.md").read_text()
+    assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | 6 of 6 |" in page
+    assert "| SS-CNN | 1,000 | 60 | 1,000 | 60 |" in page
+    assert "Seconds of training on a device." in page
+    assert "| SS-CNN | 2.05 | 4.10 | 6.15 | 8.20 | 10.25 | 12.30 | 14.35 |" in page
+    assert "- Table 1, SS-CNN: MNIST-Scale **no** (2.05, paper 1.91 ± 0.04); FMNIST-Scale **no**" in page
+    assert f"- Table 1, LocScaleInv-CNN: MNIST-Scale {GAP}; FMNIST-Scale {GAP}" in page
+    assert f"| SS-CNN has the lowest error on MNIST-Scale | {GAP} |" in page  # one method is missing
+    drawn = {path.stem for path in (checkout / "results" / "figures").iterdir()}
+    assert drawn == {f"{kind}-{dataset}" for kind in ("validation", "scales") for dataset in DATASETS}
+    assert all(f"../results/figures/{name}.png)" in page for name in drawn)
+    texts = [(checkout / path).read_text() for path in (reproduce.README, reproduce.PAGE)]
+    reproduce.reproduce(checkout, runs=checkout / "runs")  # once more changes nothing
+    assert [(checkout / path).read_text() for path in (reproduce.README, reproduce.PAGE)] == texts
+
+
+def test_claims_compare_complete_rows_only(monkeypatch):
+    monkeypatch.setitem(ERRORS, "locally-scale-invariant-cnn", 0.025)
+    whole = first_table()
+    assert "| SS-CNN has the lowest error on MNIST-Scale | yes |" in reproduce.claims(whole)
+    assert "| Spatial Transformer has the lowest error on FMNIST-Scale | **no** |" in reproduce.claims(whole)
+    runs = dict(whole.runs)
+    del runs[get_table("1").rows["SS-CNN"][0].runs[5]]
+    assert f"| SS-CNN has the lowest error on MNIST-Scale | {GAP} |" in reproduce.claims(Results(runs, {}))
+
+
+def test_ratios_are_ours_beside_the_papers():
+    rows, whole = get_table("2").rows, first_table(["ss-cnn", "spatial-transformer"])
+    elastic = {
+        rows[method][0].runs[0]: {"errors": {"0": error, "40": 4 * error}}
+        for method, error in (("SS-CNN", 0.015), ("Spatial Transformer", 0.02))
+    }
+    shown = reproduce.ratios(Results(whole.runs, elastic))
+    assert (
+        f"| SS-CNN / Spatial Transformer | 0.75 | 1.00 | {GAP} | 1.09 | {GAP} | 1.09 | {GAP} | 1.07 | 0.75 | 1.04 |"
+        in shown
+    )
+    assert f"| SS-CNN / LocScaleInv-CNN | {GAP} | 0.58 |" in shown
+
+
+def test_recipes_say_what_validation_chose():
+    assert reproduce.recipes(EMPTY).count("(not tuned yet)") == 10
+    runs = tuning_runs("SS-CNN", "mnist-scale")
+    best = next(iter(runs))
+    found = {config: invented(config, 0.01 if recipe == best else 0.02) for recipe, config in runs.items()}
+    assert f"(validation chose {best})" in reproduce.recipes(Results(found, {}))
+
+
+def test_forecast_is_from_runs_that_cost_the_same():
+    one = RunConfig("plain-cnn")
+    measured = {
+        replace(one, split=i, lr=0.1): invented(one, 0.02) | {"seconds": s} for i, s in ((0, 1000.0), (1, 3000.0))
+    }
+    results = Results(measured, {})
+    alike, longer = [replace(one, split=i) for i in range(6)], replace(one, epochs=61)
+    assert reproduce.forecast(alike, results) == (
+        "6 runs to make; 6 of them take about 3.3 hours of training on a device."
+    )
+    assert reproduce.forecast([alike[0], longer], results) == (
+        "2 runs to make; 1 of them take about 33 minutes of training on a device; "
+        "no result tells how long 1 of them take."
+    )
+    assert reproduce.forecast([longer], EMPTY) == "1 runs to make; no result tells how long 1 of them take."
+
+
+def test_fresh_makes_the_runs_and_tunes_first(checkout, monkeypatch, capsys):
+    made = []
+
+    def run(table, **options):
+        assert options["fresh"]
+        made.append(table.name)
+        config = get_table("1").runs[0]
+        publish(invented(config, 0.02), options["results"])
+        return [f"{table.name} was not finished"]
+
+    monkeypatch.setattr(reproduce, "run_table", run)
+    problems = reproduce.reproduce(checkout, fresh=True, only=("1", "tuning"), runs=checkout / "runs")
+    assert made == ["tuning", "1"]
+    assert problems == ["tuning was not finished", "1 was not finished"]
+    assert capsys.readouterr().out == "140 runs to make; no result tells how long 140 of them take.\n"
+    assert "2.00 (1 of 6)" in (checkout / "README.md").read_text()
+    assert len(collect(checkout / "results").runs) == 1
+
+
+def test_every_figure_of_the_page_can_be_drawn():
+    assert {*reproduce.TRAINED, *reproduce.UNTRAINED} < set(figures.FIGURES)
+
+
+def test_elsewhere_than_in_a_checkout_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="reproduce in a checkout"):
+        reproduce.reproduce(tmp_path)
+    with pytest.raises(ValueError, match="exactly one place for 'x' \\(found 0\\)"):
+        reproduce.fill("text", {"x": "y"})
