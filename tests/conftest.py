@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
 torch.set_num_threads(1)
 # Deadlines measure the machine's other load, and a random failure nobody can repeat helps nobody.
 settings.register_profile("scalesteer", deadline=None, derandomize=True)

@@ -209,7 +209,7 @@ def largest(maps: Tensor, images: int, scales: int = 1) -> tuple[Tensor, Tensor]
     """
     height, width, channels = maps.shape[0], maps.shape[1], maps.shape[2] // (images * scales)
     best = maps.new_empty(images, channels, height, width)
-    winner = torch.empty_like(best, dtype=torch.uint8) if scales > 1 else best
+    winner = torch.zeros_like(best, dtype=torch.uint8)
     grid = triton.cdiv(channels, _MOVE["BC"]), triton.cdiv(height * width, _MOVE["BP"]), images
     _largest_kernel[grid](maps, best, winner, channels, height * width, images, scales, scales > 1, **_MOVE)
     return best, winner

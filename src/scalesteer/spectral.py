@@ -26,7 +26,6 @@ overlapping tiles and large batches into pieces, so that memory stays within :da
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -450,8 +449,7 @@ class Steered(NamedTuple):
 
 def fusible(x: Tensor, geometry: Geometry) -> bool:
     """Whether :func:`max_response` has a form with kernels of its own: on CUDA in float32, if Triton is installed."""
-    on_device = x.device.type == "cuda" or (x.device.type == "cpu" and _interpreted)
-    return on_device and x.dtype != torch.float64 and geometry.groups == 1 and _has_triton()
+    return x.device.type in _FUSED_ON and x.dtype != torch.float64 and geometry.groups == 1 and _has_triton()
 
 
 @lru_cache(maxsize=1)
@@ -459,7 +457,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-_interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels on the CPU, slowly, to test them
+_FUSED_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
 def max_response(

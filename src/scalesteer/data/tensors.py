@@ -112,13 +112,18 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     def _batches(
         self, size: int, generator: torch.Generator | None, drop_last: bool, divisor: float
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        order = None
-        if generator is not None:
-            order = torch.randperm(len(self), generator=generator, device=generator.device).to(self.device)
+        order = None if generator is None else self.order(generator)
         stop = len(self) - len(self) % size if drop_last else len(self)
         for start in range(0, stop, size):
-            rows = slice(start, start + size) if order is None else order[start : start + size]
-            yield self.images[rows, None].float() / divisor, self.labels[rows]
+            yield self.take(slice(start, start + size) if order is None else order[start : start + size], divisor)
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """The indices of all images, shuffled, on the device the set is on."""
+        return torch.randperm(len(self), generator=generator, device=generator.device).to(self.device)
+
+    def take(self, rows: Tensor | slice, divisor: float = 255.0) -> tuple[Tensor, Tensor]:
+        """Some images, divided by a number, and their labels: `(n, 1, H, W)` float32 and `(n,)` int64."""
+        return self.images[rows, None].float() / divisor, self.labels[rows]
 
 
 def load_split(

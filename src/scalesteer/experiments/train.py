@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ from scalesteer.models import Network, count_parameters, create_model
 
 EVALUATION_BATCH = {"cpu": 100}  # where a step is slow a request to stop must not wait for many images
 SAVE_EVERY_S = 60.0
+SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
 CHANGING = ("epoch", "step", "losses", "history", "seconds")  # the fields of State that are plain values
 SCALE_BINS = tuple(round(0.3 + 0.1 * i, 1) for i in range(8))
@@ -106,10 +107,11 @@ def _train(config: RunConfig, directory: Path, device: torch.device, data_dir: P
     with _arithmetic(config.precision), own_random, _Stop() as stop:
         state = _fresh_state(config, images, device)
         _resume(state, config, directory)
+        update = _update(state, config, images)
         tqdm, done = require("tqdm").tqdm, state.epoch * steps + state.step
         with tqdm(total=config.epochs * steps, initial=done, unit="step", desc=config.name, disable=None) as bar:
             while state.epoch < config.epochs:
-                failure = _train_epoch(state, config, images, stop, directory, bar)
+                failure = _train_epoch(state, config, images, update, stop, directory, bar)
                 val = {} if failure else evaluate(state.model, parts["val"], config.precision, stop)
                 if stop.requested and not failure:
                     _save(state, directory, config)
@@ -136,28 +138,21 @@ def _train(config: RunConfig, directory: Path, device: torch.device, data_dir: P
 
 
 def _train_epoch(
-    state: State, config: RunConfig, images: ImageSet, stop: _Stop, directory: Path, bar: Any
+    state: State, config: RunConfig, images: ImageSet, update: Update, stop: _Stop, directory: Path, bar: Any
 ) -> str | None:
     """The rest of an epoch. Returns what went wrong, or None."""
-    model, device = state.model.train(), images.device
+    state.model.train()
     steps = len(images) // config.batch_size
     order = torch.Generator().manual_seed(_mix(config.seed, state.epoch))
     if state.step == 0:
         torch.manual_seed(_mix(config.seed + 1, state.epoch))  # dropout
-    losses = torch.zeros(steps, device=device)  # read once an epoch: reading makes a GPU wait
+    losses = torch.zeros(steps, device=images.device)  # read once an epoch: reading makes a GPU wait
     losses[: state.step] = torch.tensor(state.losses[: state.step])
+    batches = images.order(order).split(config.batch_size)
     start = time.perf_counter()
-    for step, (x, labels) in enumerate(images.batches(config.batch_size, generator=order, drop_last=True)):
-        if step < state.step:  # done before the interruption
-            continue
-        for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(config, (state.epoch * steps + step) / (config.epochs * steps))
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            loss = F.cross_entropy(model(x), labels, label_smoothing=config.label_smoothing)
-        state.optimizer.zero_grad()
-        loss.backward()
-        state.optimizer.step()
-        losses[step] = loss.detach()
+    for step in range(state.step, steps):  # the earlier ones were done before an interruption
+        rate = learning_rate(config, (state.epoch * steps + step) / (config.epochs * steps))
+        losses[step] = update(batches[step], rate)
         bar.update()
         now = time.perf_counter()
         if stop.requested or now - state.saved > SAVE_EVERY_S:
@@ -170,6 +165,69 @@ def _train_epoch(
     state.losses, state.step = losses.tolist(), steps
     state.seconds += time.perf_counter() - start
     return _broken(state, steps)
+
+
+Update = Callable[[Tensor, float], Tensor]  # one step, with these images and this learning rate; gives the loss
+
+
+def _update(state: State, config: RunConfig, images: ImageSet) -> Update:
+    """The step of a training. On CUDA it is recorded once and replayed: to launch its kernels one by one takes longer
+    than they do."""
+    model, optimizer, device = state.model.train(), state.optimizer, images.device
+
+    def step(rows: Tensor) -> Tensor:
+        x, labels = images.take(rows)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            loss = F.cross_entropy(model(x), labels, label_smoothing=config.label_smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def update(rows: Tensor, rate: float) -> Tensor:
+        optimizer.param_groups[0]["lr"] = rate
+        return step(rows)
+
+    if device.type != "cuda" or state.epoch == config.epochs:
+        return update
+
+    rows, rate = torch.arange(config.batch_size, device=device), optimizer.param_groups[0]["lr"]
+    graph = torch.cuda.CUDAGraph()
+    with _unchanged(state, device), torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step(rows)
+        torch.cuda.current_stream().wait_stream(side)
+        optimizer.zero_grad()
+        with torch.cuda.graph(graph):
+            loss = step(rows)
+
+    def replay(chosen: Tensor, new_rate: float) -> Tensor:
+        rows.copy_(chosen)
+        rate.fill_(new_rate)
+        graph.replay()
+        return loss
+
+    return replay
+
+
+@contextmanager
+def _unchanged(state: State, device: torch.device) -> Iterator[None]:
+    """Undo, in place, what trial steps do to model, optimizer and random numbers."""
+    tensors = list(state.model.state_dict().values())
+    moments = [v for values in state.optimizer.state.values() for v in values.values()]
+    before, random = [t.clone() for t in tensors + moments], torch.cuda.get_rng_state(device)
+    yield
+    with torch.no_grad():
+        for tensor, value in zip(tensors + moments, before, strict=True):
+            tensor.copy_(value)
+        if not moments:  # a new optimizer starts from zero
+            for values in state.optimizer.state.values():
+                for value in values.values():
+                    value.zero_()
+    torch.cuda.set_rng_state(random, device)
 
 
 def _broken(state: State, steps: int) -> str | None:
@@ -193,7 +251,8 @@ def _end_epoch(state: State, val: dict[str, Any], directory: Path, config: RunCo
         state.best = {k: v.detach().clone() for k, v in state.model.state_dict().items()}
     state.history.append(entry)
     state.epoch, state.step, state.losses = state.epoch + 1, 0, []
-    _save(state, directory, config)
+    if time.perf_counter() - state.saved >= SAVE_EPOCH_S.get(state.model.input_std.device.type, 0):
+        _save(state, directory, config)
     _write_metrics(state, directory)
 
 
@@ -341,7 +400,11 @@ def _fresh_state(config: RunConfig, images: ImageSet, device: torch.device) -> S
     model = create_model(config.model, config.dataset, **config.model_options)
     model.input_std.fill_(images.std)
     model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    on_gpu = device.type == "cuda"  # there a step is recorded, and reads the learning rate from a tensor
+    rate: Any = torch.tensor(config.lr, device=device) if on_gpu else config.lr
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rate, weight_decay=config.weight_decay, capturable=on_gpu, fused=on_gpu or None
+    )
     return State(model, optimizer)
 
 
