@@ -220,7 +220,7 @@ def _tuning() -> Table:
 
 
 def _ablations() -> Table:
-    bases = {method: _runs(method, "mnist-scale")[: len(ABLATION_SPLITS)] for method in METHODS}
+    bases = {m: tuple(c for c in _runs(m, "mnist-scale") if c.split in ABLATION_SPLITS) for m in METHODS}
     variants = [("SS-CNN, as in Table 1", "SS-CNN", {}), *((name, "SS-CNN", own) for name, own in ABLATIONS.items())]
     variants += [(f"{m}, {28 * up} px", m, {"upsample": up}) for m in METHODS for up in (1, 2)]
     rows = {
@@ -320,8 +320,8 @@ def mean(found: list[Result], key: str) -> str:
 
 def spread(values: list[float], form: str = ".2f") -> str:
     """Mean ± standard deviation; of a single value just that."""
-    mean, std = mean_and_std(values)
-    return f"{mean:{form}}{'' if std is None else f' ± {std:.2f}'}"
+    centre, std = mean_and_std(values)
+    return f"{centre:{form}}{'' if std is None else f' ± {std:.2f}'}"
 
 
 def show(cell: Cell, results: Results) -> str:
