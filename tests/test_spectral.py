@@ -67,16 +67,18 @@ def test_large_images_are_cut_into_tiles_with_the_same_result(channels, stride, 
     check(direct, fast, torch.randn(2, channels, 101 * stride, 41, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_small_memory_budget_gives_the_same_result(channels, monkeypatch):
-    direct, fast = pair(channels)
-    calls = []
-    original = spectral._MaxResponse.apply
-    monkeypatch.setattr(spectral._MaxResponse, "apply", lambda *a: calls.append(len(a[0])) or original(*a))
-    monkeypatch.setattr(spectral, "memory_budget", 200_000)
+@pytest.mark.parametrize("budget", [200_000, 20_000])  # with and without room for the transforms of all filters
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (4, 2)])
+def test_small_memory_budget_gives_the_same_result(channels, groups, budget, monkeypatch):
+    direct, fast = pair(channels, groups=groups)
+    shown = []
+    kind = spectral.Taps if channels == 1 else spectral.Frequencies
+    original = kind.show
+    monkeypatch.setattr(kind, "show", lambda self, x: shown.append(len(x)) or original(self, x))
+    monkeypatch.setattr(spectral, "memory_budget", budget)
     check(direct, fast, torch.randn(7, channels, 16, 16, dtype=torch.float64))
-    assert len(calls) > 1
-    assert sum(calls) == 7
+    assert len(shown) > 2
+    assert sum(shown) == 2 * 7  # forward and backward
 
 
 def test_1024_by_1024_image_is_right():

@@ -114,10 +114,10 @@ def scale_conv2d(
         margin = (0, 0)
     x = _pad(x, margin, geometry.padding_mode)
     if whole:
-        best, index = spectral.max_response(x, margin, filters, geometry)
+        best, index = spectral.max_response(x, margin, filters, geometry, return_scales)
         if bias is not None:
             best += bias.to(best.dtype)[:, None, None]  # nobody else has seen it yet
-        return (best, index.long()) if return_scales else best
+        return (best, index.long()) if return_scales and index is not None else best
     evaluate = spectral.responses if backend == "spectral" else direct_responses
     responses = evaluate(x, margin, filters, geometry)
     if reduce is None:

@@ -241,9 +241,9 @@ def _windows(
     for n in sizes:
         offsets = torch.arange(n, dtype=torch.float64, device="cpu") - n // 2
         along_rows = rows.angles(rows.dilation * offsets)[:, None, None, :, None]
-        along_columns = columns.angles(columns.dilation * offsets)[None, :, None, None, :]
-        signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu").view(1, 1, 2, 1, 1)
-        matrix = torch.cos(along_rows + signs * along_columns)  # (u, v, sign, dy, dx)
+        along_columns = columns.angles(columns.dilation * offsets)[None, None, :, None, :]
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu").view(1, 2, 1, 1, 1)
+        matrix = torch.cos(along_rows + signs * along_columns)  # (u, sign, v, dy, dx)
         matrix = matrix.flatten(3).flatten(0, 2)
         half = 2 * matrix[:, : n * n // 2 + 1]
         half[:, -1] /= 2

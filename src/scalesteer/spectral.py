@@ -15,7 +15,7 @@ only pixels that nobody reads are reached by the extension.) For positive u and 
 
 .. math:: a_\pm = \sum x \cos(u h \pm v w), \quad b_\pm = \sum x \sin(u h \pm v w)
 
-are the real numbers kept, in the order (u, v, sign, {a, b}). The backward pass consists of the same products
+are the real numbers kept, in the order (u, sign, v, {a, b}). The backward pass consists of the same products
 transposed; it recomputes transforms and keeps only the image, the filters and the winning scale.
 
 Images of one or two channels have so few products a frequency that the transforms back would be all the work; they take
@@ -88,11 +88,12 @@ class Axis:
         return torch.stack([angles.cos(), angles.sin()], dim=1).flatten(0, 1)
 
     def column_matrix(self, positions: Tensor) -> Tensor:
-        """From the rows' {c, s} to a and b of both signs: `(v {+, -} {a, b}, {c, s} positions)`."""
+        """From the rows' {c, s} to a and b of both signs: `({+, -} v {a, b}, {c, s} positions)`."""
         angles = self.angles(positions)
         c, s = angles.cos(), angles.sin()
         blocks = ((c, -s), (s, c), (c, s), (-s, c))  # a+, b+, a-, b-
-        return torch.stack([torch.cat(block, dim=1) for block in blocks], dim=1).flatten(0, 1)
+        plus, minus = (torch.stack([torch.cat(b, dim=1) for b in pair], dim=1) for pair in (blocks[:2], blocks[2:]))
+        return torch.cat([plus, minus]).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ class Plan:
     analyse_columns: Tensor  # (2M, 2W)
     restore_rows: Tensor  # (H', N)
     restore_columns: Tensor  # (2W', 2M)
-    filter_rows: tuple[Tensor, ...]  # (N, n // 2 + 1) for each scale
-    filter_columns: tuple[Tensor, ...]  # (M, 2n) for each scale
+    filter_columns: tuple[Tensor, ...]  # (M, n) for each scale
+    filter_rows: tuple[Tensor, ...]  # (N, 2 (n // 2 + 1)) for each scale: the middle row and those below it
+    window_rows: tuple[Tensor, ...]  # (N, 2n) for each scale: all rows
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -130,23 +132,27 @@ def _make_plan(rows: Axis, columns: Axis, sizes: tuple[int, ...], like: Tensor) 
     def place(matrix: Tensor) -> Tensor:
         return matrix.to(device=like.device, dtype=like.dtype).contiguous()
 
-    filter_rows, filter_columns = [], []
+    filter_columns, filter_rows, window_rows = [], [], []
     for n in sizes:
+        offsets = _arange(n) - n // 2
+        angles = columns.angles(columns.dilation * offsets)
+        filter_columns.append(place(torch.cat([angles.cos(), angles.sin()])))  # ({c, s} v, n)
+        angles = rows.angles(rows.dilation * offsets)
+        signs = [torch.stack([angles.cos(), sign * angles.sin()], dim=2) for sign in (-1, 1)]
+        window = torch.stack(signs, dim=1).flatten(0, 1)  # (u {+, -}, n, {c, s})
+        window_rows.append(place(window.flatten(1)))
         # Half of the rows is enough, the others mirror it; the middle row stands alone.
-        offsets = _arange(n // 2 + 1)
-        weight = 2.0 - (offsets == 0).double()
-        filter_rows.append(place(rows.row_matrix(rows.dilation * offsets) * weight))
-        angles = columns.angles(columns.dilation * (_arange(n) - n // 2))
-        both = [torch.cat([angles.cos(), sign * angles.sin()], dim=1) for sign in (-1, 1)]
-        filter_columns.append(place(torch.stack(both, dim=1).flatten(0, 1)))
+        weight = 2.0 - (offsets[n // 2 :] == 0).double()
+        filter_rows.append(place((window[:, n // 2 :] * weight[:, None]).flatten(1)))
     scale = 2 / (rows.period * columns.period)
     return Plan(
         place(rows.row_matrix(rows.pixels)),
         place(columns.column_matrix(columns.pixels)),
         place(scale * rows.row_matrix(rows.centres).T),
         place(columns.column_matrix(columns.centres).T),
-        tuple(filter_rows),
         tuple(filter_columns),
+        tuple(filter_rows),
+        tuple(window_rows),
     )
 
 
@@ -169,21 +175,60 @@ def make_axes(
     return rows, columns
 
 
-def transform(x: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
+class Space:
+    """Memory for intermediate results, used again for the next scale and the next piece of a batch.
+
+    What a large tensor costs is less its numbers than its pages, which the system hands out anew, one fault each.
+    Without `reuse` every result gets memory of its own, as operations that autograd follows need.
+    """
+
+    def __init__(self, like: Tensor, reuse: bool) -> None:
+        self.like, self.reuse = like, reuse
+        self.held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor | None:
+        """A tensor for the argument `out` of an operation, or None."""
+        if not self.reuse:
+            return None
+        numbers = math.prod(shape)
+        if name not in self.held or self.held[name].numel() < numbers:
+            self.held[name] = self.like.new_empty(numbers)
+        return self.held[name][:numbers].view(shape)
+
+
+def _no_space(name: str, *shape: int) -> None:
+    """Every result gets memory of its own."""
+
+
+def transform(
+    x: Tensor,
+    row_matrix: Tensor,
+    column_matrix: Tensor,
+    space: Callable[..., Tensor | None] = _no_space,
+    name: str = "spectrum",
+) -> Tensor:
     """Pixels to frequencies: `(H, W, R)` -> `(u, K, R)`, with matrices `(2u, H)` and `(K, 2W)`."""
-    rest = x.shape[2]
-    along_rows = row_matrix @ x.flatten(1)  # (u {c, s}, W R)
+    u, width, rest = row_matrix.shape[0] // 2, column_matrix.shape[1], x.shape[2]
+    along_rows = torch.mm(row_matrix, x.flatten(1), out=space("rows", 2 * u, x.shape[1] * rest))  # (u {c, s}, W R)
     del x  # if nobody else holds it, its memory is free for the result
-    along_rows = _view(along_rows, row_matrix.shape[0] // 2, column_matrix.shape[1], rest)
-    return _each(column_matrix, along_rows)
+    along_rows = _view(along_rows, u, width, rest)
+    return _each(column_matrix, along_rows, space(name, u, column_matrix.shape[0], rest))
 
 
-def restore(spectrum: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
+def restore(
+    spectrum: Tensor,
+    row_matrix: Tensor,
+    column_matrix: Tensor,
+    space: Callable[..., Tensor | None] = _no_space,
+    name: str = "response",
+) -> Tensor:
     """Frequencies to pixels: `(u, K, R)` -> `(H, W, R)`, with matrices `(H, 2u)` and `(2W, K)`."""
-    width, rest = column_matrix.shape[0] // 2, spectrum.shape[2]
-    along_rows = _view(_each(column_matrix, spectrum), row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
+    (u, _, rest), width = spectrum.shape, column_matrix.shape[0] // 2
+    along_rows = _each(column_matrix, spectrum, space("rows", u, 2 * width, rest))
     del spectrum
-    return _view(row_matrix @ along_rows, row_matrix.shape[0], width, rest)
+    along_rows = _view(along_rows, row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
+    pixels = torch.mm(row_matrix, along_rows, out=space(name, row_matrix.shape[0], width * rest))
+    return _view(pixels, row_matrix.shape[0], width, rest)
 
 
 def _view(x: Tensor, *shape: int) -> Tensor:
@@ -191,98 +236,138 @@ def _view(x: Tensor, *shape: int) -> Tensor:
     return x.flatten().reshape(shape)
 
 
-def _each(matrix: Tensor, batch: Tensor) -> Tensor:
+def _each(matrix: Tensor, batch: Tensor, out: Tensor | None = None) -> Tensor:
     """One matrix times each of a batch; `matmul` would fold the batch into columns and transpose it on the way."""
-    return torch.bmm(matrix.expand(batch.shape[0], *matrix.shape), batch)
+    return torch.bmm(matrix.expand(batch.shape[0], *matrix.shape), batch, out=out)
 
 
 class Frequencies:
-    """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first."""
+    """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first.
 
-    def __init__(self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry) -> None:
-        self.batch, self.channels = x.shape[:2]
+    With `reuse`, several pieces of a batch may be shown one after the other; nothing is kept for autograd, and what
+    `response` returned is overwritten by the next call.
+    """
+
+    def __init__(
+        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, reuse: bool = False
+    ) -> None:
         self.filters, self.groups = filters, geometry.groups
         sizes = tuple(w.shape[-1] for w in filters)
         axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
         self.plan = plan_for(*axes, sizes, x)
-        spectrum = transform(self.inwards(x), self.plan.analyse_rows, self.plan.analyse_columns)
+        self.counts = (axes[0].count, axes[1].count)
+        self.space = Space(x, reuse)
+        self.kept: dict[int, Tensor] = {}
+        self.filter_grads: dict[int, Tensor] = {}
+        # Transfers of all scales, and their gradients, serve every piece, unless there are too many numbers.
+        numbers = sum(w.shape[0] * w.shape[1] for w in filters) * axes[0].period * axes[1].period // 2
+        self.keeps = reuse and x.element_size() * numbers <= memory_budget // 4
+        self.show(x)
+
+    @staticmethod
+    def numbers(rows: Axis, columns: Axis, channels: int, filters: Sequence[Tensor]) -> int:
+        """Numbers that one image takes at work."""
+        out_channels = filters[0].shape[0]
+        spectrum = rows.period * columns.period * (2 * channels + out_channels)
+        return spectrum + (rows.period * columns.count + 3 * rows.count * columns.count) * out_channels
+
+    def show(self, x: Tensor) -> None:
+        """Take another piece of the batch."""
+        self.batch, self.channels = x.shape[:2]
+        spectrum = transform(self.inwards(x), self.plan.analyse_rows, self.plan.analyse_columns, self.space, "spectrum")
         self.spectrum = self._by_frequency(spectrum, self.channels)
         self.grad_spectrum: Tensor | None = None
 
     def inwards(self, x: Tensor) -> Tensor:
         """`(B, C, H, W)` -> `(H, W, B C)`."""
-        return x.permute(2, 3, 0, 1).reshape(x.shape[2], x.shape[3], x.shape[0] * x.shape[1])
+        batch, channels, height, width = x.shape
+        held = self.space("inwards", height, width, batch, channels) if x.dtype == self.space.like.dtype else None
+        pixels = x.permute(2, 3, 0, 1)
+        return (pixels if held is None else held.copy_(pixels)).reshape(height, width, batch * channels)
 
     def outwards(self, maps: Tensor, channels: int | None = None) -> Tensor:
-        """`(H, W, B C)` -> `(B, C, H, W)`, by default with the channels of the output."""
+        """`(H, W, B C)` -> `(B, C, H, W)`, by default with the channels of the output; a view."""
         channels = self.filters[0].shape[0] if channels is None else channels
-        maps = _view(maps, maps.shape[0], maps.shape[1], self.batch, channels)
-        return maps.permute(2, 3, 0, 1).contiguous()
+        return _view(maps, maps.shape[0], maps.shape[1], self.batch, channels).permute(2, 3, 0, 1)
 
     def response(self, i: int) -> Tensor:
         """The response of scale i."""
-        product = self.spectrum @ self._transfer(i)  # (f, 2B, O), or (f, G, 2B, O / G)
+        transfer = self._transfer(i)
+        room = self.space("product", *self.spectrum.shape[:2], transfer.shape[1])
+        product = torch.bmm(self.spectrum, transfer.mT, out=room)  # (f G, 2B, O / G)
         product = self._by_row(product, self.filters[0].shape[0])
-        return restore(product, self.plan.restore_rows, self.plan.restore_columns)
+        name = "best" if i == 0 else "response"
+        return restore(product, self.plan.restore_rows, self.plan.restore_columns, self.space, name)
 
-    def pull_back(self, i: int, grad: Tensor, need_x: bool, need_filter: bool) -> Tensor | None:
-        """Add to the image's gradient that of scale i, and return the filter's."""
-        grad_product = transform(grad, self.plan.restore_rows.T, self.plan.restore_columns.T)
+    def pull_back(self, i: int, grad: Tensor, need_x: bool, need_filter: bool) -> None:
+        """Add what arrives at the response of scale i to the gradients of the image and of the filter."""
+        grad_product = transform(grad, self.plan.restore_rows.T, self.plan.restore_columns.T, self.space, "product")
         grad_product = self._by_frequency(grad_product, self.filters[i].shape[0])
         if need_x:
-            transfer = self._transfer(i).mT
+            transfer = self._transfer(i)
             if self.grad_spectrum is None:
-                self.grad_spectrum = grad_product @ transfer
-            elif self.groups == 1:
-                self.grad_spectrum.baddbmm_(grad_product, transfer)
+                room = self.space("grad_spectrum", *self.spectrum.shape)
+                self.grad_spectrum = torch.bmm(grad_product, transfer, out=room)
             else:
-                self.grad_spectrum += grad_product @ transfer
-        return self._filter_gradient(i, self.spectrum.mT @ grad_product) if need_filter else None
+                self.grad_spectrum.baddbmm_(grad_product, transfer)
+        if not need_filter:
+            return
+        if self.keeps and i in self.filter_grads:
+            self.filter_grads[i].baddbmm_(grad_product.mT, self.spectrum)
+            return
+        found = torch.bmm(grad_product.mT, self.spectrum)  # (f G, O / G, C / G)
+        if not self.keeps:
+            found = self._to_taps(i, found)
+        self.filter_grads[i] = self.filter_grads[i] + found if i in self.filter_grads else found
+
+    def filter_gradient(self, i: int) -> Tensor | None:
+        """The sum, over pieces, of what `pull_back` added for the filter of scale i."""
+        grad = self.filter_grads.pop(i, None)
+        return self._to_taps(i, grad) if self.keeps and grad is not None else grad
 
     def image_gradient(self) -> Tensor | None:
-        """The sum of what `pull_back` added."""
+        """The sum of what `pull_back` added since the piece was shown."""
         if self.grad_spectrum is None:
             return None
         spectrum = self._by_row(self.grad_spectrum, self.channels)
-        pixels = restore(spectrum, self.plan.analyse_rows.T, self.plan.analyse_columns.T)
-        return self.outwards(pixels, self.channels)
+        matrices = self.plan.analyse_rows.T, self.plan.analyse_columns.T
+        return self.outwards(restore(spectrum, *matrices, self.space, "response"), self.channels)
 
     def _transfer(self, i: int) -> Tensor:
-        """Point-symmetric filters `(O, C / G, n, n)` to frequencies `(f, C, O)`, or `(f, G, C / G, O / G)`."""
-        weight = self.filters[i]
-        out_channels, per_group, n, _ = weight.shape
-        half = weight[:, :, n // 2 :].unflatten(0, (self.groups, -1)).permute(3, 4, 0, 2, 1)  # (n/2, n, G, C/G, O/G)
-        half = half.reshape(n // 2 + 1, n, out_channels * per_group)
-        spectrum = transform(half, self.plan.filter_rows[i], self.plan.filter_columns[i])
-        frequencies = spectrum.shape[0] * spectrum.shape[1]
-        if self.groups == 1:
-            return spectrum.view(frequencies, per_group, out_channels)
-        return spectrum.view(frequencies, self.groups, per_group, out_channels // self.groups)
+        """Point-symmetric filters `(O, C / G, n, n)` to frequencies `(f G, O / G, C / G)`."""
+        if i in self.kept:
+            return self.kept[i]
+        out_channels, per_group, n, _ = self.filters[i].shape
+        half = self.filters[i].flatten(0, 1)[:, n // 2 :].permute(1, 2, 0)  # (n/2, n, O C/G), not moved in memory
+        along_columns = _each(self.plan.filter_columns[i], half)  # (n/2, {c, s} v, O C/G)
+        row_matrix = self.plan.filter_rows[i]
+        spectrum = row_matrix @ _view(along_columns, row_matrix.shape[1], -1)  # (u {+, -}, v O C/G)
+        transfer = _view(spectrum, -1, out_channels // self.groups, per_group)
+        if self.keeps:
+            self.kept[i] = transfer
+        return transfer
 
-    def _filter_gradient(self, i: int, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfer`: what arrives at the half that was read is shared with its mirror image."""
-        weight = self.filters[i]
-        out_channels, per_group, n, _ = weight.shape
-        row_matrix, column_matrix = self.plan.filter_rows[i].T, self.plan.filter_columns[i].T
-        grad = grad.reshape(row_matrix.shape[1] // 2, column_matrix.shape[1], out_channels * per_group)
-        half = restore(grad, row_matrix, column_matrix)
-        half = half.view(n // 2 + 1, n, self.groups, per_group, out_channels // self.groups).permute(2, 4, 3, 0, 1)
-        result = weight.new_zeros(weight.shape)
-        result[:, :, n // 2 :] = half.reshape(out_channels, per_group, n // 2 + 1, n)
-        return (result + result.flip(-1, -2)) / 2
+    def _to_taps(self, i: int, grad: Tensor) -> Tensor:
+        """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n, n)`, point-symmetric."""
+        out_channels, per_group, n, _ = self.filters[i].shape
+        row_matrix, column_matrix = self.plan.window_rows[i].T, self.plan.filter_columns[i]
+        along_columns = row_matrix @ _view(grad, row_matrix.shape[1], -1)  # (n {c, s}, v O C/G)
+        along_columns = along_columns.view(n, column_matrix.shape[0], out_channels * per_group)
+        taps = torch.bmm(along_columns.mT, column_matrix.expand(n, *column_matrix.shape))  # (n, O C/G, n)
+        return taps.transpose(0, 1).view(out_channels, per_group, n, n)
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
-        """`(u, v {+, -} {a, b}, B C)` -> `(f, 2B, C)`, or `(f, G, 2B, C / G)`."""
+        """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""
         frequencies = spectrum.shape[0] * spectrum.shape[1] // 2
         if self.groups == 1:
             return _view(spectrum, frequencies, 2 * self.batch, channels)
         spectrum = _view(spectrum, frequencies, 2 * self.batch, self.groups, channels // self.groups)
-        return spectrum.transpose(1, 2).contiguous()
+        return spectrum.transpose(1, 2).flatten(0, 1)
 
     def _by_row(self, product: Tensor, channels: int) -> Tensor:
         """The inverse of `_by_frequency`."""
-        if product.ndim == 4:
-            product = product.transpose(1, 2)
+        if self.groups > 1:
+            product = product.unflatten(0, (-1, self.groups)).transpose(1, 2)
         rows, columns = self.plan.restore_rows.shape[1] // 2, self.plan.restore_columns.shape[1]
         return _view(product, rows, columns, self.batch * channels)
 
@@ -299,29 +384,58 @@ class Taps:
     """Responses as one product a scale with pairs of pixels x(p + d) + x(p - d). Its maps are `(B, O, H' W')`.
 
     A filter is point-symmetric, so that half of its taps is enough; and a window is a prefix of every larger one.
+    `reuse` is that of :class:`Frequencies`.
     """
 
-    def __init__(self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry) -> None:
-        self.filters, self.image_size = filters, x.shape[-2:]
+    def __init__(
+        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, reuse: bool = False
+    ) -> None:
+        self.filters = filters
         sizes = tuple(w.shape[-1] for w in filters)
         self.axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
+        self.counts = (self.axes[0].count, self.axes[1].count)
         self.offsets = half_window(max(sizes))
         reach = [a.dilation * a.radius for a in self.axes]
         last = [a.first + (a.count - 1) * a.stride for a in self.axes]
         self.before = [max(0, r - a.first) for a, r in zip(self.axes, reach, strict=True)]
         after = [max(0, end + r + 1 - a.length) for a, r, end in zip(self.axes, reach, last, strict=True)]
         self.padding = (self.before[1], after[1], self.before[0], after[0])
-        padded = F.pad(x, self.padding)
-        self.padded_shape = padded.shape
-        centre = padded[self._slices(0, 0)]
-        parts = [(padded[self._slices(dy, dx)], padded[self._slices(-dy, -dx)]) for dy, dx in self.offsets[1:]]
-        if torch.is_grad_enabled():
-            pairs = torch.stack([centre, *(a + b for a, b in parts)], dim=1)
+        self._padded_axes = [(a.length, b, c) for a, b, c in zip(self.axes, self.before, after, strict=True)]
+        self.space = Space(x, reuse)
+        self.padded_shape = torch.Size()
+        self.views: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.matrices = [self._matrix(i) for i in range(len(filters))]
+        self.filter_grads: dict[int, Tensor] = {}
+        self.show(x)
+
+    @staticmethod
+    def numbers(rows: Axis, columns: Axis, channels: int, filters: Sequence[Tensor]) -> int:
+        """Numbers that one image takes at work."""
+        pairs = channels * (max(w.shape[-1] for w in filters) ** 2 + 1) // 2
+        return rows.count * columns.count * (pairs + 3 * filters[0].shape[0])
+
+    def show(self, x: Tensor) -> None:
+        """Take another piece of the batch."""
+        batch, channels = x.shape[:2]
+        padded = self.space("padded", batch, channels, *(n + a + b for n, a, b in self._padded_axes))
+        pairs = self.space("pairs", batch, len(self.offsets), channels, *self.counts)
+        if padded is None or pairs is None:
+            padded = F.pad(x, self.padding)
+            opposite = (padded[self._slices(dy, dx)] + padded[self._slices(-dy, -dx)] for dy, dx in self.offsets[1:])
+            pairs = torch.stack([padded[self._slices(0, 0)], *opposite], dim=1)
         else:  # straight to their places
-            pairs = x.new_empty(x.shape[0], len(self.offsets), x.shape[1], *(a.count for a in self.axes))
-            pairs[:, 0] = centre
-            for k, (a, b) in enumerate(parts, start=1):
-                torch.add(a, b, out=pairs[:, k])
+            if padded.shape != self.padded_shape:
+                padded.zero_()
+                self.views = [
+                    (padded[self._slices(dy, dx)], padded[self._slices(-dy, -dx)], pairs[:, k])
+                    for k, (dy, dx) in enumerate(self.offsets)
+                ]
+            top, left = self.before
+            padded[..., top : top + x.shape[-2], left : left + x.shape[-1]] = x
+            for one, other, pair in self.views[1:]:
+                torch.add(one, other, out=pair)
+            self.views[0][2].copy_(self.views[0][0])
+        self.padded_shape = padded.shape
         self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, T C, H' W')
         self.grad_pairs: Tensor | None = None
 
@@ -335,11 +449,11 @@ class Taps:
 
     def inwards(self, maps: Tensor) -> Tensor:
         """`(B, O, H', W')` -> `(B, O, H' W')`."""
-        return maps.reshape(maps.shape[0], maps.shape[1], self.axes[0].count * self.axes[1].count)
+        return maps.reshape(maps.shape[0], maps.shape[1], self.counts[0] * self.counts[1])
 
     def outwards(self, maps: Tensor) -> Tensor:
-        """`(B, O, H' W')` -> `(B, O, H', W')`."""
-        return maps.view(maps.shape[0], maps.shape[1], self.axes[0].count, self.axes[1].count)
+        """`(B, O, H' W')` -> `(B, O, H', W')`, a view."""
+        return maps.view(maps.shape[0], maps.shape[1], *self.counts)
 
     def _indices(self, i: int) -> tuple[Tensor, Tensor]:
         n, device = self.filters[i].shape[-1], self.filters[i].device
@@ -354,32 +468,40 @@ class Taps:
 
     def response(self, i: int) -> Tensor:
         """The response of scale i."""
-        matrix = self._matrix(i)
-        return _each(matrix, self.pairs[:, : matrix.shape[1]])
+        matrix = self.matrices[i]
+        batch, _, pixels = self.pairs.shape
+        room = self.space("best" if i == 0 else "response", batch, matrix.shape[0], pixels)
+        return _each(matrix, self.pairs[:, : matrix.shape[1]], room)
 
-    def pull_back(self, i: int, grad: Tensor, need_x: bool, need_filter: bool) -> Tensor | None:
-        """Add to the image's gradient that of scale i, and return the filter's."""
-        matrix = self._matrix(i)
+    def pull_back(self, i: int, grad: Tensor, need_x: bool, need_filter: bool) -> None:
+        """Add what arrives at the response of scale i to the gradients of the image and of the filter."""
+        matrix = self.matrices[i]
         if need_x:
             if self.grad_pairs is None:
-                self.grad_pairs = torch.zeros_like(self.pairs)
-            self.grad_pairs[:, : matrix.shape[1]] += _each(matrix.T, grad)
-        if not need_filter:
+                room = self.space("grad_pairs", *self.pairs.shape)
+                self.grad_pairs = torch.zeros_like(self.pairs) if room is None else room.zero_()
+            self.grad_pairs[:, : matrix.shape[1]].baddbmm_(matrix.T.expand(len(grad), -1, -1), grad)
+        if need_filter:
+            found = torch.bmm(self.pairs[:, : matrix.shape[1]], grad.mT).sum(0)  # (T C, O)
+            self.filter_grads[i] = self.filter_grads[i] + found if i in self.filter_grads else found
+
+    def filter_gradient(self, i: int) -> Tensor | None:
+        """The sum, over pieces, of what `pull_back` added for the filter of scale i."""
+        found = self.filter_grads.pop(i, None)
+        if found is None:
             return None
         weight = self.filters[i]
-        found = torch.bmm(grad, self.pairs[:, : matrix.shape[1]].mT).sum(0)  # (O, T C)
         result = weight.new_zeros(weight.shape)
         rows, columns = self._indices(i)
-        result[:, :, rows, columns] = found.view(weight.shape[0], len(rows), weight.shape[1]).transpose(1, 2)
+        result[:, :, rows, columns] = found.view(len(rows), weight.shape[1], weight.shape[0]).permute(2, 1, 0)
         return (result + result.flip(-1, -2)) / 2
 
     def image_gradient(self) -> Tensor | None:
-        """The sum of what `pull_back` added."""
+        """The sum of what `pull_back` added since the piece was shown."""
         if self.grad_pairs is None:
             return None
         batch, channels = self.padded_shape[:2]
-        counts = (self.axes[0].count, self.axes[1].count)
-        grads = self.grad_pairs.view(batch, len(self.offsets), channels, *counts).unbind(1)
+        grads = self.grad_pairs.view(batch, len(self.offsets), channels, *self.counts).unbind(1)
         padded = self.grad_pairs.new_zeros(self.padded_shape)
         padded[self._slices(0, 0)] += grads[0]
         for (dy, dx), grad in zip(self.offsets[1:], grads[1:], strict=True):
@@ -436,7 +558,7 @@ def responses(x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geo
     with no_autocast(x.device):
         correlator = _kind(filters, geometry)(x.to(work), margin, [w.to(work) for w in filters], geometry)
         for i in range(len(filters)):
-            yield correlator.outwards(correlator.response(i)).to(dtype)
+            yield correlator.outwards(correlator.response(i)).to(dtype).contiguous()
 
 
 class Steered(NamedTuple):
@@ -461,51 +583,62 @@ _FUSED_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
 def max_response(
-    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor] | Steered, geometry: Geometry
-) -> tuple[Tensor, Tensor]:
+    x: Tensor,
+    margin: tuple[int, int],
+    filters: Sequence[Tensor] | Steered,
+    geometry: Geometry,
+    winners: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
     Args are those of :func:`responses`, or :class:`Steered` filters where :func:`fusible` says so; both results are
-    `(B, O, H', W')`.
+    `(B, O, H', W')`. Without `winners` the second may be None.
     """
     dtype, work = _setting(x, filters)
     sizes = filters.sizes if isinstance(filters, Steered) else tuple(w.shape[-1] for w in filters)
-    rows, columns = whole = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-    tile = _tile(rows), _tile(columns)
+    whole = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
+    tile = _tile(whole[0]), _tile(whole[1])
     tiled = any(axis.count > 2.5 * size for axis, size in zip(whole, tile, strict=True))
     images = x
     if tiled:
         images, margin, geometry = _cut(x, whole, tile, geometry)
-        rows, columns = make_axes((images.shape[-2], images.shape[-1]), margin, sizes, geometry)
-    channels, out_channels = x.shape[1], filters[0].shape[0]
-    fused = fusible(x, geometry)
-    if fused:
-        numbers = rows.count * columns.count * out_channels
-        if channels > 2:
-            numbers = 2 * rows.period * columns.period * len(sizes) * out_channels
-    elif _kind(filters, geometry) is Taps:
-        numbers = rows.count * columns.count * (channels * max(sizes) ** 2 + 4 * out_channels)
-    else:
-        numbers = rows.period * columns.period * (2 * channels + 3 * out_channels)
-        numbers += rows.count * columns.count * 4 * out_channels
-    step = max(1, memory_budget // (work.itemsize * numbers))
-    pieces = images.to(work).split(step)
+    best: Tensor
+    winner: Tensor | None
     with no_autocast(x.device):
-        if isinstance(filters, Steered):
-            bank: tuple[Any, ...] = (filters.coefficients.to(work), filters.basis, sizes)
-        elif fused:
-            bank = (torch.cat([w.flatten(2) for w in filters], dim=2).to(work), None, sizes)
-        else:
-            bank = ()
-        if bank:
-            results = [_FusedMaxResponse.apply(piece, *bank, margin, geometry) for piece in pieces]  # type: ignore[no-untyped-call]
+        images = images.to(work)
+        if isinstance(filters, Steered) or fusible(x, geometry):
+            best, winner = _fused_max_response(images, margin, filters, geometry, sizes)
         else:
             weights = [w.to(work) for w in filters]
-            results = [_MaxResponse.apply(piece, margin, geometry, *weights) for piece in pieces]  # type: ignore[no-untyped-call]
-    best, winner = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True))
+            if winners or (torch.is_grad_enabled() and any(t.requires_grad for t in (images, *weights))):
+                best, winner = _MaxResponse.apply(images, margin, geometry, *weights)  # type: ignore[no-untyped-call]
+            else:
+                best, winner = _largest(images, margin, weights, geometry, winners=False)
     if tiled:
-        best, winner = (_join(maps, x.shape[0], whole) for maps in (best, winner))
+        best, winner = _join(best, x.shape[0], whole), None if winner is None else _join(winner, x.shape[0], whole)
     return best.to(dtype), winner
+
+
+def _fused_max_response(
+    images: Tensor,
+    margin: tuple[int, int],
+    filters: Sequence[Tensor] | Steered,
+    geometry: Geometry,
+    sizes: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    rows, columns = make_axes((images.shape[-2], images.shape[-1]), margin, sizes, geometry)
+    numbers = rows.count * columns.count * filters[0].shape[0]
+    if images.shape[1] > 2:
+        numbers = 2 * rows.period * columns.period * len(sizes) * filters[0].shape[0]
+    bank: tuple[Any, ...]
+    if isinstance(filters, Steered):
+        bank = (filters.coefficients.to(images.dtype), filters.basis, sizes)
+    else:
+        bank = (torch.cat([w.flatten(2) for w in filters], dim=2).to(images.dtype), None, sizes)
+    step = max(1, memory_budget // (images.element_size() * numbers))
+    results = [_FusedMaxResponse.apply(piece, *bank, margin, geometry) for piece in images.split(step)]  # type: ignore[no-untyped-call]
+    best, winner = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True))
+    return best, winner
 
 
 def _tile(axis: Axis) -> int:
@@ -540,26 +673,64 @@ def _join(maps: Tensor, batch: int, axes: tuple[Axis, Axis]) -> Tensor:
     return joined[..., : axes[0].count, : axes[1].count].contiguous()
 
 
+_PIECE = 32 << 20
+"""Bytes of one piece of work on a CPU: more is slower, since new pages and misses of the cache cost more than calls."""
+
+
+def _pieces(
+    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry
+) -> Iterator[tuple[slice, Correlator]]:
+    """Pieces of a batch that are small enough for memory, and for the cache, with what correlates them."""
+    kind = _kind(filters, geometry)
+    axes = make_axes((x.shape[-2], x.shape[-1]), margin, tuple(w.shape[-1] for w in filters), geometry)
+    most = min(_PIECE, memory_budget) if x.device.type == "cpu" else memory_budget
+    step = max(1, most // (x.element_size() * kind.numbers(*axes, x.shape[1], filters)))
+    pieces = max(1, -(-x.shape[0] // step))
+    step = max(1, -(-x.shape[0] // pieces))  # all of about one size
+    correlator: Correlator | None = None
+    for start in range(0, pieces * step, step):
+        piece = slice(start, start + step)
+        if correlator is None:
+            correlator = kind(x[piece], margin, filters, geometry, reuse=True)
+        else:
+            correlator.show(x[piece])
+        yield piece, correlator
+
+
+def _largest(
+    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, winners: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The largest response over scales and, if wanted, the index of the winner; on a tie the lowest scale wins."""
+    count = len(filters)
+    axes = make_axes((x.shape[-2], x.shape[-1]), margin, tuple(w.shape[-1] for w in filters), geometry)
+    best = x.new_empty(x.shape[0], filters[0].shape[0], axes[0].count, axes[1].count)
+    winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
+    for piece, correlator in _pieces(x, margin, filters, geometry):
+        top = correlator.response(0)
+        index = torch.zeros_like(top, dtype=torch.uint8)
+        wins = torch.empty_like(top, dtype=torch.bool)
+        for i in range(1, count):
+            response = correlator.response(i)
+            if winners:  # a later winner has the larger index: the maximum of indices
+                torch.gt(response, top, out=wins)
+                torch.maximum(index, wins.view(torch.uint8).mul_(i), out=index)
+            torch.maximum(top, response, out=top)
+            if i == count - 1:  # a non-finite response always shows: see functional.max_over_scales
+                top += response.sub_(response)
+        best[piece] = correlator.outwards(top)
+        if winner is not None:
+            winner[piece] = correlator.outwards(index)
+    return best, winner
+
+
 class _MaxResponse(torch.autograd.Function):
     """The maximum over scales; saves the image, the filters and the winner only."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, margin: tuple[int, int], geometry: Geometry, *filters: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        correlator = _kind(filters, geometry)(x, margin, filters, geometry)
-        best = correlator.response(0)
-        winner = torch.zeros_like(best, dtype=torch.uint8)
-        for i in range(1, len(filters)):
-            response = correlator.response(i)
-            wins = (response > best).view(torch.uint8)  # a later winner has the larger index: the maximum of indices
-            torch.maximum(winner, wins.mul_(i), out=winner)
-            torch.maximum(best, response, out=best)
-            if i == len(filters) - 1:  # a non-finite response always shows: see functional.max_over_scales
-                best += response.sub_(response)
-        best, winner = correlator.outwards(best), correlator.outwards(winner)
-        if best._is_view():  # what follows may work in place, as a ReLU does
-            best = best.clone()
+    ) -> tuple[Tensor, Tensor | None]:
+        best, winner = _largest(x, margin, filters, geometry, winners=True)
         ctx.save_for_backward(x, winner, *filters)
         ctx.margin, ctx.geometry = margin, geometry
         ctx.mark_non_differentiable(winner)
@@ -575,12 +746,18 @@ class _MaxResponse(torch.autograd.Function):
                     (x, *filters), lambda *f: f, winner, ctx.margin, ctx.geometry, needs, grads[0]
                 )
                 return first, None, None, *rest
-            correlator = _kind(filters, ctx.geometry)(x, ctx.margin, filters, ctx.geometry)
-            incoming, winner = correlator.inwards(grads[0].to(x.dtype)), correlator.inwards(winner)
-            rest = [
-                correlator.pull_back(i, incoming * (winner == i), needs[0], needs[i + 1]) for i in range(len(filters))
-            ]
-            return correlator.image_gradient(), None, None, *rest
+            grad_x = torch.empty_like(x) if needs[0] else None
+            for piece, correlator in _pieces(x, ctx.margin, filters, ctx.geometry):
+                incoming = correlator.inwards(grads[0][piece].to(x.dtype))
+                index = correlator.inwards(winner[piece])
+                wins, routed = torch.empty_like(index), torch.empty_like(incoming)
+                for i in range(len(filters)):
+                    torch.eq(index, i, out=wins)
+                    correlator.pull_back(i, routed.copy_(wins).mul_(incoming), needs[0], needs[i + 1])
+                grad_piece = correlator.image_gradient()
+                if grad_x is not None and grad_piece is not None:
+                    grad_x[piece] = grad_piece
+            return grad_x, None, None, *(correlator.filter_gradient(i) for i in range(len(filters)))
 
 
 class _FusedMaxResponse(torch.autograd.Function):
