@@ -244,24 +244,24 @@ def _each(matrix: Tensor, batch: Tensor, out: Tensor | None = None) -> Tensor:
 class Frequencies:
     """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first.
 
-    With `reuse`, several pieces of a batch may be shown one after the other; nothing is kept for autograd, and what
+    If so many `pieces` of a batch are to be shown one after the other, nothing is kept for autograd, and what
     `response` returned is overwritten by the next call.
     """
 
     def __init__(
-        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, reuse: bool = False
+        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, pieces: int = 0
     ) -> None:
         self.filters, self.groups = filters, geometry.groups
         sizes = tuple(w.shape[-1] for w in filters)
         axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
         self.plan = plan_for(*axes, sizes, x)
         self.counts = (axes[0].count, axes[1].count)
-        self.space = Space(x, reuse)
+        self.space = Space(x, pieces > 0)
         self.kept: dict[int, Tensor] = {}
         self.filter_grads: dict[int, Tensor] = {}
         # Transfers of all scales, and their gradients, serve every piece, unless there are too many numbers.
         numbers = sum(w.shape[0] * w.shape[1] for w in filters) * axes[0].period * axes[1].period // 2
-        self.keeps = reuse and x.element_size() * numbers <= memory_budget // 4
+        self.keeps = pieces > 1 and x.element_size() * numbers <= memory_budget // 4
         self.show(x)
 
     @staticmethod
@@ -315,7 +315,12 @@ class Frequencies:
         if self.keeps and i in self.filter_grads:
             self.filter_grads[i].baddbmm_(grad_product.mT, self.spectrum)
             return
-        found = torch.bmm(grad_product.mT, self.spectrum)  # (f G, O / G, C / G)
+        room = (
+            None
+            if self.keeps
+            else self.space("transfer", len(grad_product), grad_product.shape[2], self.spectrum.shape[2])
+        )
+        found = torch.bmm(grad_product.mT, self.spectrum, out=room)  # (f G, O / G, C / G)
         if not self.keeps:
             found = self._to_taps(i, found)
         self.filter_grads[i] = self.filter_grads[i] + found if i in self.filter_grads else found
@@ -339,9 +344,12 @@ class Frequencies:
             return self.kept[i]
         out_channels, per_group, n, _ = self.filters[i].shape
         half = self.filters[i].flatten(0, 1)[:, n // 2 :].permute(1, 2, 0)  # (n/2, n, O C/G), not moved in memory
-        along_columns = _each(self.plan.filter_columns[i], half)  # (n/2, {c, s} v, O C/G)
-        row_matrix = self.plan.filter_rows[i]
-        spectrum = row_matrix @ _view(along_columns, row_matrix.shape[1], -1)  # (u {+, -}, v O C/G)
+        row_matrix, column_matrix = self.plan.filter_rows[i], self.plan.filter_columns[i]
+        period, rest = column_matrix.shape[0], half.shape[2]
+        along_columns = _each(column_matrix, half, self.space("filter", half.shape[0], period, rest))
+        along_columns = _view(along_columns, row_matrix.shape[1], period // 2 * rest)  # (n/2 {c, s}, v O C/G)
+        room = None if self.keeps else self.space("transfer", row_matrix.shape[0], along_columns.shape[1])
+        spectrum = torch.mm(row_matrix, along_columns, out=room)  # (u {+, -}, v O C/G)
         transfer = _view(spectrum, -1, out_channels // self.groups, per_group)
         if self.keeps:
             self.kept[i] = transfer
@@ -351,10 +359,14 @@ class Frequencies:
         """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n, n)`, point-symmetric."""
         out_channels, per_group, n, _ = self.filters[i].shape
         row_matrix, column_matrix = self.plan.window_rows[i].T, self.plan.filter_columns[i]
-        along_columns = row_matrix @ _view(grad, row_matrix.shape[1], -1)  # (n {c, s}, v O C/G)
+        grad = _view(grad, row_matrix.shape[1], column_matrix.shape[0] // 2 * out_channels * per_group)
+        room = self.space("filter", row_matrix.shape[0], grad.shape[1])
+        along_columns = torch.mm(row_matrix, grad, out=room)  # (n {c, s}, v O C/G)
         along_columns = along_columns.view(n, column_matrix.shape[0], out_channels * per_group)
-        taps = torch.bmm(along_columns.mT, column_matrix.expand(n, *column_matrix.shape))  # (n, O C/G, n)
-        return taps.transpose(0, 1).view(out_channels, per_group, n, n)
+        taps = grad.new_empty(out_channels, per_group, n, n)
+        rows = taps.flatten(0, 1).transpose(0, 1)  # (n, O C/G, n)
+        torch.bmm(along_columns.mT, column_matrix.expand(n, *column_matrix.shape), out=rows)
+        return taps
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""
@@ -384,11 +396,11 @@ class Taps:
     """Responses as one product a scale with pairs of pixels x(p + d) + x(p - d). Its maps are `(B, O, H' W')`.
 
     A filter is point-symmetric, so that half of its taps is enough; and a window is a prefix of every larger one.
-    `reuse` is that of :class:`Frequencies`.
+    `pieces` are those of :class:`Frequencies`.
     """
 
     def __init__(
-        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, reuse: bool = False
+        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, pieces: int = 0
     ) -> None:
         self.filters = filters
         sizes = tuple(w.shape[-1] for w in filters)
@@ -401,7 +413,7 @@ class Taps:
         after = [max(0, end + r + 1 - a.length) for a, r, end in zip(self.axes, reach, last, strict=True)]
         self.padding = (self.before[1], after[1], self.before[0], after[0])
         self._padded_axes = [(a.length, b, c) for a, b, c in zip(self.axes, self.before, after, strict=True)]
-        self.space = Space(x, reuse)
+        self.space = Space(x, pieces > 0)
         self.padded_shape = torch.Size()
         self.views: list[tuple[Tensor, Tensor, Tensor]] = []
         self.matrices = [self._matrix(i) for i in range(len(filters))]
@@ -673,7 +685,7 @@ def _join(maps: Tensor, batch: int, axes: tuple[Axis, Axis]) -> Tensor:
     return joined[..., : axes[0].count, : axes[1].count].contiguous()
 
 
-_PIECE = 32 << 20
+_PIECE = 48 << 20
 """Bytes of one piece of work on a CPU: more is slower, since new pages and misses of the cache cost more than calls."""
 
 
@@ -691,7 +703,7 @@ def _pieces(
     for start in range(0, pieces * step, step):
         piece = slice(start, start + step)
         if correlator is None:
-            correlator = kind(x[piece], margin, filters, geometry, reuse=True)
+            correlator = kind(x[piece], margin, filters, geometry, pieces)
         else:
             correlator.show(x[piece])
         yield piece, correlator
