@@ -81,6 +81,48 @@ def test_small_memory_budget_gives_the_same_result(channels, groups, budget, mon
     assert sum(shown) == 2 * 7  # forward and backward
 
 
+@pytest.mark.parametrize("budget", [1 << 30, 1 << 22, 1 << 18])  # one piece; several; and no room for transforms
+@pytest.mark.parametrize(("groups", "mode", "dtype"), [(1, "zeros", torch.float64), (2, "reflect", torch.float32)])
+def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dtype, budget, monkeypatch):
+    scales = tuple(1 + i / 3.5 for i in range(6))
+    direct, fast = pair(4, groups=groups, kernel_size=7, scales=scales, padding=3, padding_mode=mode, dtype=dtype)
+    assert spectral.steerable(fast._bank(), fast.geometry)
+    monkeypatch.setattr(spectral, "memory_budget", budget)
+    x = torch.randn(5, 4, 12, 13, dtype=torch.float64).to(dtype)
+    if dtype == torch.float64:
+        check(direct, fast, x)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), direct(x), rtol=1e-4, atol=1e-3)
+
+
+def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
+    layer = ScaleSteerableConv2d(3, 2, scales=(1.0, 1.5, 2.0), dtype=torch.float64, backend="spectral", bias=False)
+    assert spectral.steerable(layer._bank(), layer.geometry)
+    x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    part = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)  # one function of the basis, for speed
+
+    def apply(x, part):
+        coefficients = torch.nn.functional.pad(part[..., None, None, None], (0, 1, 0, 7, 0, 2)).contiguous()
+        return torch.func.functional_call(layer, {"coefficients": coefficients}, (x,))
+
+    assert layer.coefficients.shape[2:] == (3, 8, 2)
+    assert torch.autograd.gradcheck(apply, (x, part))
+    assert torch.autograd.gradgradcheck(apply, (x, part))
+
+
+def test_transforms_of_a_basis_follow_its_changes():
+    direct, fast = (ScaleSteerableConv2d(3, 2, backend=b) for b in ("direct", "spectral"))
+    fast.load_state_dict(direct.state_dict())
+    x = torch.randn(1, 3, 12, 12)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fast(torch.randn(1, 3, 12, 12))
+    torch.testing.assert_close(fast(x), direct(x), rtol=1e-4, atol=1e-4)
+    for layer in (direct, fast):
+        layer.steered_basis *= 2
+    torch.testing.assert_close(fast(x), direct(x), rtol=1e-4, atol=1e-4)
+    assert fast(x.double().float()).equal(fast(x))
+
+
 def test_1024_by_1024_image_is_right():
     direct, fast = pair(1, dtype=torch.float32, scales=(1.0, 1.8))
     x = torch.randn(1, 1, 1024, 1024)

@@ -102,12 +102,14 @@ def scale_conv2d(
         ``reduce=None``.
     """
     steered = filters if isinstance(filters, spectral.Steered) else None
-    sizes = steered.sizes if steered else tuple(w.shape[-1] for w in filters)
+    sizes = spectral.window_sizes(filters)
     whole = reduce == "max" and len(sizes) < 256 and not spectral.plain_only()  # the maximum as one function
     if backend == "auto":
-        backend = spectral.choose_backend((x.shape[-2], x.shape[-1]), sizes, filters[0].shape[1], geometry, whole)
+        backend = spectral.choose_backend(
+            (x.shape[-2], x.shape[-1]), sizes, spectral.first(filters).shape[1], geometry, whole
+        )
     whole = whole and backend == "spectral"
-    if steered and not (whole and spectral.fusible(x, geometry)):
+    if steered and not (spectral.fusible(x, geometry) or spectral.steerable(steered, geometry)):
         filters = synthesize(*steered)
     margin = _margin(x, sizes, geometry)
     if geometry.padding_mode == "zeros":  # both backends see zeros beyond the image; other modes need the border made
@@ -118,6 +120,8 @@ def scale_conv2d(
         if bias is not None:
             best += bias.to(best.dtype)[:, None, None]  # nobody else has seen it yet
         return (best, index.long()) if return_scales and index is not None else best
+    if isinstance(filters, spectral.Steered):
+        filters = synthesize(*filters)
     evaluate = spectral.responses if backend == "spectral" else direct_responses
     responses = evaluate(x, margin, filters, geometry)
     if reduce is None:

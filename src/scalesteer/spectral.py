@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
     from scalesteer.functional import Geometry
@@ -241,6 +242,65 @@ def _each(matrix: Tensor, batch: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(matrix.expand(batch.shape[0], *matrix.shape), batch, out=out)
 
 
+class Steered(NamedTuple):
+    """Filters as a product: coefficients `(O, C, D)` times a fixed basis `(D, T)`; T is the sum of sizes squared."""
+
+    coefficients: Tensor
+    basis: Tensor
+    sizes: tuple[int, ...]
+
+
+Bank = Sequence[Tensor] | Steered
+
+
+def first(filters: Bank) -> Tensor:
+    """A tensor that begins with the axes `(O, C / G)`."""
+    return filters.coefficients if isinstance(filters, Steered) else filters[0]
+
+
+def window_sizes(filters: Bank) -> tuple[int, ...]:
+    """The window size of each scale."""
+    return filters.sizes if isinstance(filters, Steered) else tuple(w.shape[-1] for w in filters)
+
+
+_tables: Any = WeakTensorKeyDictionary()
+
+
+def _table(basis: Tensor, sizes: tuple[int, ...], axes: tuple[Axis, Axis], like: Tensor) -> tuple[Tensor, ...]:
+    """Transforms `(f, D)` of a basis at each scale: made once, forgotten with the basis or when that is changed."""
+    if type(like) not in (Tensor, torch.nn.Parameter):  # it holds no numbers: see plan_for
+        return _make_table(basis, sizes, axes, like)
+    known = _tables.setdefault(basis, {})
+    key = (sizes, axes, like.dtype, like.device, 0 if basis.is_inference() else basis._version)
+    if key not in known:
+        with torch.inference_mode(False), torch.no_grad():
+            if len(known) >= 8:
+                known.clear()
+            known[key] = _make_table(basis, sizes, axes, like)
+    return known[key]  # type: ignore[no-any-return]
+
+
+def _make_table(basis: Tensor, sizes: tuple[int, ...], axes: tuple[Axis, Axis], like: Tensor) -> tuple[Tensor, ...]:
+    parts = basis.clone().double().split([n * n for n in sizes], dim=1)  # a clone can be used outside inference mode
+    plan = _make_plan(*axes, sizes, parts[0])
+    spectra = (
+        filter_transform(p.unflatten(1, (n, n)), plan, i) for i, (p, n) in enumerate(zip(parts, sizes, strict=True))
+    )
+    return tuple(t.view(-1, len(basis)).to(device=like.device, dtype=like.dtype) for t in spectra)
+
+
+def filter_transform(
+    filters: Tensor, plan: Plan, i: int, space: Callable[..., Tensor | None] = _no_space, name: str = "transfer"
+) -> Tensor:
+    """Point-symmetric filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v R)`."""
+    half = filters[:, filters.shape[1] // 2 :].permute(1, 2, 0)  # (n/2, n, R), not moved in memory
+    row_matrix, column_matrix = plan.filter_rows[i], plan.filter_columns[i]
+    period, rest = column_matrix.shape[0], half.shape[2]
+    along_columns = _each(column_matrix, half, space("filter", half.shape[0], period, rest))
+    along_columns = _view(along_columns, row_matrix.shape[1], period // 2 * rest)  # (n/2 {c, s}, v R)
+    return torch.mm(row_matrix, along_columns, out=space(name, row_matrix.shape[0], along_columns.shape[1]))
+
+
 class Frequencies:
     """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first.
 
@@ -248,11 +308,10 @@ class Frequencies:
     `response` returned is overwritten by the next call.
     """
 
-    def __init__(
-        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, pieces: int = 0
-    ) -> None:
+    def __init__(self, x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry, pieces: int = 0) -> None:
         self.filters, self.groups = filters, geometry.groups
-        sizes = tuple(w.shape[-1] for w in filters)
+        self.out_channels, self.per_group = first(filters).shape[:2]
+        sizes = window_sizes(filters)
         axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
         self.plan = plan_for(*axes, sizes, x)
         self.counts = (axes[0].count, axes[1].count)
@@ -260,14 +319,15 @@ class Frequencies:
         self.kept: dict[int, Tensor] = {}
         self.filter_grads: dict[int, Tensor] = {}
         # Transfers of all scales, and their gradients, serve every piece, unless there are too many numbers.
-        numbers = sum(w.shape[0] * w.shape[1] for w in filters) * axes[0].period * axes[1].period // 2
+        numbers = len(sizes) * self.out_channels * self.per_group * axes[0].period * axes[1].period // 2
+        self.tables = _table(filters.basis, sizes, axes, x) if isinstance(filters, Steered) else None
         self.keeps = pieces > 1 and x.element_size() * numbers <= memory_budget // 4
         self.show(x)
 
     @staticmethod
-    def numbers(rows: Axis, columns: Axis, channels: int, filters: Sequence[Tensor]) -> int:
+    def numbers(rows: Axis, columns: Axis, channels: int, filters: Bank) -> int:
         """Numbers that one image takes at work."""
-        out_channels = filters[0].shape[0]
+        out_channels = first(filters).shape[0]
         spectrum = rows.period * columns.period * (2 * channels + out_channels)
         return spectrum + (rows.period * columns.count + 3 * rows.count * columns.count) * out_channels
 
@@ -287,7 +347,7 @@ class Frequencies:
 
     def outwards(self, maps: Tensor, channels: int | None = None) -> Tensor:
         """`(H, W, B C)` -> `(B, C, H, W)`, by default with the channels of the output; a view."""
-        channels = self.filters[0].shape[0] if channels is None else channels
+        channels = self.out_channels if channels is None else channels
         return _view(maps, maps.shape[0], maps.shape[1], self.batch, channels).permute(2, 3, 0, 1)
 
     def response(self, i: int) -> Tensor:
@@ -295,14 +355,14 @@ class Frequencies:
         transfer = self._transfer(i)
         room = self.space("product", *self.spectrum.shape[:2], transfer.shape[1])
         product = torch.bmm(self.spectrum, transfer.mT, out=room)  # (f G, 2B, O / G)
-        product = self._by_row(product, self.filters[0].shape[0])
+        product = self._by_row(product, self.out_channels)
         name = "best" if i == 0 else "response"
         return restore(product, self.plan.restore_rows, self.plan.restore_columns, self.space, name)
 
     def pull_back(self, i: int, grad: Tensor, need_x: bool, need_filter: bool) -> None:
         """Add what arrives at the response of scale i to the gradients of the image and of the filter."""
         grad_product = transform(grad, self.plan.restore_rows.T, self.plan.restore_columns.T, self.space, "product")
-        grad_product = self._by_frequency(grad_product, self.filters[i].shape[0])
+        grad_product = self._by_frequency(grad_product, self.out_channels)
         if need_x:
             transfer = self._transfer(i)
             if self.grad_spectrum is None:
@@ -326,7 +386,7 @@ class Frequencies:
         self.filter_grads[i] = self.filter_grads[i] + found if i in self.filter_grads else found
 
     def filter_gradient(self, i: int) -> Tensor | None:
-        """The sum, over pieces, of what `pull_back` added for the filter of scale i."""
+        """The sum, over pieces, of what `pull_back` added for the filter of scale i, or for coefficients."""
         grad = self.filter_grads.pop(i, None)
         return self._to_taps(i, grad) if self.keeps and grad is not None else grad
 
@@ -339,25 +399,30 @@ class Frequencies:
         return self.outwards(restore(spectrum, *matrices, self.space, "response"), self.channels)
 
     def _transfer(self, i: int) -> Tensor:
-        """Point-symmetric filters `(O, C / G, n, n)` to frequencies `(f G, O / G, C / G)`."""
+        """Filters to frequencies: `(f G, O / G, C / G)`."""
         if i in self.kept:
             return self.kept[i]
-        out_channels, per_group, n, _ = self.filters[i].shape
-        half = self.filters[i].flatten(0, 1)[:, n // 2 :].permute(1, 2, 0)  # (n/2, n, O C/G), not moved in memory
-        row_matrix, column_matrix = self.plan.filter_rows[i], self.plan.filter_columns[i]
-        period, rest = column_matrix.shape[0], half.shape[2]
-        along_columns = _each(column_matrix, half, self.space("filter", half.shape[0], period, rest))
-        along_columns = _view(along_columns, row_matrix.shape[1], period // 2 * rest)  # (n/2 {c, s}, v O C/G)
-        room = None if self.keeps else self.space("transfer", row_matrix.shape[0], along_columns.shape[1])
-        spectrum = torch.mm(row_matrix, along_columns, out=room)  # (u {+, -}, v O C/G)
-        transfer = _view(spectrum, -1, out_channels // self.groups, per_group)
+        name = "kept" if self.keeps else "transfer"
+        if isinstance(self.filters, Steered) and self.tables is not None:
+            coefficients = self.filters.coefficients.flatten(0, 1).T  # (D, O C/G)
+            room = self.space(name, len(self.tables[i]), coefficients.shape[1])
+            spectrum = torch.mm(self.tables[i], coefficients, out=room)
+        else:
+            weight: Tensor = self.filters[i]  # type: ignore[assignment]
+            spectrum = filter_transform(weight.flatten(0, 1), self.plan, i, self.space, name)
+        transfer = _view(spectrum, -1, self.out_channels // self.groups, self.per_group)
         if self.keeps:
             self.kept[i] = transfer
+            del self.space.held[name]  # the next one needs memory of its own
         return transfer
 
     def _to_taps(self, i: int, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n, n)`, point-symmetric."""
-        out_channels, per_group, n, _ = self.filters[i].shape
+        """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n, n)` or `(O, C / G, D)`."""
+        out_channels, per_group = self.out_channels, self.per_group
+        if self.tables is not None:
+            found = _view(grad, -1, out_channels * per_group).T @ self.tables[i]
+            return found.view(out_channels, per_group, -1)
+        n = window_sizes(self.filters)[i]
         row_matrix, column_matrix = self.plan.window_rows[i].T, self.plan.filter_columns[i]
         grad = _view(grad, row_matrix.shape[1], column_matrix.shape[0] // 2 * out_channels * per_group)
         room = self.space("filter", row_matrix.shape[0], grad.shape[1])
@@ -399,11 +464,9 @@ class Taps:
     `pieces` are those of :class:`Frequencies`.
     """
 
-    def __init__(
-        self, x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, pieces: int = 0
-    ) -> None:
-        self.filters = filters
-        sizes = tuple(w.shape[-1] for w in filters)
+    def __init__(self, x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry, pieces: int = 0) -> None:
+        self.filters = _multiply(filters) if isinstance(filters, Steered) else filters
+        sizes = window_sizes(filters)
         self.axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
         self.counts = (self.axes[0].count, self.axes[1].count)
         self.offsets = half_window(max(sizes))
@@ -416,15 +479,15 @@ class Taps:
         self.space = Space(x, pieces > 0)
         self.padded_shape = torch.Size()
         self.views: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.matrices = [self._matrix(i) for i in range(len(filters))]
+        self.matrices = [self._matrix(i) for i in range(len(sizes))]
         self.filter_grads: dict[int, Tensor] = {}
         self.show(x)
 
     @staticmethod
-    def numbers(rows: Axis, columns: Axis, channels: int, filters: Sequence[Tensor]) -> int:
+    def numbers(rows: Axis, columns: Axis, channels: int, filters: Bank) -> int:
         """Numbers that one image takes at work."""
-        pairs = channels * (max(w.shape[-1] for w in filters) ** 2 + 1) // 2
-        return rows.count * columns.count * (pairs + 3 * filters[0].shape[0])
+        pairs = channels * (max(window_sizes(filters)) ** 2 + 1) // 2
+        return rows.count * columns.count * (pairs + 3 * first(filters).shape[0])
 
     def show(self, x: Tensor) -> None:
         """Take another piece of the batch."""
@@ -535,10 +598,23 @@ def plain_only() -> bool:
     )
 
 
-def _kind(filters: Sequence[Tensor], geometry: Geometry) -> type[Correlator]:
+def _kind(filters: Bank, geometry: Geometry) -> type[Correlator]:
     # Pairs are made of hundreds of slices: a compiler would unroll them, a GPU would launch each.
-    few = filters[0].shape[1] <= 2 and geometry.groups == 1 and filters[0].device.type == "cpu"
+    like = first(filters)
+    few = like.shape[1] <= 2 and geometry.groups == 1 and like.device.type == "cpu"
     return Taps if few and not plain_only() else Frequencies
+
+
+def steerable(filters: Steered, geometry: Geometry) -> bool:
+    """Whether :func:`max_response` is faster with coefficients than with the filters that are made of them."""
+    numbers = len(filters.sizes) * len(filters.basis)
+    return (
+        _kind(filters, geometry) is Frequencies
+        and not filters.basis.requires_grad
+        and filters.coefficients.device.type == "cpu"
+        and type(filters.basis) is Tensor
+        and numbers <= sum(n * n for n in filters.sizes)
+    )
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -573,14 +649,6 @@ def responses(x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geo
             yield correlator.outwards(correlator.response(i)).to(dtype).contiguous()
 
 
-class Steered(NamedTuple):
-    """Filters as a product: coefficients `(O, C, D)` times a fixed basis `(D, T)`; T is the sum of sizes squared."""
-
-    coefficients: Tensor
-    basis: Tensor
-    sizes: tuple[int, ...]
-
-
 def fusible(x: Tensor, geometry: Geometry) -> bool:
     """Whether :func:`max_response` has a form with kernels of its own: on CUDA in float32, if Triton is installed."""
     return x.device.type in _FUSED_ON and x.dtype != torch.float64 and geometry.groups == 1 and _has_triton()
@@ -597,17 +665,17 @@ _FUSED_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 def max_response(
     x: Tensor,
     margin: tuple[int, int],
-    filters: Sequence[Tensor] | Steered,
+    filters: Bank,
     geometry: Geometry,
     winners: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
-    Args are those of :func:`responses`, or :class:`Steered` filters where :func:`fusible` says so; both results are
-    `(B, O, H', W')`. Without `winners` the second may be None.
+    Args are those of :func:`responses`, or :class:`Steered` filters where :func:`fusible` or :func:`steerable` says
+    so; both results are `(B, O, H', W')`. Without `winners` the second may be None.
     """
     dtype, work = _setting(x, filters)
-    sizes = filters.sizes if isinstance(filters, Steered) else tuple(w.shape[-1] for w in filters)
+    sizes = window_sizes(filters)
     whole = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
     tile = _tile(whole[0]), _tile(whole[1])
     tiled = any(axis.count > 2.5 * size for axis, size in zip(whole, tile, strict=True))
@@ -618,14 +686,20 @@ def max_response(
     winner: Tensor | None
     with no_autocast(x.device):
         images = images.to(work)
-        if isinstance(filters, Steered) or fusible(x, geometry):
+        if fusible(x, geometry):
             best, winner = _fused_max_response(images, margin, filters, geometry, sizes)
         else:
-            weights = [w.to(work) for w in filters]
-            if winners or (torch.is_grad_enabled() and any(t.requires_grad for t in (images, *weights))):
-                best, winner = _MaxResponse.apply(images, margin, geometry, *weights)  # type: ignore[no-untyped-call]
+            bank: Bank
+            if isinstance(filters, Steered):
+                bank = filters._replace(coefficients=filters.coefficients.to(work))
             else:
-                best, winner = _largest(images, margin, weights, geometry, winners=False)
+                bank = [w.to(work) for w in filters]
+            tensors: Sequence[Tensor] = bank[:2] if isinstance(bank, Steered) else bank
+            if winners or (torch.is_grad_enabled() and any(t.requires_grad for t in (images, *tensors))):
+                steered = sizes if isinstance(bank, Steered) else None
+                best, winner = _MaxResponse.apply(images, margin, geometry, steered, *tensors)  # type: ignore[no-untyped-call]
+            else:
+                best, winner = _largest(images, margin, bank, geometry, winners=False)
     if tiled:
         best, winner = _join(best, x.shape[0], whole), None if winner is None else _join(winner, x.shape[0], whole)
     return best.to(dtype), winner
@@ -634,7 +708,7 @@ def max_response(
 def _fused_max_response(
     images: Tensor,
     margin: tuple[int, int],
-    filters: Sequence[Tensor] | Steered,
+    filters: Bank,
     geometry: Geometry,
     sizes: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
@@ -690,11 +764,11 @@ _PIECE = 48 << 20
 
 
 def _pieces(
-    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry
+    x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry
 ) -> Iterator[tuple[slice, Correlator]]:
     """Pieces of a batch that are small enough for memory, and for the cache, with what correlates them."""
     kind = _kind(filters, geometry)
-    axes = make_axes((x.shape[-2], x.shape[-1]), margin, tuple(w.shape[-1] for w in filters), geometry)
+    axes = make_axes((x.shape[-2], x.shape[-1]), margin, window_sizes(filters), geometry)
     most = min(_PIECE, memory_budget) if x.device.type == "cpu" else memory_budget
     step = max(1, most // (x.element_size() * kind.numbers(*axes, x.shape[1], filters)))
     pieces = max(1, -(-x.shape[0] // step))
@@ -710,12 +784,12 @@ def _pieces(
 
 
 def _largest(
-    x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry, winners: bool
+    x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry, winners: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The largest response over scales and, if wanted, the index of the winner; on a tie the lowest scale wins."""
-    count = len(filters)
-    axes = make_axes((x.shape[-2], x.shape[-1]), margin, tuple(w.shape[-1] for w in filters), geometry)
-    best = x.new_empty(x.shape[0], filters[0].shape[0], axes[0].count, axes[1].count)
+    count, out_channels = len(window_sizes(filters)), first(filters).shape[0]
+    axes = make_axes((x.shape[-2], x.shape[-1]), margin, window_sizes(filters), geometry)
+    best = x.new_empty(x.shape[0], out_channels, axes[0].count, axes[1].count)
     winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
     for piece, correlator in _pieces(x, margin, filters, geometry):
         top = correlator.response(0)
@@ -736,40 +810,57 @@ def _largest(
 
 
 class _MaxResponse(torch.autograd.Function):
-    """The maximum over scales; saves the image, the filters and the winner only."""
+    """The maximum over scales; saves the image, the filters and the winner only.
+
+    With `sizes`, coefficients and a basis take the place of filters.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, margin: tuple[int, int], geometry: Geometry, *filters: Tensor
+        ctx: Any,
+        x: Tensor,
+        margin: tuple[int, int],
+        geometry: Geometry,
+        sizes: tuple[int, ...] | None,
+        *filters: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        best, winner = _largest(x, margin, filters, geometry, winners=True)
+        bank = Steered(filters[0], filters[1], sizes) if sizes else filters
+        best, winner = _largest(x, margin, bank, geometry, winners=True)
         ctx.save_for_backward(x, winner, *filters)
-        ctx.margin, ctx.geometry = margin, geometry
+        ctx.margin, ctx.geometry, ctx.sizes = margin, geometry, sizes
         ctx.mark_non_differentiable(winner)
         return best, winner
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, winner, *filters = ctx.saved_tensors
-        needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:])
+        needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
+        bank: Bank = Steered(filters[0], filters[1], ctx.sizes) if ctx.sizes else filters
         with no_autocast(x.device):
             if torch.is_grad_enabled() or plain_only():
-                first, *rest = _plain_gradients(
-                    (x, *filters), lambda *f: f, winner, ctx.margin, ctx.geometry, needs, grads[0]
-                )
-                return first, None, None, *rest
+
+                def make(*filters: Tensor) -> Sequence[Tensor]:
+                    return _multiply(Steered(filters[0], filters[1], ctx.sizes)) if ctx.sizes else filters
+
+                first, *rest = _plain_gradients((x, *filters), make, winner, ctx.margin, ctx.geometry, needs, grads[0])
+                return first, None, None, None, *rest
             grad_x = torch.empty_like(x) if needs[0] else None
-            for piece, correlator in _pieces(x, ctx.margin, filters, ctx.geometry):
+            scales = range(len(window_sizes(bank)))
+            for piece, correlator in _pieces(x, ctx.margin, bank, ctx.geometry):
                 incoming = correlator.inwards(grads[0][piece].to(x.dtype))
                 index = correlator.inwards(winner[piece])
                 wins, routed = torch.empty_like(index), torch.empty_like(incoming)
-                for i in range(len(filters)):
+                for i in scales:
                     torch.eq(index, i, out=wins)
-                    correlator.pull_back(i, routed.copy_(wins).mul_(incoming), needs[0], needs[i + 1])
+                    need_filter = needs[1] if ctx.sizes else needs[i + 1]
+                    correlator.pull_back(i, routed.copy_(wins).mul_(incoming), needs[0], need_filter)
                 grad_piece = correlator.image_gradient()
                 if grad_x is not None and grad_piece is not None:
                     grad_x[piece] = grad_piece
-            return grad_x, None, None, *(correlator.filter_gradient(i) for i in range(len(filters)))
+            found = [correlator.filter_gradient(i) for i in scales]
+            if ctx.sizes:  # all scales have the coefficients in common, and the basis is fixed
+                found = [torch.stack([g for g in found if g is not None]).sum(0) if needs[1] else None, None]
+            return grad_x, None, None, None, *found
 
 
 class _FusedMaxResponse(torch.autograd.Function):
@@ -804,8 +895,7 @@ class _FusedMaxResponse(torch.autograd.Function):
         needs = ctx.needs_input_grad[:2]
 
         def make(weights: Tensor) -> list[Tensor]:
-            parts = (weights if basis is None else weights @ basis).split([n * n for n in sizes], dim=2)
-            return [part.unflatten(2, (n, n)) for part, n in zip(parts, sizes, strict=True)]
+            return _multiply(Steered(weights, basis, sizes))
 
         with no_autocast(x.device):
             if torch.is_grad_enabled() or plain_only():
@@ -813,6 +903,13 @@ class _FusedMaxResponse(torch.autograd.Function):
                 return *found, None, None, None, None
             fused = kernels.fused(x, ctx.needs_input_grad[0], weights, basis, *ctx.about)
             return *fused.gradients(found, winner, grads[0].to(x.dtype), *needs), None, None, None, None
+
+
+def _multiply(filters: Steered) -> list[Tensor]:
+    """Steered filters, or the taps of all scales side by side, to one tensor a scale."""
+    taps = filters.coefficients if filters.basis is None else filters.coefficients @ filters.basis
+    parts = taps.split([n * n for n in filters.sizes], dim=2)
+    return [part.unflatten(2, (n, n)) for part, n in zip(parts, filters.sizes, strict=True)]
 
 
 def _plain_gradients(
