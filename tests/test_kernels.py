@@ -138,8 +138,10 @@ def test_a_changed_basis_is_noticed():
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("allow", [False, True])
-def test_precision_follows_torch(allow, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allow)
+def test_precision_follows_torch(allow, request):
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allow
+    request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", before))
     for fan_in, size in ((1, 56), (30, 28)):
         layer = ScaleSteerableConv2d(fan_in, 30, backend="spectral").to(DEVICE)
         x = torch.randn(8, fan_in, size, size, device=DEVICE)

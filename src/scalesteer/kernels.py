@@ -180,9 +180,10 @@ def _block(number: int, largest: int = 32) -> int:
     return max(16, min(largest, triton.next_power_of_2(number)))
 
 
-_MOVE = {"BC": 32, "BP": 32, "num_warps": 4}
-_TAPS_FORWARD = {"BP": 128, "BT": 32, "num_warps": 4}
-_TAPS_BACKWARD = {"BP": 64, "BT": 64, "num_warps": 4}
+# Blocks that were fastest on an H200. More stages than one keep loads in shared memory, which is twice as slow here.
+_MOVE = {"BC": 32, "BP": 16, "num_warps": 4}
+_TAPS_FORWARD = {"BP": 128, "BT": 32, "num_warps": 4, "num_stages": 1}
+_TAPS_BACKWARD = {"BP": 32, "BT": 64, "num_warps": 4, "num_stages": 1}
 
 
 def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> Tensor:
@@ -371,7 +372,7 @@ def _tap_tables(
             half.append(s * pairs + place.get((dy, dx), place.get((-dy, -dx), 0)))
         first += n * n
     counts = [(n * n + 1) // 2 * channels for n in sizes]
-    blocks = [(s, t) for s in range(0, len(sizes), 3) for t in range(0, counts[min(s + 2, len(sizes) - 1)], _TAPS)]
+    blocks = [(s, t) for s in range(0, len(sizes), 3) for t in range(0, counts[min(s + 2, len(sizes) - 1)], _TAPS_BACKWARD["BT"])]
     tables = {
         "offsets": signed.flatten(1),
         "starts": (axes[0].stride * row * torch.arange(axes[0].count)[:, None]
