@@ -82,7 +82,9 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
     for kind in (kernels.FusedTaps, kernels.FusedFrequencies):
         whole = kind.maximum
         monkeypatch.setattr(kind, "maximum", lambda self, x, whole=whole: used.append(type(self)) or whole(self, x))
-    ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)(torch.ones(1, fan_in, 9, 9).to(DEVICE))
+    ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)(
+        torch.ones(1, fan_in, 9, 9).to(DEVICE)
+    )
     assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
 
 

@@ -47,8 +47,8 @@ def _arange(count: int) -> Tensor:
 
 
 memory_budget = 1 << 28
-"""Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. Where no
-gradient is wanted, nothing else is kept, and a piece may take four times as much."""
+"""Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. Where
+no gradient is wanted, nothing else is kept, and a piece may take four times as much."""
 
 
 @dataclass(frozen=True)
