@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup quickstart test lint types docs clean
+.PHONY: help setup quickstart bench test lint types docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ $(READY): constraints.txt pyproject.toml
 quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw
 	$(BIN)/python -m scalesteer.experiments.quickstart
 
+bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json
+	$(BIN)/scalesteer bench
+
 lint: $(READY)  ## style: ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,6 +37,7 @@ test: lint types  ## lint, types, then the whole test suite
 docs: $(READY)  ## redraw plots, refresh the tables in docs/ and README
 	$(BIN)/python -m docs.guide.plots
 	$(BIN)/python docs/data.py
+	$(BIN)/python -m docs.speed
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

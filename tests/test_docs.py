@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import speed
 from docs.guide import plots
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,21 @@ def test_the_guides_tables_are_those_of_the_measured_numbers():
     for document, parts in ((plots.GUIDE, plots.tables(numbers)), (plots.README, plots.readme_parts(numbers))):
         text = document.read_text()
         assert plots.fill(text, parts) == text
+
+
+def test_the_page_on_speed_is_that_of_the_measured_times():
+    text = speed.PAGE.read_text()
+    assert plots.fill(text, speed.parts(speed.load())) == text
+
+
+def test_the_page_on_speed_takes_failures_and_gaps():
+    result = speed.load()["cpu"]
+    for case in result["measurements"]:
+        case["contenders"] = {name: {"error": "out of memory"} for name in case["contenders"]}
+    shown = speed.section(result, "cpu")
+    assert "out of memory" in shown
+    assert "failed" in shown
+    assert "Not measured yet" in speed.parts({"cpu": result | {"measurements": []}})["h200"]
 
 
 def test_the_guides_numbers_can_be_measured_again():
