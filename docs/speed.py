@@ -121,9 +121,12 @@ def along(sweep: list[Record]) -> dict[str, list[tuple[int, Record]]]:
 def growth_table(sweep: list[Record]) -> str:
     """How many times the time of the first point the last one takes; the doubling of all filters is its own row."""
     lines = [f"| | {' | '.join(LABELS.values())} |", "|---" + "|---:" * len(LABELS) + "|"]
-    rows = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items()]
-    rows.append(("**all six filters doubled**, 7–17 → 13–33", [p for p in rows[3][1] if p[0] in (17, 33)]))
+    rows = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items() if found]
+    doubled = [point for point in along(sweep)[AXES[3]] if point[0] in (17, 33)]
+    rows.append(("**all six filters doubled**, 7–17 → 13–33", doubled))
     for title, found in rows:
+        if len(found) < 2:  # of a run that was cut short
+            continue
         cells = []
         for name in LABELS:
             first, last = (found[i][1]["contenders"][name].get("ms") for i in (0, -1))
@@ -149,21 +152,27 @@ def plot_network(cases: list[Record]) -> Any:
     from matplotlib import pyplot as plt
 
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
-    figure, axes = plt.subplots(1, 2, figsize=(max(8.0, 3.2 * len(modes)), 3.8), layout="constrained")
-    for axis, train in zip(axes, (True, False), strict=True):
+    works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
+    figure, axes = plt.subplots(
+        1, len(works), figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained", squeeze=False
+    )
+    for axis, train in zip(axes[0], works, strict=True):
         shown = {(c["precision"], c["graph"]): c for c in cases if c["train"] == train}
-        for i, (name, colour) in enumerate(COLOURS.items()):
+        for i, name in enumerate(("spectral", "direct", "plain")):
             rates = [shown[mode]["contenders"][name].get("images_per_s", 0) if mode in shown else 0 for mode in modes]
-            bars = axis.bar([m + 0.2 * i for m in range(len(modes))], rates, 0.18, color=colour, label=text_label(name))
-            axis.bar_label(bars, [number(rate) if rate else "–" for rate in rates], fontsize=7, padding=2)
+            label = "ours" if name == "spectral" else name
+            bars = axis.bar([m + 0.27 * i for m in range(len(modes))], rates, 0.25, color=COLOURS[name], label=label)
+            axis.bar_label(bars, [number(rate) if rate else "failed" for rate in rates], fontsize=8, padding=2)
         names = [p.replace("tf", "TF") + (",\nCUDA graph" if graph else "") for p, graph in modes]
-        axis.set_xticks([m + 0.3 for m in range(len(modes))], names)
-        batch = next(iter(shown.values()))["batch"] if shown else 0
-        axis.set_title(f"{'Training' if train else 'Inference, folded'}, batch {batch}", fontsize=11)
+        axis.set_xticks([m + 0.27 for m in range(len(modes))], names)
+        axis.set_title(
+            f"{'training' if train else 'inference'}, batch {next(iter(shown.values()))['batch']}", fontsize=11
+        )
+        axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(y=0.1)
-    axes[0].set_ylabel("images a second")
-    axes[0].legend(fontsize=8, frameon=False, loc="upper left")
+    axes[0, 0].set_ylabel("images a second")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 
@@ -171,27 +180,24 @@ def plot_growth(sweep: list[Record]) -> Any:
     """Milliseconds of forward and backward against each axis, both logarithmic; bars are quartiles."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3.6), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(1, 4, figsize=(13, 3.8), layout="constrained", sharey=True)
     for axis, (name, points) in zip(axes, along(sweep).items(), strict=True):
         for contender, colour in COLOURS.items():
             found = [(x, case["contenders"][contender]) for x, case in points if "ms" in case["contenders"][contender]]
-            middle = [about["ms"] for _, about in found]
             spread = [[a["ms"] - a["q1"] for _, a in found], [a["q3"] - a["ms"] for _, a in found]]
-            style = {"marker": "o", "ms": 4, "color": colour, "label": text_label(contender)}
-            axis.errorbar([x for x, _ in found], middle, spread, capsize=2, **style)
+            style: Record = {"marker": "o", "ms": 4, "color": colour, "label": LABELS[contender].replace("`", "")}
+            style |= {"linestyle": "--", "zorder": 3} if contender == "auto" else {}
+            axis.errorbar([x for x, _ in found], [a["ms"] for _, a in found], spread, capsize=2, **style)
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_xticks([x for x, _ in points], [str(x) for x, _ in points])
         axis.minorticks_off()
         axis.set_xlabel(name)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ms, forward + backward")
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
-
-
-def text_label(name: str) -> str:
-    return LABELS[name].replace("`", "")
 
 
 def main() -> None:

@@ -207,7 +207,11 @@ def capture(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_kept: Step = step) -> None:  # the graph does not own what it reads: model and input must live on
+        graph.replay()
+
+    return replay
 
 
 def prepare(case: Case, name: str, device: torch.device) -> tuple[Step, float | None]:
@@ -375,13 +379,9 @@ def run(
     pace = pace or (Pace(sample_s=0.02, case_s=2.0) if cuda else Pace())
     pace = replace(pace, rounds=3) if quick else pace
     todo = [case for case in (list_cases(cuda, quick) if cases is None else cases) if case.group in groups]
-    flags = [
-        f"--device {place.type}",
-        *(["--quick"] if quick else []),
-        *([f"--only {','.join(groups)}"] if only else []),
-    ]
+    flags = f"--device {place.type}" + " --quick" * quick + (f" --only {','.join(groups)}" if only else "")
     result: Record = {
-        "environment": {"command": " ".join(["scalesteer bench", *flags]), **environment(place)},
+        "environment": {"command": f"scalesteer bench {flags}", **environment(place)},
         "settings": {**vars(pace), "quick": quick, "cudnn_benchmark": cuda},
         "measurements": [],
     }
