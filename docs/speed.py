@@ -41,7 +41,9 @@ def section(result: Record, name: str) -> str:
     """All about one device."""
     about = result["environment"]
     versions = f"torch {about['torch']}, Python {about['python']}, commit {about['commit']}"
-    blocks = [f"{about['device']}, {about['threads']} CPU threads; {versions}; `{about['command']}`."]
+    blocks = [f"{about['device']}, CPU threads: {about['threads']}; {versions}; `{about['command']}`."]
+    if about["load"] > 0.5 * about["threads"]:
+        blocks.append(f"Provisional: other work kept the machine busy (load {about['load']}), which spoils times.")
     if networks := of_group(result, "network"):
         blocks += [headline(networks), f"![Images a second of the whole network](../results/bench/{name}-network.png)"]
         blocks.append(contender_table(networks))

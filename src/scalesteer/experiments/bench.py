@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import platform
 import re
 import statistics
@@ -75,7 +76,7 @@ class Pace:
 
     rounds: int = 9
     sample_s: float = 0.1
-    case_s: float = 6.0
+    case_s: float = 4.0
 
 
 def sized(*sizes: int) -> Record:
@@ -424,6 +425,7 @@ def environment(device: torch.device) -> Record:
         "torch": torch.__version__,
         "device": name,
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),  # of the minute before: others who use the machine spoil times
     }
 
 
