@@ -48,14 +48,14 @@ PROTOCOL = {"precision": "tf32"}
 RECIPES = {
     ("Spatial Transformer", "mnist-scale"): Recipe(0.005, 0.01, 1),
     ("Spatial Transformer", "fmnist-scale"): Recipe(0.005, 0.01, 1),
-    ("SS-CNN", "mnist-scale"): Recipe(0.005, 0.01, 2),
-    ("SS-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 2),
+    ("SS-CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
+    ("SS-CNN", "fmnist-scale"): Recipe(0.005, 0.1, 2),
     ("LocScaleEq-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleEq-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleInv-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleInv-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
-    ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
-    ("Plain CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
+    ("Plain CNN", "fmnist-scale"): Recipe(0.002, 0.1, 2),
 }
 """What tuning chose; where it has not run, one point of the grid with the paper's input size. MNIST-scale-local-2 is
 made of the same digits and uses the recipe of MNIST-Scale."""
