@@ -46,8 +46,8 @@ PROTOCOL = {"precision": "tf32"}
 """What all runs share beside the defaults of `RunConfig`."""
 
 RECIPES = {
-    ("Spatial Transformer", "mnist-scale"): Recipe(0.005, 0.01, 1),
-    ("Spatial Transformer", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("Spatial Transformer", "mnist-scale"): Recipe(0.005, 0.01, 2),
+    ("Spatial Transformer", "fmnist-scale"): Recipe(0.005, 0.1, 2),
     ("SS-CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
     ("SS-CNN", "fmnist-scale"): Recipe(0.005, 0.1, 2),
     ("LocScaleEq-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
