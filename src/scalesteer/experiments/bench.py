@@ -31,7 +31,7 @@ import scalesteer
 from scalesteer import _checks
 from scalesteer.data.store import require
 from scalesteer.experiments.checkpoint import write_atomically
-from scalesteer.experiments.train import _arithmetic, _commit, pick_device
+from scalesteer.experiments.train import arithmetic, commit, pick_device
 from scalesteer.functional import BACKENDS
 from scalesteer.harmonics import PAPER_SCALES, window_size
 from scalesteer.models import create_model
@@ -174,7 +174,7 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         labels = torch.arange(case.batch, device=device) % 10
         cuda = device.type == "cuda"  # a graph needs its numbers on the device
         rate = torch.tensor(1e-3, device=device) if cuda else 1e-3
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=cuda)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=cuda, fused=cuda or None)
 
         def step() -> None:
             F.cross_entropy(model(x), labels).backward()
@@ -309,7 +309,7 @@ def measure(case: Case, device: torch.device, pace: Pace) -> Record:
     """Measure the contenders of a case in turns."""
     trials = {name: _Trial() for name in case.contenders}
     began = time.perf_counter()
-    with _arithmetic(case.precision):
+    with arithmetic(case.precision):
         for name, trial in trials.items():
             with trial.noting():
                 if case.memory and device.type == "cpu":
@@ -387,22 +387,18 @@ def run(
         "measurements": [],
     }
     output.parent.mkdir(parents=True, exist_ok=True)
-    before, began = torch.backends.cudnn.benchmark, time.perf_counter()
-    torch.backends.cudnn.benchmark = True  # direct and plain get the best that cuDNN has
-    try:
-        with (
-            torch.cuda.device(place) if cuda else nullcontext(),
-            torch.random.fork_rng([place] if cuda else []),
-            require("tqdm").tqdm(todo, unit="case", disable=None) as bar,
-        ):
-            _write(output, result)  # tell before minutes of measuring, not after
-            for case in bar:
-                bar.set_description(describe(case.to_dict()))
-                result["measurements"].append(measure(case, place, pace))
-                result["seconds"] = round(time.perf_counter() - began, 1)
-                _write(output, result)
-    finally:
-        torch.backends.cudnn.benchmark = before
+    began = time.perf_counter()
+    with (
+        torch.cuda.device(place) if cuda else nullcontext(),
+        torch.random.fork_rng([place] if cuda else []),
+        require("tqdm").tqdm(todo, unit="case", disable=None) as bar,
+    ):
+        _write(output, result)  # tell before minutes of measuring, not after
+        for case in bar:
+            bar.set_description(describe(case.to_dict()))
+            result["measurements"].append(measure(case, place, pace))
+            result["seconds"] = round(time.perf_counter() - began, 1)
+            _write(output, result)
     return result
 
 
@@ -419,7 +415,7 @@ def environment(device: torch.device) -> Record:
         found = re.search(r"model name\s*: (.*)", about.read_text()) if about.exists() else None
         name = found[1] if found else platform.machine()
     return {
-        "commit": _commit(),
+        "commit": commit(),
         "scalesteer": scalesteer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
