@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup quickstart reproduce test lint types docs clean
+.PHONY: help setup quickstart reproduce bench test lint types docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes t
 reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (hours on a GPU)
 	$(BIN)/scalesteer reproduce $(if $(FRESH),--fresh)
 
+bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json
+	$(BIN)/scalesteer bench
+
 lint: $(READY)  ## style: ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,6 +40,7 @@ test: lint types  ## lint, types, then the whole test suite
 docs: $(READY)  ## redraw plots, refresh the tables in docs/ and README
 	$(BIN)/python -m docs.guide.plots
 	$(BIN)/python docs/data.py
+	$(BIN)/python -m docs.speed
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

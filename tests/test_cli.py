@@ -119,6 +119,8 @@ def test_sheet_holds_the_images_three_times_enlarged():
         ("table --format html", "Expected one of"),
         ("predict none x.png", "no checkpoint can be read at none"),
         ("predict none", "give at least one image"),
+        ("bench --only layr", "Did you mean 'layer'?"),
+        ("bench --device cuda:99", "`device` 'cuda:99' is not available"),
         ("data fetch mnist --data-dir none", "train-images-idx3-ubyte.gz is missing in none"),
     ],
 )
@@ -138,7 +140,7 @@ def test_unwritable_output_is_one_line(filled_cache, capsys, tmp_path):
     assert "cannot write" in err
 
 
-COMMANDS = ["train", "evaluate", "run", "table", "reproduce", "models", "predict"]
+COMMANDS = ["train", "evaluate", "run", "table", "reproduce", "bench", "models", "predict"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import speed
 from docs.guide import plots
 from scalesteer.experiments import reproduce
 from scalesteer.experiments.results import collect
@@ -25,6 +26,23 @@ def test_the_papers_tables_are_those_of_the_results():
     for document, parts in reproduce.documents(collect(ROOT / "results"), ROOT).items():
         text = (ROOT / document).read_text()
         assert reproduce.fill(text, parts) == text
+
+
+def test_the_page_on_speed_is_that_of_the_measured_times():
+    text = speed.PAGE.read_text()
+    assert plots.fill(text, speed.parts(speed.load())) == text
+
+
+def test_the_page_on_speed_takes_failures_and_gaps():
+    result = speed.load()["cpu"]
+    for case in result["measurements"]:
+        case["contenders"] = {name: {"error": "out of memory"} for name in case["contenders"]}
+    shown = speed.section(result, "cpu")
+    assert "out of memory" in shown
+    assert "failed" in shown
+    for count in range(len(result["measurements"])):  # a run that was cut short anywhere
+        assert speed.section(result | {"measurements": result["measurements"][:count]}, "cpu")
+    assert "Not measured yet" in speed.parts({"cpu": result | {"measurements": []}})["h200"]
 
 
 def test_the_guides_numbers_can_be_measured_again():

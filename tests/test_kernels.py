@@ -82,7 +82,9 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
     for kind in (kernels.FusedTaps, kernels.FusedFrequencies):
         whole = kind.maximum
         monkeypatch.setattr(kind, "maximum", lambda self, x, whole=whole: used.append(type(self)) or whole(self, x))
-    ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)(torch.ones(1, fan_in, 9, 9).to(DEVICE))
+    ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)(
+        torch.ones(1, fan_in, 9, 9).to(DEVICE)
+    )
     assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
 
 
@@ -138,8 +140,10 @@ def test_a_changed_basis_is_noticed():
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("allow", [False, True])
-def test_precision_follows_torch(allow, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allow)
+def test_precision_follows_torch(allow, request):
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allow
+    request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", before))
     for fan_in, size in ((1, 56), (30, 28)):
         layer = ScaleSteerableConv2d(fan_in, 30, backend="spectral").to(DEVICE)
         x = torch.randn(8, fan_in, size, size, device=DEVICE)

@@ -47,8 +47,9 @@ def _arange(count: int) -> Tensor:
     return torch.arange(count, dtype=torch.float64, device="cpu")
 
 
-memory_budget = 1 << 30
-"""Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory."""
+memory_budget = 1 << 28
+"""Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. Where
+no gradient is wanted, nothing else is kept, and a piece may take four times as much."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ class Frequencies:
         # Transfers of all scales, and their gradients, serve every piece, unless there are too many numbers.
         numbers = len(sizes) * self.out_channels * self.per_group * axes[0].period * axes[1].period // 2
         self.tables = _table(filters.basis, sizes, axes, x) if isinstance(filters, Steered) else None
-        self.keeps = pieces > 1 and x.element_size() * numbers <= memory_budget // 4
+        self.keeps = pieces > 1 and x.element_size() * numbers <= memory_budget // 2
         self.show(x)
 
     @staticmethod
@@ -705,6 +706,11 @@ def max_response(
     return best.to(dtype), winner
 
 
+def _step(images: int, most: int) -> int:
+    """Images of a piece, `most` at most, so that all pieces are of about one size."""
+    return max(1, -(-images // max(1, -(-images // max(1, most)))))
+
+
 def _fused_max_response(
     images: Tensor,
     margin: tuple[int, int],
@@ -721,7 +727,8 @@ def _fused_max_response(
         bank = (filters.coefficients.to(images.dtype), filters.basis, sizes)
     else:
         bank = (torch.cat([w.flatten(2) for w in filters], dim=2).to(images.dtype), None, sizes)
-    step = max(1, memory_budget // (images.element_size() * numbers))
+    budget = memory_budget * (1 if torch.is_grad_enabled() else 4)
+    step = _step(len(images), budget // (images.element_size() * numbers))
     results = [_FusedMaxResponse.apply(piece, *bank, margin, geometry) for piece in images.split(step)]  # type: ignore[no-untyped-call]
     best, winner = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True))
     return best, winner
@@ -770,9 +777,8 @@ def _pieces(
     kind = _kind(filters, geometry)
     axes = make_axes((x.shape[-2], x.shape[-1]), margin, window_sizes(filters), geometry)
     most = min(_PIECE, memory_budget) if x.device.type == "cpu" else memory_budget
-    step = max(1, most // (x.element_size() * kind.numbers(*axes, x.shape[1], filters)))
-    pieces = max(1, -(-x.shape[0] // step))
-    step = max(1, -(-x.shape[0] // pieces))  # all of about one size
+    step = _step(len(x), most // (x.element_size() * kind.numbers(*axes, x.shape[1], filters)))
+    pieces = max(1, -(-len(x) // step))
     correlator: Correlator | None = None
     for start in range(0, pieces * step, step):
         piece = slice(start, start + step)

@@ -1,7 +1,7 @@
 """The tables of the paper's Section 4: which runs they need, the paper's numbers, and ours beside them.
 
-One protocol holds for all methods: the defaults of `RunConfig`. Learning rate, weight decay and input size of each
-method are chosen on validation data from one small grid (the table "tuning") and stand in `RECIPES`.
+One protocol holds for all methods: the defaults of `RunConfig` and `PROTOCOL`. Learning rate, weight decay and input
+size of each method are chosen on validation data from one small grid (the table "tuning") and stand in `RECIPES`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ class Recipe(NamedTuple):
 
 GRID = tuple(itertools.starmap(Recipe, itertools.product((0.002, 0.005), (0.01, 0.1), (1, 2))))
 """What each method may choose from, on the validation data of split 0."""
-TUNING_EPOCHS = 20
+TUNING_EPOCHS = 10
+PROTOCOL = {"precision": "tf32"}
+"""What all runs share beside the defaults of `RunConfig`."""
 
 RECIPES = {
-    ("Spatial Transformer", "mnist-scale"): Recipe(0.005, 0.01, 1),
-    ("Spatial Transformer", "fmnist-scale"): Recipe(0.005, 0.01, 1),
-    ("SS-CNN", "mnist-scale"): Recipe(0.005, 0.01, 2),
-    ("SS-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 2),
+    ("Spatial Transformer", "mnist-scale"): Recipe(0.005, 0.01, 2),
+    ("Spatial Transformer", "fmnist-scale"): Recipe(0.005, 0.1, 2),
+    ("SS-CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
+    ("SS-CNN", "fmnist-scale"): Recipe(0.005, 0.1, 2),
     ("LocScaleEq-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleEq-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleInv-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleInv-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
-    ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
-    ("Plain CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
+    ("Plain CNN", "fmnist-scale"): Recipe(0.002, 0.1, 2),
 }
 """What tuning chose; where it has not run, one point of the grid with the paper's input size. MNIST-scale-local-2 is
 made of the same digits and uses the recipe of MNIST-Scale."""
@@ -140,7 +142,7 @@ class Table:
 
 def _runs(method: str, dataset: str, **options: Any) -> tuple[RunConfig, ...]:
     recipe = RECIPES[method, dataset if dataset in DATASETS else "mnist-scale"]
-    settings = {"model": METHODS[method], "dataset": dataset, **recipe._asdict(), **options}
+    settings = {"model": METHODS[method], "dataset": dataset, **PROTOCOL, **recipe._asdict(), **options}
     return tuple(RunConfig(**settings, split=split) for split in SPLITS)
 
 
@@ -196,8 +198,8 @@ def _table_3() -> Table:
 
 def tuning_runs(method: str, dataset: str) -> dict[Recipe, RunConfig]:
     """The runs that a method's recipe for a dataset is chosen from."""
-    settings: dict[str, Any] = {"model": METHODS[method], "dataset": dataset, "epochs": TUNING_EPOCHS, "tuning": True}
-    return {recipe: RunConfig(**settings, **recipe._asdict()) for recipe in GRID}
+    settings: dict[str, Any] = {"model": METHODS[method], "dataset": dataset, **PROTOCOL, "epochs": TUNING_EPOCHS}
+    return {recipe: RunConfig(**settings, **recipe._asdict(), tuning=True) for recipe in GRID}
 
 
 def chosen(results: Results, method: str, dataset: str) -> Recipe | None:

@@ -104,7 +104,7 @@ def _train(config: RunConfig, directory: Path, device: torch.device, data_dir: P
     parts = {part: load(config, part, data_dir).to(device) for part in used}
     images, steps = parts["train"], len(parts["train"]) // config.batch_size
     own_random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with _arithmetic(config.precision), own_random, _Stop() as stop:
+    with arithmetic(config.precision), own_random, _Stop() as stop:
         state = _fresh_state(config, images, device)
         _resume(state, config, directory)
         update = _update(state, config, images)
@@ -492,7 +492,7 @@ def environment(images: ImageSet) -> dict[str, Any]:
     """What a number depends on beside the configuration."""
     device = images.device
     return {
-        "commit": _commit(),
+        "commit": commit(),
         "scalesteer": scalesteer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -502,7 +502,7 @@ def environment(images: ImageSet) -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout this runs from, marked if it was changed since; None outside of one."""
     if "SCALESTEER_COMMIT" in os.environ:
         return os.environ["SCALESTEER_COMMIT"]
@@ -526,14 +526,17 @@ def _mix(seed: int, epoch: int) -> int:
 
 
 @contextmanager
-def _arithmetic(precision: str) -> Iterator[None]:
-    """TF32 products only where they are asked for; torch allows them in convolutions by default."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+def arithmetic(precision: str) -> Iterator[None]:
+    """TF32 products only where they are asked for (torch allows them in convolutions by default), and the fastest of
+    cuDNN's algorithms for each shape."""
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    products.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
+    cudnn.benchmark = True
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        products.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 class _Stop:
