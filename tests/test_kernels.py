@@ -118,6 +118,22 @@ def test_pieces_and_tiles_match_direct(monkeypatch):
     assert_same(both(layer, torch.randn(1, 5, 84, 10, device=DEVICE), image_gradient=True))
 
 
+@pytest.mark.parametrize("fan_in", [1, 6])
+def test_an_empty_batch_gives_an_empty_result(fan_in):
+    layer = ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)
+    y = layer(torch.zeros(0, fan_in, 9, 9, device=DEVICE))
+    y.sum().backward()
+    assert y.shape == (0, 2, 9, 9)
+    assert (layer.coefficients.grad == 0).all()
+
+
+def test_few_sums_at_a_time_match_direct(monkeypatch):
+    layer = ScaleSteerableConv2d(1, 3, scales=SCALES).to(DEVICE)
+    monkeypatch.setattr(spectral, "memory_budget", 1)
+    monkeypatch.setattr(spectral, "_step", lambda images, most: images)  # one piece, but one image's sums
+    assert_same(both(layer, torch.randn(3, 1, 10, 11, device=DEVICE)))
+
+
 def test_second_derivative_matches_direct():
     layer = ScaleSteerableConv2d(1, 2, scales=SCALES).to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)

@@ -81,9 +81,10 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _more(
-    response, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION: tl.constexpr, BT: tl.constexpr
-):  # type: ignore[no-untyped-def]
+def _more(  # type: ignore[no-untyped-def]
+    response, s, t, counts, weights, pairs, taps, o, out_channels, scales,
+    PRECISION: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
     """Add to the response of a scale what a block of taps gives, if its window has them."""
     if s < scales:  # noqa: SIM102 (both sides of an `and` would be evaluated)
         if t < tl.load(counts + s):
@@ -175,11 +176,7 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def _precision() -> str:
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-
-
-def _block(number: int, largest: int = 32) -> int:
-    return max(16, min(largest, triton.next_power_of_2(number)))
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"  # both of torch's switches show
 
 
 # Blocks that were fastest on an H200. More stages than one keep loads in shared memory, which is twice as slow here.
@@ -438,7 +435,7 @@ class FusedTaps:
             weights = flat[self.tables["read"]] * self.tables["factor"][:, None, None]
         best = padded.new_empty(len(padded), out_channels, self.axes[0].count, self.axes[1].count)
         winner = torch.empty_like(best, dtype=torch.uint8)
-        blocks = {**_TAPS_FORWARD, "BO": _block(out_channels)}
+        blocks = {**_TAPS_FORWARD, "BO": 16 if out_channels <= 16 else 32}
         grid = triton.cdiv(best[0, 0].numel(), blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
             self._origin(padded), weights.contiguous(), self.tables["offsets"], self.tables["starts"],
@@ -453,10 +450,12 @@ class FusedTaps:
         """The gradient of the weights; the image's is never asked for here."""
         out_channels, channels, _ = self.weights.shape
         taps, scales, pixels = self.tables["offsets"].shape[1], len(self.sizes), grad[0, 0].numel()
-        part = max(_TAPS_BACKWARD["BP"], -(-pixels // 4))
-        pieces = min(len(padded), 128) * -(-pixels // part)
+        part = max(_TAPS_BACKWARD["BP"], -(-pixels // 4))  # several programs an image, each with sums of its own
+        room = spectral.memory_budget // (4 * padded.element_size() * scales * taps * out_channels)
+        parts = -(-pixels // part)
+        pieces = parts * max(1, min(len(padded), 128, room // parts))
         out = padded.new_empty(pieces, scales, taps, out_channels)
-        blocks = {**_TAPS_BACKWARD, "BO": _block(out_channels)}
+        blocks = {**_TAPS_BACKWARD, "BO": 16 if out_channels <= 16 else 32}
         grid = len(self.tables["blocks"]), pieces, triton.cdiv(out_channels, blocks["BO"])
         _taps_backward_kernel[grid](
             self._origin(padded), self.tables["offsets"], self.tables["starts"], self.tables["blocks"],

@@ -652,7 +652,10 @@ def responses(x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geo
 
 def fusible(x: Tensor, geometry: Geometry) -> bool:
     """Whether :func:`max_response` has a form with kernels of its own: on CUDA in float32, if Triton is installed."""
-    return x.device.type in _FUSED_ON and x.dtype != torch.float64 and geometry.groups == 1 and _has_triton()
+    # A kernel needs memory to read: a fake tensor has none, and neither has an empty batch.
+    real = type(x) in (Tensor, torch.nn.Parameter) and x.numel() > 0
+    here = x.device.type in _FUSED_ON and _has_triton()
+    return here and real and x.dtype != torch.float64 and geometry.groups == 1
 
 
 @lru_cache(maxsize=1)
@@ -660,6 +663,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+_LARGEST_GRID = 65535  # of programs along one axis, in CUDA: images of a piece
 _FUSED_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
@@ -728,7 +732,7 @@ def _fused_max_response(
     else:
         bank = (torch.cat([w.flatten(2) for w in filters], dim=2).to(images.dtype), None, sizes)
     budget = memory_budget * (1 if torch.is_grad_enabled() else 4)
-    step = _step(len(images), budget // (images.element_size() * numbers))
+    step = _step(len(images), min(_LARGEST_GRID, budget // (images.element_size() * numbers)))
     results = [_FusedMaxResponse.apply(piece, *bank, margin, geometry) for piece in images.split(step)]  # type: ignore[no-untyped-call]
     best, winner = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True))
     return best, winner
@@ -885,9 +889,10 @@ class _FusedMaxResponse(torch.autograd.Function):
         from scalesteer import kernels
 
         ctx.about = sizes, margin, geometry
-        fused = kernels.fused(x, ctx.needs_input_grad[0], weights, basis, *ctx.about)
-        found = fused.read(x)
-        best, winner = fused.maximum(found)
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            fused = kernels.fused(x, ctx.needs_input_grad[0], weights, basis, *ctx.about)
+            found = fused.read(x)
+            best, winner = fused.maximum(found)
         ctx.save_for_backward(x, winner, found, weights, basis)
         ctx.mark_non_differentiable(winner)
         return best, winner
