@@ -12,6 +12,7 @@ from scalesteer.experiments.bench import describe
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
 PAGE = ROOT / "docs" / "speed.md"
+README = ROOT / "README.md"
 COMMANDS = {
     "cpu": "scalesteer bench --device cpu --output results/bench/cpu.json",
     "h200": "scalesteer bench --device cuda --output results/bench/h200.json",
@@ -31,6 +32,24 @@ def parts(results: dict[str, Record]) -> dict[str, str]:
     """The generated text of the page, by the name of its place."""
     missing = {name: f"Not measured yet: `{command}`, then `make docs`." for name, command in COMMANDS.items()}
     return missing | {name: section(result, name) for name, result in results.items()}
+
+
+def readme_parts(results: dict[str, Record]) -> dict[str, str]:
+    """The whole network on each device, for the front page."""
+    lines = ["| whole SS-CNN, images a second | ours | one convolution a scale | plain CNN |", "|---|---:|---:|---:|"]
+    for result in results.values():
+        device = result["environment"]["device"].replace("(R)", "").replace(" Processor", "")
+        threads = "" if "NVIDIA" in device else f", {result['environment']['threads']} threads"
+        for case in of_group(result, "network"):
+            found = case["contenders"]
+            if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and not (
+                "NVIDIA" in device and case["train"] and not case["graph"]
+            ):
+                rates = [number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain")]
+                rates[0] = f"**{rates[0]}** ({found['spectral']['times_direct']:.3g} x)"
+                what = describe(case).removeprefix("network, ")
+                lines.append(f"| {device}{threads}: {what} | {' | '.join(rates)} |")
+    return {"speed": "\n".join(lines)}
 
 
 def of_group(result: Record, group: str) -> list[Record]:
@@ -208,7 +227,8 @@ def main() -> None:
         for plot, figure in draw(result).items():
             figure.savefig(RESULTS / f"{name}-{plot}.png", dpi=110, metadata={"Software": None})
     PAGE.write_text(fill(PAGE.read_text(), parts(results)))
-    print(f"refreshed {PAGE.relative_to(ROOT)}")
+    README.write_text(fill(README.read_text(), readme_parts(results)))
+    print(f"refreshed {PAGE.relative_to(ROOT)} and {README.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ def test_the_papers_tables_are_those_of_the_results():
 
 
 def test_the_page_on_speed_is_that_of_the_measured_times():
-    text = speed.PAGE.read_text()
-    assert plots.fill(text, speed.parts(speed.load())) == text
+    for document, parts in ((speed.PAGE, speed.parts), (speed.README, speed.readme_parts)):
+        text = document.read_text()
+        assert plots.fill(text, parts(speed.load())) == text
 
 
 def test_the_page_on_speed_takes_failures_and_gaps():

@@ -120,10 +120,11 @@ def list_cases(cuda: bool, quick: bool = False) -> list[Case]:
             replace(base, size=5, **sized(3, 5)),
         ]
     base = Case("sweep", single // share, channels=(30, 60), **modes[0])
-    sweep = [replace(base, batch=base.batch * n // 4) for n in (1, 2, 4, 8)]
+    doubled = replace(base, **sized(*range(13, 34, 4)))  # all six sizes: side by side with what it is compared to
+    sweep = [base, doubled, *(replace(base, batch=base.batch * n // 4) for n in (1, 2, 4, 8))]
     sweep += [replace(base, size=n) for n in (7, 14, 28, 56)]
     sweep += [replace(base, scales=spread(n)) for n in (1, 2, 3, 12)]
-    largest = (range(3, 14, 2), (11, 13, 17, 19, 23, 25), range(13, 34, 4))  # the last: all six sizes doubled
+    largest = (range(3, 14, 2), (11, 13, 17, 19, 23, 25))
     sweep += [replace(base, **sized(*sizes)) for sizes in largest]
     cases += dict.fromkeys(sweep)
     compared = tuple(name for name in CONTENDERS if name != "auto" or cuda)  # each takes a CPU a minute or so
