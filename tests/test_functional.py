@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalesteer import ScaleSteerableConv2d, functional, spectral
+from scalesteer import ScaleSteerableConv2d, fast, functional
 from tests import reference
 
 SCALES = (0.6, 1.0, 1.8)  # windows of 3, 5 and 9 for a kernel of 5
@@ -217,22 +217,11 @@ def test_batch_of_one_equals_batch_of_many(backend, channels):
     assert torch.equal(winner, winners[5:6])
 
 
-def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
-    def geometry(size):
-        return functional.Geometry(size, padding=(size // 2, size // 2))
-
-    assert spectral.choose_backend((28, 28), range(13, 34, 4), 30, geometry(13)) == "spectral"
-    assert spectral.choose_backend((1024, 1024), range(7, 18, 2), 16, geometry(7)) == "spectral"
-    assert spectral.choose_backend((14, 14), range(7, 18, 2), 60, geometry(7)) == "spectral"
-    assert spectral.choose_backend((56, 56), range(7, 18, 2), 1, geometry(7)) == "spectral"
-    assert spectral.choose_backend((28, 28), (3,), 30, geometry(3)) == "direct"
-
-
 def test_auto_gives_the_numbers_of_both(monkeypatch):
     x = torch.randn(1, 4, 40, 40, dtype=torch.float64)
     expected = build("direct")(x)
     for choice in BACKENDS:
-        monkeypatch.setattr(spectral, "choose_backend", lambda *_, choice=choice: choice)
+        monkeypatch.setattr(fast, "choose_backend", lambda *_, choice=choice: choice)
         assert largest_difference(build("auto")(x), expected) < 1e-10
 
 

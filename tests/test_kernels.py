@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scalesteer import ScaleSteerableConv2d, fold, spectral
+from scalesteer import ScaleSteerableConv2d, fast, fold, spectral
 from scalesteer.functional import scale_conv2d
 
 kernels = pytest.importorskip("scalesteer.kernels", reason="needs Triton")
@@ -13,7 +13,7 @@ SCALES = (1.0, 9 / 7, 11 / 7)
 
 @pytest.fixture(autouse=True)
 def _fused(monkeypatch):
-    monkeypatch.setattr(spectral, "_FUSED_ON", {"cuda", "cpu"})
+    monkeypatch.setattr(fast, "_FUSED_ON", {"cuda", "cpu"})
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -33,9 +33,9 @@ def both(layer, x, image_gradient=False, raw=False):
 
 
 def assert_same(results):
-    (direct, winners), (fast, others) = results
+    (direct, winners), (fused, others) = results
     assert (winners != others).float().mean() < 1e-3  # near ties
-    for a, b in zip(direct, fast, strict=True):
+    for a, b in zip(direct, fused, strict=True):
         assert torch.linalg.vector_norm(a - b) <= 2e-5 * torch.linalg.vector_norm(a)
 
 
@@ -94,7 +94,9 @@ def test_what_is_not_finite_shows(fan_in):
     layer = ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)
     x = torch.randn(1, fan_in, 12, 12, device=DEVICE)
     x[0, 0, 6, 6] = float("inf")
-    assert not layer(x)[0, :, 6, 6].isfinite().any()
+    y, scales = layer(x, return_scales=True)
+    assert not y[0, :, 6, 6].isfinite().any()
+    assert (scales[0, :, 6, 6] == len(SCALES) - 1).all()  # as in one convolution a scale
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
@@ -130,8 +132,37 @@ def test_an_empty_batch_gives_an_empty_result(fan_in):
 def test_few_sums_at_a_time_match_direct(monkeypatch):
     layer = ScaleSteerableConv2d(1, 3, scales=SCALES).to(DEVICE)
     monkeypatch.setattr(spectral, "memory_budget", 1)
-    monkeypatch.setattr(spectral, "_step", lambda images, most: images)  # one piece, but one image's sums
+    monkeypatch.setattr(fast, "_step", lambda images, most: images)  # one piece, but one image's sums
     assert_same(both(layer, torch.randn(3, 1, 10, 11, device=DEVICE)))
+
+
+@pytest.mark.parametrize("fan_in", [1, 6])
+def test_a_basis_may_be_learned(fan_in):
+    layer = ScaleSteerableConv2d(fan_in, 2, scales=SCALES).to(DEVICE)
+    layer.steered_basis.requires_grad_()
+    # An image without direction: the fast path gives a tap and its mirror image their mean gradient.
+    x, grads = torch.ones(1, fan_in, 9, 9, device=DEVICE), []
+    for layer.backend in ("direct", "spectral"):
+        layer.steered_basis.grad = None
+        layer(x).sum().backward()
+        grads.append(layer.steered_basis.grad)
+    assert torch.allclose(*grads, rtol=1e-3, atol=1e-4 * float(grads[0].abs().max()))
+
+
+def test_sizes_may_come_in_any_order():
+    layer = ScaleSteerableConv2d(1, 3, scales=(1.0, 2.0)).to(DEVICE)
+    x, filters = torch.randn(1, 1, 16, 16, device=DEVICE), layer.filters()[::-1]
+    expected, found = (scale_conv2d(x, filters, None, layer.geometry, backend=b) for b in ("direct", "spectral"))
+    assert torch.allclose(expected, found, atol=1e-5)
+
+
+def test_torchs_defaults_do_not_matter(request):
+    kernels._tap_tables.cache_clear()
+    layer = ScaleSteerableConv2d(1, 2, scales=SCALES, backend="spectral").to(DEVICE)
+    x = torch.randn(1, 1, 9, 9, device=DEVICE)
+    torch.set_default_dtype(torch.float64)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    assert layer(x).dtype == torch.float32
 
 
 def test_second_derivative_matches_direct():

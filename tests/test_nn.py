@@ -160,9 +160,9 @@ def test_every_argument_has_an_effect(name):
 @pytest.mark.parametrize("reduce", ["max", None])
 def test_backend_argument_is_obeyed(backend, reduce, monkeypatch):
     called = []
-    plain, pooled = layers.functional.spectral.responses, layers.functional.spectral.max_response
-    monkeypatch.setattr(layers.functional.spectral, "responses", lambda *a: called.append(1) or plain(*a))
-    monkeypatch.setattr(layers.functional.spectral, "max_response", lambda *a: called.append(1) or pooled(*a))
+    plain, pooled = layers.functional.fast.responses, layers.functional.fast.max_response
+    monkeypatch.setattr(layers.functional.fast, "responses", lambda *a: called.append(1) or plain(*a))
+    monkeypatch.setattr(layers.functional.fast, "max_response", lambda *a: called.append(1) or pooled(*a))
     ScaleSteerableConv2d(1, 1, backend=backend, reduce=reduce)(torch.zeros(1, 1, 9, 9))
     assert bool(called) == (backend == "spectral")
 

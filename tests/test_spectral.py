@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scalesteer import ScaleSteerableConv2d, spectral
+from scalesteer import ScaleSteerableConv2d, spectral, taps
+from scalesteer.fast import max_response, steerable
 from scalesteer.functional import PADDING_MODES, Geometry, scale_conv2d
 
 SCALES = (0.6, 1.0, 1.8)
@@ -72,7 +73,7 @@ def test_large_images_are_cut_into_tiles_with_the_same_result(channels, stride, 
 def test_small_memory_budget_gives_the_same_result(channels, groups, budget, monkeypatch):
     direct, fast = pair(channels, groups=groups)
     shown = []
-    kind = spectral.Taps if channels == 1 else spectral.Frequencies
+    kind = taps.Taps if channels == 1 else spectral.Frequencies
     original = kind.show
     monkeypatch.setattr(kind, "show", lambda self, x: shown.append(len(x)) or original(self, x))
     monkeypatch.setattr(spectral, "memory_budget", budget)
@@ -86,9 +87,9 @@ def test_small_memory_budget_gives_the_same_result(channels, groups, budget, mon
 def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dtype, budget, monkeypatch):
     scales = tuple(1 + i / 3.5 for i in range(6))
     direct, fast = pair(4, groups=groups, kernel_size=7, scales=scales, padding=3, padding_mode=mode, dtype=dtype)
-    assert spectral.steerable(fast._bank(), fast.geometry)
     monkeypatch.setattr(spectral, "memory_budget", budget)
     x = torch.randn(5, 4, 12, 13, dtype=torch.float64).to(dtype)
+    assert steerable(x, fast._bank(), fast.geometry)
     if dtype == torch.float64:
         check(direct, fast, x)
     with torch.no_grad():
@@ -97,8 +98,8 @@ def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dty
 
 def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
     layer = ScaleSteerableConv2d(3, 2, scales=(1.0, 1.5, 2.0), dtype=torch.float64, backend="spectral", bias=False)
-    assert spectral.steerable(layer._bank(), layer.geometry)
     x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert steerable(x, layer._bank(), layer.geometry)
     part = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)  # one function of the basis, for speed
 
     def apply(x, part):
@@ -169,14 +170,6 @@ def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
     maps = 2 * 8 * 20 * 20
     filters = sum(f.numel() for f in layer.filters())
     assert sum(saved) <= 2 * maps + 2 * filters + 12 * layer.coefficients.numel()
-
-
-def test_half_windows_are_prefixes_of_larger_ones():
-    small, large = spectral.half_window(5), spectral.half_window(9)
-    assert large[: len(small)] == small
-    assert len(large) == 41
-    every = {*large, *((-y, -x) for y, x in large)}
-    assert every == set(itertools.product(range(-4, 5), repeat=2))
 
 
 @pytest.mark.parametrize("reduce", ["max", None])
@@ -255,7 +248,7 @@ def test_backward_under_autocast_works_in_float32(channels):
         layer = ScaleSteerableConv2d(channels, 4, backend="spectral", scales=(1.0, 2.0))
         torch.nn.init.ones_(layer.coefficients)
         x = torch.randn(2, channels, 12, 12, generator=torch.Generator().manual_seed(0))
-        best, _ = spectral.max_response(x, (0, 0), filters := layer.filters(), layer.geometry)
+        best, _ = max_response(x, (0, 0), filters := layer.filters(), layer.geometry)
         del layer
         with torch.autocast("cpu", torch.bfloat16, enabled=inside):
             grads.append(torch.autograd.grad(best.square().sum(), filters))
@@ -293,12 +286,32 @@ def test_ties_go_to_the_lowest_scale_with_the_gradient_of_direct(channels):
     check(direct, fast, x)
 
 
-def test_auto_tiles_only_where_it_can():
-    geometry = Geometry(7, padding=(3, 3))
-    assert spectral.choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=True) == "spectral"
-    assert spectral.choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=False) == "direct"
+@pytest.mark.parametrize("channels", [1, 4])
+def test_a_half_precision_layer_can_be_differentiated_twice(channels):
+    layer = ScaleSteerableConv2d(channels, 2, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="spectral")
+    x = torch.randn(1, channels, 9, 9, dtype=torch.bfloat16, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(x).float().square().sum(), x, create_graph=True)
+    first.float().square().sum().backward()
+    assert layer.coefficients.grad.isfinite().all()
 
 
-def test_auto_prefers_the_spectrum_to_groups_of_few_channels():
-    geometry = Geometry(7, padding=(3, 3), groups=32)
-    assert spectral.choose_backend((28, 28), range(7, 18, 2), 1, geometry) == "spectral"
+def test_a_basis_that_changes_at_every_step_is_not_kept():
+    layer = ScaleSteerableConv2d(4, 2, backend="spectral")
+    x = torch.randn(1, 4, 20, 20)
+    before = layer(x)
+    for _ in range(5):
+        layer.steered_basis.copy_(layer.steered_basis.clone())  # as DistributedDataParallel does
+        torch.testing.assert_close(layer(x), before)
+    _, kept = spectral._tables[layer.steered_basis]
+    assert len(kept) == 1
+
+
+def test_a_basis_may_be_learned():
+    layer = ScaleSteerableConv2d(4, 2, backend="spectral", dtype=torch.float64)
+    layer.steered_basis.requires_grad_()
+    grads = []
+    for layer.backend in ("direct", "spectral"):
+        layer.steered_basis.grad = None
+        layer(torch.ones(1, 4, 9, 9, dtype=torch.float64)).sum().backward()
+        grads.append(layer.steered_basis.grad)
+    torch.testing.assert_close(*grads)

@@ -1,8 +1,7 @@
 """Coefficients -> filters -> responses -> pooled map: tensors in, tensors out.
 
-The plain reference, one convolution a scale, is here; the fast algorithm for the same responses is in
-:mod:`scalesteer.spectral`. Both yield the responses of one scale after the other, so that the maximum is taken
-as they come and the maps of all scales never lie in memory together.
+The plain reference, one convolution a scale, is here: the maximum is taken as responses come, so that the maps of all
+scales never lie in memory together. The fast algorithm for the same numbers is in :mod:`scalesteer.fast`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer import spectral
+from scalesteer import fast, spectral
 
 BACKENDS = ("auto", "direct", "spectral")
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -63,13 +62,7 @@ def synthesize(coefficients: Tensor, basis: Tensor, sizes: Sequence[int]) -> tup
     work = torch.promote_types(coefficients.dtype, torch.float32)
     with spectral.no_autocast(coefficients.device):
         taps = coefficients.flatten(2).to(work) @ basis.to(work)  # (O, C, T)
-    return split_taps(taps.to(coefficients.dtype), sizes)
-
-
-def split_taps(taps: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Cut filters that lie side by side, `(O, C, T)`, into a tuple of `(O, C, n, n)`."""
-    parts = taps.split([n * n for n in sizes], dim=-1)
-    return tuple(part.unflatten(-1, (n, n)) for part, n in zip(parts, sizes, strict=True))
+    return spectral.split_taps(taps.to(coefficients.dtype), None, sizes)
 
 
 def scale_conv2d(
@@ -101,28 +94,25 @@ def scale_conv2d(
         `(B, C, H, W)`, tuple of `(O, C / groups, n, n)` -> `(B, O, H', W')`, or `(B, O, S, H', W')` with
         ``reduce=None``.
     """
-    steered = filters if isinstance(filters, spectral.Steered) else None
     sizes = spectral.window_sizes(filters)
-    whole = reduce == "max" and len(sizes) < 256 and not spectral.plain_only()  # the maximum as one function
+    whole = reduce == "max" and len(sizes) < 256 and not fast.plain_only()  # the maximum as one function
     if backend == "auto":
-        backend = spectral.choose_backend(
-            (x.shape[-2], x.shape[-1]), sizes, spectral.first(filters).shape[1], geometry, whole
-        )
+        in_channels = spectral.first(filters).shape[1]
+        backend = fast.choose_backend((x.shape[-2], x.shape[-1]), sizes, in_channels, geometry, whole)
     whole = whole and backend == "spectral"
-    if steered and not (spectral.fusible(x, geometry) or spectral.steerable(steered, geometry)):
-        filters = synthesize(*steered)
+    if isinstance(filters, spectral.Steered) and not (whole and fast.steerable(x, filters, geometry)):
+        filters = synthesize(*filters)
     margin = _margin(x, sizes, geometry)
     if geometry.padding_mode == "zeros":  # both backends see zeros beyond the image; other modes need the border made
         margin = (0, 0)
     x = _pad(x, margin, geometry.padding_mode)
     if whole:
-        best, index = spectral.max_response(x, margin, filters, geometry, return_scales)
+        best, index = fast.max_response(x, margin, filters, geometry, return_scales)
         if bias is not None:
             best += bias.to(best.dtype)[:, None, None]  # nobody else has seen it yet
         return (best, index.long()) if return_scales and index is not None else best
-    if isinstance(filters, spectral.Steered):
-        filters = synthesize(*filters)
-    evaluate = spectral.responses if backend == "spectral" else direct_responses
+    assert not isinstance(filters, spectral.Steered)  # those are for the whole only
+    evaluate = fast.responses if backend == "spectral" else direct_responses
     responses = evaluate(x, margin, filters, geometry)
     if reduce is None:
         stacked = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')

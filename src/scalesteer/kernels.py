@@ -14,18 +14,18 @@ order. :mod:`scalesteer.spectral` has the same numbers in plain operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from scalesteer import spectral
+from scalesteer.taps import half_window
 
 if TYPE_CHECKING:
     from scalesteer.functional import Geometry
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 FEW_CHANNELS = 4  # up to so many input channels, taps beat frequencies
 _TAPS = 64  # the number of taps is filled up to a multiple of this
+
+
+@triton.jit
+def _better(best, winner, response, s, scales):  # type: ignore[no-untyped-def]
+    """The larger of two responses; one of the last scale that is not finite always wins."""
+    wins = (response > best) | ((s == scales - 1) & (response - response != 0))
+    wins = wins & (s < scales)
+    return tl.where(wins, response, best), tl.where(wins, s, winner)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,11 +77,7 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
     if MANY:
         for s in range(1, scales):
             response = tl.load(source + s * channels, mask=there, other=0.0)
-            wins = response > best
-            best = tl.where(wins, response, best)
-            winner = tl.where(wins, s, winner)
-            if s == scales - 1:  # a response that is not finite always shows
-                best = best + (response - response)
+            best, winner = _better(best, winner, response, s, scales)
     target = (b * channels + c)[None, :].to(tl.int64) * pixels + p[:, None]
     tl.store(best_out + target, best, mask=there)
     if MANY:
@@ -112,7 +116,10 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
         first = tl.zeros([BO, BP], tl.float32)
         second = tl.zeros([BO, BP], tl.float32)
         third = tl.zeros([BO, BP], tl.float32)
-        for t in range(0, tl.load(counts + tl.minimum(s + 2, scales - 1)), BT):
+        count = tl.load(counts + s)
+        count = tl.maximum(count, tl.load(counts + tl.minimum(s + 1, scales - 1)))
+        count = tl.maximum(count, tl.load(counts + tl.minimum(s + 2, scales - 1)))
+        for t in range(0, count, BT):
             offset = t + tl.arange(0, BT)
             plus = image + tl.load(offsets + offset)[:, None]
             minus = image + tl.load(offsets + taps + offset)[:, None]
@@ -120,19 +127,9 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
             first = _more(first, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
             second = _more(second, s + 1, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
             third = _more(third, s + 2, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
-        wins = first > best
-        best, winner = tl.where(wins, first, best), tl.where(wins, s, winner)
-        last = first
-        if s + 1 < scales:
-            wins = second > best
-            best, winner = tl.where(wins, second, best), tl.where(wins, s + 1, winner)
-            last = second
-        if s + 2 < scales:
-            wins = third > best
-            best, winner = tl.where(wins, third, best), tl.where(wins, s + 2, winner)
-            last = third
-        if s + 3 >= scales:  # a response that is not finite always shows
-            best = best + (last - last)
+        best, winner = _better(best, winner, first, s, scales)
+        best, winner = _better(best, winner, second, s + 1, scales)
+        best, winner = _better(best, winner, third, s + 2, scales)
     where = (tl.program_id(1) * out_channels + o)[:, None].to(tl.int64) * pixels + p[None, :]
     there = (p[None, :] < pixels) & (o[:, None] < out_channels)
     tl.store(best_out + where, best, mask=there)
@@ -155,7 +152,7 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     second = tl.zeros([BT, BO], tl.float32)
     third = tl.zeros([BT, BO], tl.float32)
     for b in range(piece // parts, images, tl.num_programs(1) // parts):
-        image = x + b * image_numbers
+        image = x + (tl.full([1, 1], 0, tl.int64) + b) * image_numbers
         base = (b * out_channels + o)[None, :].to(tl.int64) * pixels
         for p0 in range(low, high, BP):
             p = p0 + tl.arange(0, BP)
@@ -215,20 +212,7 @@ def largest(maps: Tensor, images: int, scales: int = 1) -> tuple[Tensor, Tensor]
     return best, winner
 
 
-_tables: Any = WeakTensorKeyDictionary()
-
-
-def _table(basis: Tensor, key: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor:
-    """A tensor that is derived from a basis: made once, forgotten with the basis or when that is changed."""
-    known = _tables.setdefault(basis, {})
-    key = (*key, 0 if basis.is_inference() else basis._version)
-    if key not in known:
-        with torch.inference_mode(False), torch.no_grad():
-            known[key] = make()
-    return known[key]  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _windows(
     rows: Axis, columns: Axis, sizes: tuple[int, ...], device: torch.device
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -253,7 +237,7 @@ def _windows(
 
 
 class FusedFrequencies:
-    """Responses as products of spectra.
+    """Responses as products of spectra, all scales in each.
 
     Args:
         x: Images with a border of `margin` around them.
@@ -278,16 +262,19 @@ class FusedFrequencies:
         self.plan = spectral.plan_for(*axes, sizes, x)
         self.table = None
         if basis is None:
-            self.windows, self.halves = _windows(*axes, sizes, x.device)
+            self.windows, self.halves = spectral.hold(_windows(*axes, sizes, x.device), x.device)
         else:
-            self.table = _table(basis, (axes, sizes), lambda: self._transform(basis, axes))
+            self.table = spectral.derived(
+                basis,
+                ("frequencies", axes, sizes, x.device),
+                lambda: torch.stack(spectral.basis_spectra(basis, sizes, axes, x), dim=1).flatten(0, 1),  # (f S, D)
+            )
 
-    def _transform(self, basis: Tensor, axes: tuple[Axis, Axis]) -> Tensor:
-        """The transform of the basis: `(f S, D)`."""
-        windows, _ = _windows(*axes, self.sizes, torch.device("cpu"))
-        parts = basis.cpu().double().split([n * n for n in self.sizes], dim=1)
-        spectra = [w.double() @ part.T for w, part in zip(windows, parts, strict=True)]
-        return torch.stack(spectra, dim=1).flatten(0, 1).to(device=basis.device, dtype=torch.float32)
+    @staticmethod
+    def numbers(rows: Axis, columns: Axis, channels: int, out_channels: int, scales: int) -> tuple[int, int]:
+        """Numbers at work for the filters, and for each image."""
+        wide = rows.period * columns.period * scales * out_channels
+        return wide * channels // 2, 2 * wide
 
     def read(self, x: Tensor) -> Tensor:
         """What both passes read, the image's transform: `(f, 2B, C)`."""
@@ -352,15 +339,14 @@ def _tap_tables(
     Taps are pairs times channels, from the centre outwards, so that every window is a prefix; filled up to whole
     blocks with taps of weight zero.
     """
-    offsets = spectral.half_window(max(sizes))
-    pairs = -(-len(offsets) // _TAPS) * _TAPS
-    steps = [axes[0].dilation * dy * row + axes[1].dilation * dx for dy, dx in offsets]
-    signed = torch.zeros(2, pairs, channels, dtype=torch.int32)
-    for i, sign in enumerate((1, -1)):
-        signed[i, : len(offsets)] = sign * torch.tensor(steps)[:, None] + plane * torch.arange(channels)
+    offsets = half_window(max(sizes))
     place = {offset: i for i, offset in enumerate(offsets)}
-    read = torch.zeros(len(sizes), pairs, dtype=torch.int64)  # which tap of the filter a pair takes ...
-    factor = torch.zeros(len(sizes), pairs)  # ... times this: nothing beyond the window
+    pairs = -(-len(offsets) // _TAPS) * _TAPS
+    steps = np.array([axes[0].dilation * dy * row + axes[1].dilation * dx for dy, dx in offsets])
+    signed = np.zeros((2, pairs, channels))
+    signed[:, : len(offsets)] = np.array([1, -1])[:, None, None] * steps[:, None] + plane * np.arange(channels)
+    read = np.zeros((len(sizes), pairs))  # which tap of the filter a pair takes ...
+    factor = np.zeros((len(sizes), pairs), np.float32)  # ... times this: nothing beyond the window
     half, first = [], 0
     for s, n in enumerate(sizes):
         for k in range(n * n):
@@ -371,25 +357,19 @@ def _tap_tables(
             half.append(s * pairs + place.get((dy, dx), place.get((-dy, -dx), 0)))
         first += n * n
     counts = [(n * n + 1) // 2 * channels for n in sizes]
-    blocks = [
-        (s, t)
-        for s in range(0, len(sizes), 3)
-        for t in range(0, counts[min(s + 2, len(sizes) - 1)], _TAPS_BACKWARD["BT"])
-    ]
+    threes = [(s, max(counts[s : s + 3])) for s in range(0, len(sizes), 3)]  # scales that share a program
+    blocks = [(s, t) for s, count in threes for t in range(0, count, _TAPS_BACKWARD["BT"])]
+    rows, columns = (axis.stride * np.arange(axis.count) for axis in axes)
     tables = {
-        "offsets": signed.flatten(1),
-        "starts": (
-            axes[0].stride * row * torch.arange(axes[0].count)[:, None] + axes[1].stride * torch.arange(axes[1].count)
-        )
-        .flatten()
-        .int(),
-        "counts": torch.tensor(counts, dtype=torch.int32),
-        "read": read.flatten(),
-        "factor": factor.flatten(),
-        "half": torch.tensor(half),  # the pair of every tap of the filters
-        "blocks": torch.tensor(blocks, dtype=torch.int32),
+        "offsets": signed.reshape(2, -1).astype(np.int32),
+        "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),
+        "counts": np.array(counts, np.int32),
+        "read": read.ravel().astype(np.int64),
+        "factor": factor.ravel(),
+        "half": np.array(half, np.int64),  # the pair of every tap of the filters
+        "blocks": np.array(blocks, np.int32),
     }
-    return {name: table.to(device) for name, table in tables.items()}
+    return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
 
 class FusedTaps:
@@ -415,11 +395,19 @@ class FusedTaps:
         self.padding = padding
         width, height = columns.length + sum(padding[:2]), rows.length + sum(padding[2:])
         self.origin = centre[1] * width + centre[0]
-        self.tables = _tap_tables(self.axes, width, height * width, x.shape[1], sizes, x.device)
+        tables = _tap_tables(self.axes, width, height * width, x.shape[1], sizes, x.device)
+        self.tables = spectral.hold(tables, x.device)
         self.table = None
         if basis is not None:
             read, factor = self.tables["read"], self.tables["factor"]
-            self.table = _table(basis, ("taps", sizes), lambda: (basis[:, read].float() * factor).T.contiguous())
+            self.table = spectral.derived(
+                basis, ("taps", sizes, x.device), lambda: (basis[:, read].float() * factor).T.contiguous()
+            )
+
+    @staticmethod
+    def numbers(rows: Axis, columns: Axis, channels: int, out_channels: int, scales: int) -> tuple[int, int]:
+        """Numbers at work for the filters, which are few, and for each image."""
+        return 0, rows.count * columns.count * out_channels
 
     def read(self, x: Tensor) -> Tensor:
         """What both passes read: the image with a border."""
@@ -472,7 +460,6 @@ class FusedTaps:
         return padded.flatten()[self.origin :]
 
 
-def fused(x: Tensor, image_gradient: bool, *arguments: Any) -> FusedFrequencies | FusedTaps:
-    """The fused form that suits a layer; arguments are those of :class:`FusedFrequencies`."""
-    kind = FusedTaps if x.shape[1] <= FEW_CHANNELS and not image_gradient else FusedFrequencies
-    return kind(x, *arguments)
+def kind(channels: int, image_gradient: bool) -> type[FusedFrequencies | FusedTaps]:
+    """The form that suits a layer."""
+    return FusedTaps if channels <= FEW_CHANNELS and not image_gradient else FusedFrequencies

@@ -289,7 +289,7 @@ class FoldedScaleConv2d(_ScaleConv2d):
 
     def filters(self) -> tuple[Tensor, ...]:
         """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
-        return functional.split_taps(self.taps, self.sizes)
+        return spectral.split_taps(self.taps, None, self.sizes)
 
 
 def fold(model: nn.Module) -> nn.Module:

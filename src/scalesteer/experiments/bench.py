@@ -31,7 +31,7 @@ import scalesteer
 from scalesteer import _checks
 from scalesteer.data.store import require
 from scalesteer.experiments.checkpoint import write_atomically
-from scalesteer.experiments.train import arithmetic, commit, pick_device
+from scalesteer.experiments.train import arithmetic, capture, commit, pick_device, warm_up
 from scalesteer.functional import BACKENDS
 from scalesteer.harmonics import PAPER_SCALES, window_size
 from scalesteer.models import create_model
@@ -193,29 +193,6 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
     return step
 
 
-def warm_up(step: Step) -> None:
-    """Run a step on a stream that is not the default one, as capturing asks for."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-
-
-def capture(step: Step) -> Step:
-    """The step as a CUDA graph, to be replayed; it must have been warmed up."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(_kept: Step = step) -> None:  # the graph does not own what it reads: model and input must live on
-        graph.replay()
-
-    return replay
-
-
 def prepare(case: Case, name: str, device: torch.device) -> tuple[Step, float | None]:
     """A contender warmed up, and on a GPU its peak memory in MiB beyond model, optimizer and input."""
     step = make_step(case, name, device)
@@ -228,7 +205,14 @@ def prepare(case: Case, name: str, device: torch.device) -> tuple[Step, float | 
     step()
     torch.cuda.synchronize()
     memory = (torch.cuda.max_memory_allocated() - before) / 2**20
-    return capture(step) if case.graph else step, memory
+    if case.graph:
+        graph, _ = capture(step)
+
+        def replay(_kept: Step = step) -> None:  # model and input must live on
+            graph.replay()
+
+        return replay, memory
+    return step, memory
 
 
 def seconds(step: Step, count: int, device: torch.device) -> float:

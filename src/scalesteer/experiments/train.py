@@ -3,7 +3,7 @@
 A run lives in a directory: config.json, metrics.jsonl (one line an epoch), last-*.safetensors (where to go on),
 model.safetensors (the model that validation chose) and result.json. Every file is written atomically, by one process
 at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one
-that was not.
+that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
     """Train, or go on training, and return the result; a run that has one returns it at once.
 
     SIGINT and SIGTERM write a checkpoint and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also
-    written after every epoch and every minute.
+    written after every epoch, if that takes seconds, and every minute.
 
     Args:
         config: What to train.
@@ -167,6 +167,7 @@ def _train_epoch(
     return _broken(state, steps)
 
 
+Result = TypeVar("Result")
 Update = Callable[[Tensor, float], Tensor]  # one step, with these images and this learning rate; gives the loss
 
 
@@ -192,17 +193,10 @@ def _update(state: State, config: RunConfig, images: ImageSet) -> Update:
         return update
 
     rows, rate = torch.arange(config.batch_size, device=device), optimizer.param_groups[0]["lr"]
-    graph = torch.cuda.CUDAGraph()
     with _unchanged(state, device), torch.cuda.device(device):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step(rows)
-        torch.cuda.current_stream().wait_stream(side)
+        warm_up(lambda: step(rows))
         optimizer.zero_grad()
-        with torch.cuda.graph(graph):
-            loss = step(rows)
+        graph, loss = capture(lambda: step(rows))
 
     def replay(chosen: Tensor, new_rate: float) -> Tensor:
         rows.copy_(chosen)
@@ -211,6 +205,28 @@ def _update(state: State, config: RunConfig, images: ImageSet) -> Update:
         return loss
 
     return replay
+
+
+def warm_up(step: Callable[[], Any]) -> None:
+    """Run a step on a stream that is not the default one, as capturing asks for."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+def capture(step: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A step as a CUDA graph, to be replayed, and the step's result, which every replay overwrites.
+
+    The step must have been warmed up, and what it reads must live on: the graph does not own it.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    return graph, result
 
 
 @contextmanager

@@ -1,0 +1,40 @@
+"""Which form suits a layer; pieces, tiles and gradients are tested with the algorithm itself in test_spectral.py."""
+
+from scalesteer.fast import _step, choose_backend
+from scalesteer.functional import Geometry
+
+
+def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
+    def geometry(size):
+        return Geometry(size, padding=(size // 2, size // 2))
+
+    assert choose_backend((28, 28), range(13, 34, 4), 30, geometry(13)) == "spectral"
+    assert choose_backend((1024, 1024), range(7, 18, 2), 16, geometry(7)) == "spectral"
+    assert choose_backend((14, 14), range(7, 18, 2), 60, geometry(7)) == "spectral"
+    assert choose_backend((56, 56), range(7, 18, 2), 1, geometry(7)) == "spectral"
+    assert choose_backend((28, 28), (3,), 30, geometry(3)) == "direct"
+
+
+def test_auto_tiles_only_where_it_can():
+    geometry = Geometry(7, padding=(3, 3))
+    assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=True) == "spectral"
+    assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=False) == "direct"
+
+
+def test_auto_prefers_the_spectrum_to_groups_of_few_channels():
+    geometry = Geometry(7, padding=(3, 3), groups=32)
+    assert choose_backend((28, 28), range(7, 18, 2), 1, geometry) == "spectral"
+
+
+def test_the_tile_of_a_strided_layer_counts_in_its_cost():
+    geometry = Geometry(7, stride=(4, 4), padding=(0, 0))
+    assert choose_backend((4096, 4096), (3,), 64, geometry, tiles=True) == "direct"
+
+
+def test_pieces_are_of_about_one_size_and_never_too_large():
+    for images in (1, 7, 64, 129):
+        for most in (0, 1, 5, 64, 1000):
+            step = _step(images, most)
+            pieces = -(-images // step)
+            assert 1 <= step <= max(1, most)
+            assert pieces == -(-images // max(1, min(images, most)))
