@@ -67,7 +67,7 @@ def synthesize(coefficients: Tensor, basis: Tensor, sizes: Sequence[int]) -> tup
 
 def scale_conv2d(
     x: Tensor,
-    filters: Sequence[Tensor] | spectral.Steered,
+    filters: spectral.Bank,
     bias: Tensor | None,
     geometry: Geometry,
     *,
@@ -100,8 +100,8 @@ def scale_conv2d(
         in_channels = spectral.first(filters).shape[1]
         backend = fast.choose_backend((x.shape[-2], x.shape[-1]), sizes, in_channels, geometry, whole)
     whole = whole and backend == "spectral"
-    if isinstance(filters, spectral.Steered) and not (whole and fast.steerable(x, filters, geometry)):
-        filters = synthesize(*filters)
+    if not (isinstance(filters, spectral.Steered) and whole and fast.steerable(x, filters, geometry)):
+        filters = _multiplied(filters)
     margin = _margin(x, sizes, geometry)
     if geometry.padding_mode == "zeros":  # both backends see zeros beyond the image; other modes need the border made
         margin = (0, 0)
@@ -111,9 +111,8 @@ def scale_conv2d(
         if bias is not None:
             best += bias.to(best.dtype)[:, None, None]  # nobody else has seen it yet
         return (best, index.long()) if return_scales and index is not None else best
-    assert not isinstance(filters, spectral.Steered)  # those are for the whole only
     evaluate = fast.responses if backend == "spectral" else direct_responses
-    responses = evaluate(x, margin, filters, geometry)
+    responses = evaluate(x, margin, _multiplied(filters), geometry)
     if reduce is None:
         stacked = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
         return stacked if bias is None else stacked + bias.to(stacked.dtype)[:, None, None, None]
@@ -121,6 +120,10 @@ def scale_conv2d(
     if bias is not None:
         best = best + bias.to(best.dtype)[:, None, None]
     return best if winner is None else (best, winner)
+
+
+def _multiplied(filters: spectral.Bank) -> Sequence[Tensor]:
+    return synthesize(*filters) if isinstance(filters, spectral.Steered) else filters
 
 
 def direct_responses(
