@@ -152,7 +152,7 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     second = tl.zeros([BT, BO], tl.float32)
     third = tl.zeros([BT, BO], tl.float32)
     for b in range(piece // parts, images, tl.num_programs(1) // parts):
-        image = x + (tl.full([1, 1], 0, tl.int64) + b) * image_numbers
+        image = x + tl.cast(b, tl.int64) * image_numbers
         base = (b * out_channels + o)[None, :].to(tl.int64) * pixels
         for p0 in range(low, high, BP):
             p = p0 + tl.arange(0, BP)
@@ -267,7 +267,7 @@ class FusedFrequencies:
             self.table = spectral.derived(
                 basis,
                 ("frequencies", axes, sizes, x.device),
-                lambda: torch.stack(spectral.basis_spectra(basis, sizes, axes, x), dim=1).flatten(0, 1),  # (f S, D)
+                lambda: torch.stack(spectral.make_spectra(basis, sizes, axes, x), dim=1).flatten(0, 1),  # (f S, D)
             )
 
     @staticmethod

@@ -301,14 +301,15 @@ def derived(basis: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> V
 
 
 def basis_spectra(basis: Tensor, sizes: tuple[int, ...], axes: tuple[Axis, Axis], like: Tensor) -> tuple[Tensor, ...]:
-    """Transforms `(f, D)` of a basis at each scale, in the dtype and on the device of a tensor."""
+    """The transforms that :func:`make_spectra` makes, kept for the next call."""
     if type(like) not in (Tensor, torch.nn.Parameter):  # it holds no numbers: see plan_for
-        return _make_table(basis, sizes, axes, like)
+        return make_spectra(basis, sizes, axes, like)
     key = (sizes, axes, like.dtype, like.device)
-    return derived(basis, key, lambda: _make_table(basis, sizes, axes, like))
+    return derived(basis, key, lambda: make_spectra(basis, sizes, axes, like))
 
 
-def _make_table(basis: Tensor, sizes: tuple[int, ...], axes: tuple[Axis, Axis], like: Tensor) -> tuple[Tensor, ...]:
+def make_spectra(basis: Tensor, sizes: tuple[int, ...], axes: tuple[Axis, Axis], like: Tensor) -> tuple[Tensor, ...]:
+    """Transforms `(f, D)` of a basis at each scale, in the dtype and on the device of a tensor."""
     parts = basis.clone().double().split([n * n for n in sizes], dim=1)  # a clone can be used outside inference mode
     plan = _make_plan(*axes, sizes, parts[0])
     spectra = (

@@ -19,6 +19,7 @@ from scalesteer.experiments.results import Result, collect, publish
 from scalesteer.experiments.tables import Table, get_table
 from scalesteer.experiments.train import (
     RunError,
+    arithmetic,
     environment,
     evaluate,
     load,
@@ -108,7 +109,8 @@ def evaluate_elastic(
     place = pick_device(device)
     model, images = model.to(place), load(config, "test", data_dir).to(place)
     bar = require("tqdm").tqdm(alphas, desc=f"{config.name}, elastic", disable=None)
-    errors = {f"{a:g}": evaluate(model, images.distorted(a), config.precision)["error"] for a in bar}
+    with arithmetic(config.precision):
+        errors = {f"{a:g}": evaluate(model, images.distorted(a), config.precision)["error"] for a in bar}
     about = {"command": f"scalesteer run 2 --splits {config.split}", **environment(images)}
     result = {"config": config.to_dict(), "sigma": ELASTIC_SIGMA, "errors": errors, "environment": about}
     publish(result, results, "elastic")
