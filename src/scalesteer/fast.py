@@ -331,20 +331,12 @@ class _FusedMaxResponse(torch.autograd.Function):
     """The same on CUDA, with :mod:`scalesteer.kernels`; saves the image's transform too."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weights: Tensor,
-        basis: Tensor | None,
-        sizes: tuple[int, ...],
-        margin: tuple[int, int],
-        geometry: Geometry,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, *about: Any) -> tuple[Tensor, Tensor]:
         from scalesteer import kernels
 
-        ctx.about, ctx.basis = (sizes, margin, geometry), basis
+        ctx.about, ctx.basis = about, basis  # by this very object its transforms are found again
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            fused = kernels.kind(x.shape[1], ctx.needs_input_grad[0])(x, weights, basis, *ctx.about)
+            fused = kernels.kind(x.shape[1], ctx.needs_input_grad[0])(x, kernels.Layer(weights, basis, *about))
             spectrum = fused.read(x)
             best, winner = fused.maximum(spectrum)
         ctx.save_for_backward(x, winner, spectrum, weights, basis)
@@ -366,7 +358,7 @@ class _FusedMaxResponse(torch.autograd.Function):
             if torch.is_grad_enabled() or plain_only():
                 found = _plain_gradients((x, weights), make, winner, margin, geometry, needs, grads[0])
                 return *found, None, None, None, None
-            fused = kernels.kind(x.shape[1], needs[0])(x, weights, ctx.basis, *ctx.about)
+            fused = kernels.kind(x.shape[1], needs[0])(x, kernels.Layer(weights, ctx.basis, *ctx.about))
             return *fused.gradients(spectrum, winner, grads[0].to(x.dtype), *needs), None, None, None, None
 
 
@@ -403,7 +395,7 @@ def _plain_gradients(
 
 # Multiply-adds that a direct convolution does in the time of one of ours; few channels a group slow it down. Set so
 # that the faster backend is chosen in training, batch 16, float32, two CPU cores, for nine shapes: 1 to 64 channels,
-# windows of 3 to 17, images of 14 to 96 pixels, and 32 groups of one channel.
+# windows of 3 to 17, images of 14 to 96 pixels, and 32 groups of one channel. On CUDA they serve too, unmeasured.
 _RELATIVE_COST, _RELATIVE_COST_IN_GROUPS = 4.0, 0.25
 
 

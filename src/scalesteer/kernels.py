@@ -15,7 +15,7 @@ order. :mod:`scalesteer.spectral` has the same numbers in plain operations.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scalesteer.functional import Geometry
     from scalesteer.spectral import Axis
 
-FEW_CHANNELS = 4  # up to so many input channels, taps beat frequencies
+FEW_CHANNELS = 4  # up to so many input channels, taps; measured for one, for the others by counting operations
 _TAPS = 64  # the number of taps is filled up to a multiple of this
 
 
@@ -236,11 +236,10 @@ def _windows(
     return tuple(wholes), tuple(halves)
 
 
-class FusedFrequencies:
-    """Responses as products of spectra, all scales in each.
+class Layer(NamedTuple):
+    """What is done to images that have a border of `margin` around them.
 
-    Args:
-        x: Images with a border of `margin` around them.
+    Attributes:
         weights: Coefficients, or the taps of all scales side by side: `(O, C, D)`.
         basis: What coefficients multiply, `(D, T)`; None for taps.
         sizes: The window size of each scale.
@@ -248,15 +247,18 @@ class FusedFrequencies:
         geometry: Stride, padding and dilation.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        basis: Tensor | None,
-        sizes: tuple[int, ...],
-        margin: tuple[int, int],
-        geometry: Geometry,
-    ) -> None:
+    weights: Tensor
+    basis: Tensor | None
+    sizes: tuple[int, ...]
+    margin: tuple[int, int]
+    geometry: Geometry
+
+
+class FusedFrequencies:
+    """Responses as products of spectra, all scales in each."""
+
+    def __init__(self, x: Tensor, layer: Layer) -> None:
+        weights, basis, sizes, margin, geometry = layer
         self.batch, self.weights, self.sizes = x.shape[0], weights, sizes
         axes = spectral.make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
         self.plan = spectral.plan_for(*axes, sizes, x)
@@ -373,28 +375,15 @@ def _tap_tables(
 
 
 class FusedTaps:
-    """Responses as products with pairs of pixels that are never written; arguments as of :class:`FusedFrequencies`."""
+    """Responses as products with pairs of pixels that are never written."""
 
-    def __init__(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        basis: Tensor | None,
-        sizes: tuple[int, ...],
-        margin: tuple[int, int],
-        geometry: Geometry,
-    ) -> None:
+    def __init__(self, x: Tensor, layer: Layer) -> None:
+        weights, basis, sizes, margin, geometry = layer
         self.weights, self.sizes = weights, sizes
         self.axes = rows, columns = spectral.make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-        padding, centre = [], []
-        for axis in (columns, rows):
-            reach, last = axis.dilation * axis.radius, axis.first + (axis.count - 1) * axis.stride
-            before = max(0, reach - axis.first)
-            padding += [before, max(0, last + reach + 1 - axis.length)]
-            centre.append(before + axis.first)
-        self.padding = padding
-        width, height = columns.length + sum(padding[:2]), rows.length + sum(padding[2:])
-        self.origin = centre[1] * width + centre[0]
+        self.padding = (*columns.border, *rows.border)
+        height, width = (axis.length + sum(axis.border) for axis in self.axes)
+        self.origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
         tables = _tap_tables(self.axes, width, height * width, x.shape[1], sizes, x.device)
         self.tables = spectral.hold(tables, x.device)
         self.table = None

@@ -67,6 +67,12 @@ class Axis:
         return shortest + shortest % 2
 
     @property
+    def border(self) -> tuple[int, int]:
+        """How far windows reach beyond the image, before and after it."""
+        reach, last = self.dilation * self.radius, self.first + (self.count - 1) * self.stride
+        return max(0, reach - self.first), max(0, last + reach + 1 - self.length)
+
+    @property
     def pixels(self) -> Tensor:
         return _arange(self.length)
 

@@ -39,12 +39,7 @@ class Taps:
         self.axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
         self.counts = (self.axes[0].count, self.axes[1].count)
         self.offsets = half_window(max(sizes))
-        reach = [a.dilation * a.radius for a in self.axes]
-        last = [a.first + (a.count - 1) * a.stride for a in self.axes]
-        self.before = [max(0, r - a.first) for a, r in zip(self.axes, reach, strict=True)]
-        after = [max(0, end + r + 1 - a.length) for a, r, end in zip(self.axes, reach, last, strict=True)]
-        self.padding = (self.before[1], after[1], self.before[0], after[0])
-        self._padded_axes = [(a.length, b, c) for a, b, c in zip(self.axes, self.before, after, strict=True)]
+        self.padding = (*self.axes[1].border, *self.axes[0].border)
         self.space = Space(x, pieces > 0)
         self.padded_shape = torch.Size()
         self.views: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -61,7 +56,7 @@ class Taps:
     def show(self, x: Tensor) -> None:
         """Take another piece of the batch."""
         batch, channels = x.shape[:2]
-        padded = self.space("padded", batch, channels, *(n + a + b for n, a, b in self._padded_axes))
+        padded = self.space("padded", batch, channels, *(a.length + sum(a.border) for a in self.axes))
         pairs = self.space("pairs", batch, len(self.offsets), channels, *self.counts)
         if padded is None or pairs is None:
             padded = F.pad(x, self.padding)
@@ -74,7 +69,7 @@ class Taps:
                     (padded[self._slices(dy, dx)], padded[self._slices(-dy, -dx)], pairs[:, k])
                     for k, (dy, dx) in enumerate(self.offsets)
                 ]
-            top, left = self.before
+            left, _, top, _ = self.padding
             padded[..., top : top + x.shape[-2], left : left + x.shape[-1]] = x
             for one, other, pair in self.views[1:]:
                 torch.add(one, other, out=pair)
@@ -86,8 +81,8 @@ class Taps:
     def _slices(self, dy: int, dx: int) -> tuple[Any, ...]:
         """The padded image's pixels at one offset from every centre."""
         slices = []
-        for axis, before, offset in zip(self.axes, self.before, (dy, dx), strict=True):
-            start = before + axis.first + axis.dilation * offset
+        for axis, offset in zip(self.axes, (dy, dx), strict=True):
+            start = axis.border[0] + axis.first + axis.dilation * offset
             slices.append(slice(start, start + (axis.count - 1) * axis.stride + 1, axis.stride))
         return (..., *slices)
 
