@@ -1,4 +1,4 @@
-"""Every figure is drawn from real layers and networks, and its numbers are what it says they are."""
+"""Every figure is drawn from real layers and networks, and the numbers of measures.py are what they say they are."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from torch import nn
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, create_model
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
-from scalesteer.experiments import figures
+from scalesteer.experiments import figures, measures
 from scalesteer.testing import two_blobs
 
 SMALL = {"upsample": 1, "widths": (4, 3, 3), "hidden": 8}
@@ -60,7 +60,7 @@ def test_every_figure_is_drawn_and_described(name, needed, image_set, tmp_path):
 @pytest.mark.parametrize("m", [0.5, 1.0])
 def test_the_response_of_an_order_repeats_after_its_period(m):
     orders = (0.5, 1.0, 2.0, 4.0)
-    responses, periods = figures.sensitivity(orders, np.exp(np.linspace(0, math.pi / 2, 5)).tolist(), m)
+    responses, periods = measures.sensitivity(orders, np.exp(np.linspace(0, math.pi / 2, 5)).tolist(), m)
     for order, period in periods.items():
         assert period == pytest.approx(math.exp(2 * math.pi / order), rel=1e-3)
     assert np.abs(responses) == pytest.approx(1.0, rel=1e-3)
@@ -84,15 +84,15 @@ def test_the_sensitivity_figure_holds_the_measured_curves(needed):
 def test_centrality_of_filters_whose_mass_is_known():
     corner, centre, even = np.zeros((7, 7)), np.zeros((7, 7)), np.ones((7, 7))
     corner[0, 0], centre[3, 3] = -2.0, 5.0
-    offset, share = figures.centrality(np.stack([corner, centre, even]))
+    offset, share = measures.centrality(np.stack([corner, centre, even]))
     assert offset == pytest.approx([math.hypot(3, 3) / 3.5, 0, 0])
     assert share == pytest.approx([0, 1, 9 / 49])  # radius 1.75: the middle 3 x 3
 
 
 def test_steered_filters_are_central_and_others_need_not_be(needed):
-    offset, share = figures.centrality(figures.unit_filters(needed["ss"].first))
+    offset, share = measures.centrality(measures.unit_filters(needed["ss"].first))
     assert offset == pytest.approx(0, abs=1e-6)
-    other, _ = figures.centrality(figures.unit_filters(needed["lsi"].first))
+    other, _ = measures.centrality(measures.unit_filters(needed["lsi"].first))
     assert (other > 1e-3).all()
     assert ((share >= 0) & (share <= 1)).all()
 
@@ -103,7 +103,7 @@ def test_entanglement_is_the_move_that_an_enlarged_filter_makes():
     blob = [torch.exp(-((ticks[None] - x) ** 2 + ticks[:, None] ** 2)) for x in (0, 2)]
     with torch.no_grad():
         layer.weight.copy_(torch.stack(blob)[:, None])
-    move, gain = figures.entanglement(layer, 2.0)
+    move, gain = measures.entanglement(layer, 2.0)
     assert move == pytest.approx([0, 2 / 3.5])  # a blob at 2 is at 4 when enlarged by 2
     assert gain[0] == pytest.approx(0, abs=1e-9)
     assert gain[1] > 0.1
@@ -111,8 +111,8 @@ def test_entanglement_is_the_move_that_an_enlarged_filter_makes():
 
 def test_entanglement_agrees_with_a_loop_over_moves(needed):
     layer, scale = needed["lsi"].first, 1.6
-    move, gain = figures.entanglement(layer, scale)
-    first, second = (figures.enlarged(layer, s).numpy() for s in (1.0, scale))
+    move, gain = measures.entanglement(layer, scale)
+    first, second = (measures.enlarged(layer, s).numpy() for s in (1.0, scale))
     reach, half = second.shape[-1] // 2, first.shape[-1] // 2
     for channel in range(len(first)):
         wide = np.pad(second[channel], 2 * half + reach)
@@ -131,28 +131,28 @@ def test_entanglement_agrees_with_a_loop_over_moves(needed):
 
 def test_an_enlarged_filter_at_scale_one_is_the_filter(needed):
     for model in (needed["ss"], needed["lsi"]):
-        same = figures.enlarged(model.first, 1.0).numpy()
-        assert same == pytest.approx(figures.unit_filters(model.first), abs=1e-6)
+        same = measures.enlarged(model.first, 1.0).numpy()
+        assert same == pytest.approx(measures.unit_filters(model.first), abs=1e-6)
 
 
 def test_nothing_is_lost_without_scaling_and_something_with_it():
-    for layer in figures.resizing_layers(4).values():
-        assert figures.resizing_error(layer, 1.0) < 1e-12
-        assert figures.resizing_error(layer, 1.5) > 1e-2
+    for layer in measures.resizing_layers(4).values():
+        assert measures.resizing_error(layer, 1.0) < 1e-12
+        assert measures.resizing_error(layer, 1.5) > 1e-2
 
 
 def test_the_reference_of_the_resizing_error_is_the_filter_on_the_original_image():
     # A constant image has no scale: both methods give the sum of the filter's taps times the area they stand for.
     layer = LocallyScaleInvariantConv2d(1, 3, scales=(1.0,), dtype=torch.float64)
-    assert figures.resizing_error(layer, 1.7, image=lambda x, y: torch.ones_like(x * y)) < 1e-12
+    assert measures.resizing_error(layer, 1.7, image=lambda x, y: torch.ones_like(x * y)) < 1e-12
     # Resized by 1/2, an odd grid loses its centre: a linear ramp survives bilinear resizing, two blobs do not.
-    assert figures.resizing_error(layer, 2.0, image=two_blobs) > 0.01
+    assert measures.resizing_error(layer, 2.0, image=two_blobs) > 0.01
 
 
 def test_area_sampling_steers_better_than_resizing_the_input_twice():
-    layers = figures.resizing_layers()
+    layers = measures.resizing_layers()
     for scale in (0.7, 1.4, 2.2):
-        errors = {name: figures.resizing_error(layer, scale) for name, layer in layers.items()}
+        errors = {name: measures.resizing_error(layer, scale) for name, layer in layers.items()}
         assert errors["steered, areas"] < errors["input resized, same filters"]
 
 
@@ -188,7 +188,7 @@ def test_the_diagram_shows_the_layers_own_maximum(needed):
 
 def test_the_winning_scale_is_that_of_the_largest_response_of_all(needed):
     layer, x = needed["ss"].first, needed["images"]
-    response, winner = figures.winning_scales(needed["ss"], x)
+    response, winner = measures.winning_scales(needed["ss"], x)
     with torch.no_grad():
         every = torch.stack([F.conv2d(x, f, layer.bias, padding=f.shape[-1] // 2) for f in layer.filters()], 2)
     largest, index = every.flatten(1, 2).max(1)  # over channels and scales, scales last
@@ -199,7 +199,7 @@ def test_the_winning_scale_is_that_of_the_largest_response_of_all(needed):
 def test_the_mean_winning_scale_leaves_out_weak_responses():
     response = torch.tensor([[[1.0, 0.9], [0.1, 0.5]], [[8.0, 0.0], [0.0, 0.0]]])
     winner = torch.tensor([[[0, 1], [2, 1]], [[0, 2], [2, 2]]])
-    assert figures.mean_winning_scale(response, winner, (1.0, 4.0, 9.0)) == pytest.approx(2.0)  # of 1, 4, 4 and 1
+    assert measures.mean_winning_scale(response, winner, (1.0, 4.0, 9.0)) == pytest.approx(2.0)  # of 1, 4, 4 and 1
 
 
 def test_a_layer_without_steering_is_refused():

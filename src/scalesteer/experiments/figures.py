@@ -1,8 +1,7 @@
-"""The paper's figures, one function each, and what its discussion claims, measured.
+"""The paper's figures, one function each; what they measure is in :mod:`scalesteer.experiments.measures`.
 
 Every function takes the layers, networks and images it shows and returns a matplotlib figure; `FIGURES` lists them by
-name. What a figure measures is a function of its own, so that the numbers can be had without the picture. Figures
-are not tied to a window: ``figure.savefig("name.png")`` works without a display.
+name. Figures are not tied to a window: ``figure.savefig("name.png")`` works without a display.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scalesteer import _checks, harmonics
-from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ELASTIC_ALPHAS, ImageSet
+from scalesteer.experiments import measures
 from scalesteer.experiments.train import evaluate, load, load_model
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
@@ -149,24 +148,14 @@ def plot_filter_bank(layer: nn.Module, count: int = 5) -> Figure:
     return figure
 
 
-def unit_filters(layer: nn.Module) -> Array:
-    """The filters of a layer at scale 1, first input channel: `(C_out, n, n)`."""
-    with torch.no_grad():
-        if isinstance(layer, ScaleSteerableConv2d):
-            weight = layer.with_scales((1.0,)).filters()[0]
-        else:
-            weight = layer.get_parameter("weight")
-        return np.asarray(weight[:, 0].double().cpu().numpy())
-
-
 @_register("filters", "first-layer filters of SS-CNN and of the locally scale-invariant CNN, side by side")
 def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
     """The paper's figure of learned filters; all first-layer filters at scale 1."""
-    lines = max(-(-len(unit_filters(model.first)) // columns) for model in (ss, lsi))
+    lines = max(-(-len(measures.unit_filters(model.first)) // columns) for model in (ss, lsi))
     figure = Figure(figsize=(9, 0.75 * lines + 0.4), layout="constrained")
     halves: Any = figure.subfigures(1, 2, wspace=0.05)
     for part, (title, model) in zip(halves, _pair(ss, lsi).items(), strict=True):
-        bank = unit_filters(model.first)
+        bank = measures.unit_filters(model.first)
         axes = part.subplots(lines, columns, squeeze=False).ravel()
         for axis in axes:
             axis.set_axis_off()
@@ -180,18 +169,14 @@ def _pair(ss: Network, lsi: Network) -> dict[str, Network]:
     return {"SS-CNN": ss, "locally scale-invariant CNN": lsi}
 
 
-def first_maps(model: Network, images: Tensor) -> Tensor:
-    """The first layer's output after the ReLU, `(B, C, H, W)`, for images in [0, 1]."""
-    with torch.no_grad():
-        return F.relu(model.first(model.prepare(images)))
-
-
 @_register("feature-maps", "average first-layer feature maps of both networks, for several inputs")
 def plot_feature_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
     """The mean over channels of the first layer's output; rows are input, SS-CNN, locally scale-invariant CNN."""
     figure = Figure(figsize=(1.4 * len(images) + 0.6, 4.6), layout="constrained")
     axes = figure.subplots(3, len(images), squeeze=False)
-    rows = {"input": images[:, 0]} | {name: first_maps(m, images).mean(1) for name, m in _pair(ss, lsi).items()}
+    rows = {"input": images[:, 0]} | {
+        name: measures.first_maps(m, images).mean(1) for name, m in _pair(ss, lsi).items()
+    }
     for row, (name, maps) in zip(axes, rows.items(), strict=True):
         for axis, values in zip(row, maps.cpu().numpy(), strict=True):
             axis.imshow(values, cmap="gray")
@@ -244,25 +229,10 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
     return figure
 
 
-def winning_scales(model: Network, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the first layer's strongest channel at each pixel: its response and the index of the scale that won.
-
-    Shape:
-        `(B, 1, H, W)` -> `(B, H, W)` and `(B, H, W)`.
-    """
-    with torch.no_grad():
-        best, winner = model.first(model.prepare(images), return_scales=True)
-    strongest = best.argmax(1, keepdim=True)
-    return best.gather(1, strongest)[:, 0], winner.gather(1, strongest)[:, 0]
-
-
-SHOWN_FROM = 0.25  # of an image's largest response: below, no scale is shown as the winner
-
-
 @_register("winning-scales", "images, their strongest first-layer responses and the scales that won")
 def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = ()) -> Figure:
     """Which scale wins where: a column an image, rows are input, response and winning scale."""
-    response, winner = winning_scales(model, images)
+    response, winner = measures.winning_scales(model, images)
     scales: tuple[float, ...] = model.first.scales  # type: ignore[assignment]
     figure = Figure(figsize=(1.6 * len(images) + 1, 5), layout="constrained")
     axes = figure.subplots(3, len(images), squeeze=False)
@@ -272,26 +242,16 @@ def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = 
         axes[1, i].imshow(response[i].cpu().numpy(), cmap="magma", vmin=0)
         _frame(axes[1, i])
         drawn = _scale_map(axes[2, i], winner[i], response[i], scales)
-        _frame(axes[2, i], f"mean {mean_winning_scale(response[i], winner[i], scales):.2f}")
+        _frame(axes[2, i], f"mean {measures.mean_winning_scale(response[i], winner[i], scales):.2f}")
     _scale_legend(figure, drawn, axes.ravel().tolist(), scales)
     for row, name in zip(axes[:, 0], ("input", "strongest response", "winning scale"), strict=True):
         row.set_ylabel(name, fontsize=9)
     return figure
 
 
-def mean_winning_scale(response: Tensor, winner: Tensor, scales: Sequence[float]) -> float:
-    """The geometric mean of the scales that won, over the pixels where an image's response is strong."""
-    logs = torch.tensor(scales, device=winner.device).log()
-    return float(logs[winner[_strong(response)]].mean().exp())
-
-
-def _strong(response: Tensor) -> Tensor:
-    return response > SHOWN_FROM * response.amax((-2, -1), keepdim=True)
-
-
 def _scale_map(axis: Any, winner: Tensor, response: Tensor, scales: Sequence[float]) -> Any:
     """The index of the winning scale in colour where the response is strong."""
-    shown = np.ma.masked_array(winner.cpu().numpy(), ~_strong(response).cpu().numpy())
+    shown = np.ma.masked_array(winner.cpu().numpy(), ~measures.strong(response).cpu().numpy())
     axis.set_facecolor("#f2f2f2")
     return axis.imshow(
         shown, cmap=matplotlib.colormaps["viridis"].resampled(len(scales)), vmin=-0.5, vmax=len(scales) - 0.5
@@ -384,36 +344,11 @@ def plot_elastic_error(
 # What the paper's discussion claims
 
 
-def sensitivity(
-    orders: Sequence[float], scales: Sequence[float], m: float = 1.0
-) -> tuple[NDArray[np.complex128], dict[float, float]]:
-    r"""How the response of each harmonic turns when the image is scaled, and the factor after which it repeats.
-
-    The image is a smooth ring with some angular structure, I(s p) its scaled version. The response
-    :math:`\int S_{kj}(p)\,I(s p)\,dp` is integrated on a dense log-polar grid; it is multiplied by s^(2-m), which
-    Theorem 1 says its magnitude falls by, and divided by its magnitude at the first scale.
-
-    Returns:
-        Responses, `(K, S)`, complex; and for each order the measured period: the factor that turns the phase once.
-    """
-    basis = LogRadialBasis(orders=tuple(orders), orientations=(math.pi / 4,), m=m)
-    growth = np.log(np.asarray(scales, float))
-    z = np.linspace(-growth.max() - 3, -growth.min() + 3, 4000)  # log r
-    phi = np.linspace(0, 2 * np.pi, 128, endpoint=False)
-    functions = harmonics.evaluate(basis, np.outer(np.exp(z), np.cos(phi)), np.outer(np.exp(z), np.sin(phi)))
-    turned = functions[:, 0] @ (1 + 0.5 * np.cos(2 * phi))  # (K, R): integrated over the angle
-    rings = np.exp(-((z + growth[:, None]) ** 2) / (2 * 0.4**2) + 2 * z + (2 - m) * growth[:, None])  # (S, R)
-    responses = turned @ rings.T
-    responses /= np.abs(responses[:, :1])
-    turns = np.polyfit(growth, np.unwrap(np.angle(responses)).T, 1)[0]  # radians a unit of log s
-    return responses, {order: float(np.exp(2 * np.pi / abs(t))) for order, t in zip(orders, turns, strict=True)}
-
-
 @_register("sensitivity", "response of each order against the scale of the input, and its period e^(2π/k)")
 def plot_sensitivity(orders: Sequence[float] = (0.5, 1.0, 2.0, 4.0), m: float = 1.0) -> Figure:
     """Left: the real response, its s^(m-2) removed, against scale. Right: the measured period by order."""
     scales = np.exp(np.linspace(0, 2 * np.pi, 150))
-    responses, periods = sensitivity(orders, scales.tolist(), m)
+    responses, periods = measures.sensitivity(orders, scales.tolist(), m)
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     left.axvspan(PAPER_SCALES[0], PAPER_SCALES[-1], color="#e3e8ee", label="scales of the paper's layer")
@@ -435,37 +370,17 @@ def plot_sensitivity(orders: Sequence[float] = (0.5, 1.0, 2.0, 4.0), m: float = 
     return figure
 
 
-def centrality(filters: Array) -> tuple[Array, Array]:
-    """How central each filter is, with |value| as mass.
-
-    Args:
-        filters: `(C, n, n)`.
-
-    Returns:
-        The distance of the centre of mass from the centre, over the radius n / 2; and the share of mass in pixels
-        whose centre lies within half the radius. Both are in [0, 1] and have shape `(C,)`.
-    """
-    n = filters.shape[-1]
-    ticks = np.arange(n) - n // 2
-    mass = np.abs(filters)
-    total = mass.sum((1, 2))
-    down = (mass * ticks[:, None]).sum((1, 2)) / total
-    right = (mass * ticks).sum((1, 2)) / total
-    inner = np.hypot(ticks[:, None], ticks) <= n / 4
-    return np.hypot(down, right) / (n / 2), mass[:, inner].sum(1) / total
-
-
 @_register("centrality", "centre of mass and share of |filter| within half the radius, both networks")
 def plot_centrality(ss: Network, lsi: Network) -> Figure:
     """A dot a first-layer filter: how far off its centre of mass is, and how much of it is near the centre."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.add_subplot()
     for (name, model), colour, marker in zip(_pair(ss, lsi).items(), COLOURS, "os", strict=False):
-        bank = unit_filters(model.first)
-        offset, share = centrality(bank)
+        bank = measures.unit_filters(model.first)
+        offset, share = measures.centrality(bank)
         label = f"{name}: {offset.mean():.2f}, {share.mean():.0%} on average"
         axis.plot(offset, share, marker, color=colour, alpha=0.7, label=label)
-        even = float(centrality(np.ones((1, *bank.shape[1:])))[1][0])
+        even = float(measures.centrality(np.ones((1, *bank.shape[1:])))[1][0])
     axis.axhline(even, color="grey", linestyle=":", label=f"mass spread evenly: {even:.0%}")
     axis.set_xlabel("distance of the centre of mass, in radii")
     axis.set_ylabel("share of |filter| within half the radius")
@@ -476,58 +391,13 @@ def plot_centrality(ss: Network, lsi: Network) -> Figure:
     return figure
 
 
-def enlarged(layer: nn.Module, scale: float) -> Tensor:
-    """The filters of a layer (first input channel) enlarged by `scale`, `(C_out, n, n)` in float64.
-
-    A scale-steerable layer steers them; any other filter is read at p / scale by bilinear interpolation.
-    """
-    with torch.no_grad():
-        if isinstance(layer, ScaleSteerableConv2d):
-            return layer.with_scales((scale,)).filters()[0][:, 0].double()
-        weight = layer.get_parameter("weight")[:, :1].double()
-        k = weight.shape[-1]
-        n = harmonics.window_size(k, scale)
-        ticks = (torch.arange(n, dtype=torch.float64) - n // 2) * 2 / (k * scale)  # edges of the filter at -1 and 1
-        grid = torch.stack(torch.meshgrid(ticks, ticks, indexing="xy"), -1).expand(len(weight), n, n, 2)
-        return F.grid_sample(weight, grid.to(weight.device), align_corners=False)[:, 0]
-
-
-def entanglement(layer: nn.Module, scale: float) -> tuple[Array, Array]:
-    r"""How much a change of scale looks like a move, for each filter of a layer.
-
-    Definition. With W the filter, W^s the filter enlarged by s, and the cosine of the one and the moved other,
-
-    .. math:: \rho(t) = \langle W(p), W^s(p + t) \rangle / (\lVert W \rVert\,\lVert W^s \rVert),
-
-    let t* be the move that maximises it. A filter that is central answers best at the same place, t* = 0. One with
-    its mass at d from the centre has it at s d when enlarged, and t* = (s - 1) d: a scaled object then gives the
-    response that a moved one gives. Entanglement is the length of t* over the filter's radius; the gain
-    :math:`\rho(t^*) - \rho(0)` says how much better the move explains the change. Rough filters also match by chance
-    somewhere, with a small gain, so that both numbers are needed.
-
-    Returns:
-        Length of t* over the radius, and gain, `(C_out,)` each.
-    """
-    first, second = enlarged(layer, 1.0), enlarged(layer, scale)
-    reach = second.shape[-1] // 2
-    n = first.shape[-1]
-    norms = first.norm(dim=(1, 2)) * second.norm(dim=(1, 2))
-    # Input of group c is W^s_c, its weight W_c; the output runs over all moves up to the enlarged filter's radius.
-    cosine = F.conv2d(second[None], first[:, None], padding=n // 2, groups=len(first))[0] / norms[:, None, None]
-    rows = torch.arange(2 * reach + 1, dtype=torch.float64, device=cosine.device) - reach
-    best, index = cosine.flatten(1).max(1)
-    move = torch.hypot(rows[index // len(rows)], rows[index % len(rows)])
-    gain = best - cosine[:, reach, reach]
-    return np.asarray((move / (n / 2)).cpu().numpy()), np.asarray(gain.cpu().numpy())
-
-
 @_register("entanglement", "how much a change of scale looks like a move, by scale, both networks")
 def plot_entanglement(ss: Network, lsi: Network, scales: Sequence[float] = PAPER_SCALES[1:]) -> Figure:
     """Mean over first-layer filters of :func:`entanglement`, against scale."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots(1, 2)
     for (name, model), colour, marker in zip(_pair(ss, lsi).items(), COLOURS, "os", strict=False):
-        values = np.array([entanglement(model.first, s) for s in scales])  # (S, 2, C)
+        values = np.array([measures.entanglement(model.first, s) for s in scales])  # (S, 2, C)
         for axis, row in zip(axes, values.mean(2).T, strict=True):
             axis.plot(scales, row, f"{marker}-", color=colour, label=name)
     axes[0].set_ylabel("best move |t*|, in radii of the filter")
@@ -540,44 +410,6 @@ def plot_entanglement(ss: Network, lsi: Network, scales: Sequence[float] = PAPER
     return figure
 
 
-def resizing_error(
-    layer: ScaleSteerableConv2d | LocallyScaleInvariantConv2d, scale: float, image: Image = two_blobs, size: int = 65
-) -> float:
-    """How far the response at `scale` to an enlarged image is from the response at scale 1 to the image itself.
-
-    The image is given in closed form, in units in which the filter is 17 wide, so that neither the enlarged image nor
-    the reference is interpolated: the response at pixel q of the enlarged image is compared with the unscaled filter
-    laid over the original image at q / scale, wherever q lies within the enlarged filter's window. A steered filter
-    is evaluated at its scale; a locally scale-invariant layer resizes the enlarged image, convolves and resizes back.
-
-    Returns:
-        The norm of the difference over the norm of the reference, over all filters and pixels; 0 is perfect.
-    """
-    k = layer.geometry.kernel_size
-    weight = torch.from_numpy(unit_filters(layer))  # (C, k, k)
-    reach = int(k / 2 * scale)
-    pixels = torch.arange(-reach, reach + 1, dtype=torch.float64)
-    taps = torch.arange(k, dtype=torch.float64) - k // 2
-    unit = k / 17
-    at = (pixels[:, None] / scale + taps) / unit  # (Q, k): where each tap lies on the original image
-    patches = image(at[None, :, None, :], -at[:, None, :, None])  # (Q, Q, k, k)
-    expected = torch.einsum("ckl,yxkl->cyx", weight, patches)
-    ticks = (torch.arange(size, dtype=torch.float64) - size // 2) / (unit * scale)
-    shown = image(ticks[None, :], -ticks[:, None])[None, None]
-    with torch.no_grad():
-        if isinstance(layer, ScaleSteerableConv2d):
-            steered = layer.with_scales((scale,)).filters()[0].double().cpu()
-            found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
-        else:
-            resized = LocallyScaleInvariantConv2d(
-                1, len(weight), k, bias=False, dtype=torch.float64, scales=(scale,), antialias=layer.antialias
-            )
-            resized.weight.copy_(weight[:, None])
-            found = resized(shown)[0]
-    middle = slice(size // 2 - reach, size // 2 + reach + 1)
-    return float((found[:, middle, middle] - expected).norm() / expected.norm())
-
-
 @_register("resizing", "error of steering a filter against that of resizing the input twice, by scale")
 def plot_resizing(
     scales: Sequence[float] = tuple(np.linspace(0.6, 2.4, 19)), image: Image = two_blobs, filters: int = 64
@@ -585,8 +417,8 @@ def plot_resizing(
     """Random filters: the same ones steered and resized, and rough ones (white noise), which only resizing can hold."""
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     axis = figure.add_subplot()
-    for (name, layer), colour in zip(resizing_layers(filters).items(), COLOURS, strict=True):
-        errors = [100 * resizing_error(layer, s, image) for s in scales]
+    for (name, layer), colour in zip(measures.resizing_layers(filters).items(), COLOURS, strict=True):
+        errors = [100 * measures.resizing_error(layer, s, image) for s in scales]
         style = "o-" if isinstance(layer, ScaleSteerableConv2d) else "s--"
         axis.plot(scales, errors, style, color=colour, markersize=4, label=name)
     axis.set_xlabel("scale")
@@ -595,28 +427,6 @@ def plot_resizing(
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     return figure
-
-
-def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d]:
-    """The layers that :func:`plot_resizing` compares, with fixed random filters."""
-    draw = torch.Generator().manual_seed(0)
-    layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
-    with torch.no_grad():
-        for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
-            layer = ScaleSteerableConv2d(1, filters, basis=LogRadialBasis.preset(preset), dtype=torch.float64)
-            layer.coefficients.normal_(generator=draw)
-            layers[name] = layer
-        smooth = torch.from_numpy(unit_filters(layer))[:, None]
-        rough = torch.randn(smooth.shape, generator=draw, dtype=torch.float64)
-        for name, weight, antialias in (
-            ("input resized, same filters", smooth, False),
-            ("the same, anti-aliased", smooth, True),
-            ("input resized, rough filters", rough, False),
-        ):
-            resized = LocallyScaleInvariantConv2d(1, filters, dtype=torch.float64, antialias=antialias)
-            resized.weight.copy_(weight)
-            layers[name] = resized
-    return layers
 
 
 def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: Path | None = None) -> Figure:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.data.store import require
-from scalesteer.experiments import figures
+from scalesteer.experiments import figures, measures
 from scalesteer.experiments.checkpoint import write_atomically
 from scalesteer.experiments.train import environment, evaluate
 from scalesteer.models import Network, count_parameters, create_model
@@ -140,7 +140,7 @@ def winning_scale(model: Network, images: ImageSet, count: int = 200) -> float:
     """The scale that wins in the first layer, on average over some digits."""
     x, _ = next(images.batches(min(count, len(images))))
     layer: Any = model.first
-    return figures.mean_winning_scale(*figures.winning_scales(model, x), layer.scales)
+    return measures.mean_winning_scale(*measures.winning_scales(model, x), layer.scales)
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
