@@ -42,8 +42,8 @@ def readme_parts(results: dict[str, Record]) -> dict[str, str]:
         threads = "" if "NVIDIA" in device else f", {result['environment']['threads']} threads"
         for case in of_group(result, "network"):
             found = case["contenders"]
-            if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and not (
-                "NVIDIA" in device and case["train"] and not case["graph"]
+            if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and (
+                case["train"] or not case["graph"]
             ):
                 rates = [number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain")]
                 rates[0] = f"**{rates[0]}** ({found['spectral']['times_direct']:.3g} x)"
@@ -68,13 +68,14 @@ def section(result: Record, name: str) -> str:
         blocks.append(contender_table(networks))
     if layers := of_group(result, "layer"):
         blocks += ["**One layer**, milliseconds:", layer_table(layers)]
+        blocks.append(choices([*layers, *of_group(result, "sweep")]))
     if sweep := of_group(result, "sweep"):
         blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
         blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep)]
     for group, title in (("large", "**A large image:**"), ("baselines", "**The compared networks:**")):
         if cases := of_group(result, group):
             blocks += [title, contender_table(cases)]
-    return "\n\n".join(blocks)
+    return "\n\n".join(filter(None, blocks))
 
 
 def headline(networks: list[Record]) -> str:
@@ -115,6 +116,21 @@ def layer_table(cases: list[Record]) -> str:
         shown = "" if ratio is None else f"{ratio:.3g}" + (" (slower)" if ratio < 1 else "")
         lines.append("| " + " | ".join([describe(case), *(milliseconds(case, name) for name in LABELS), shown]) + " |")
     return "\n".join(lines)
+
+
+def choices(cases: list[Record]) -> str:
+    """How good the choices of "auto" were: its time against that of the faster backend."""
+    names = ("auto", "spectral", "direct")
+    whole = [case for case in cases if all("ms" in case["contenders"][name] for name in names)]
+    losses = []
+    for case in whole:
+        auto, *backends = (case["contenders"][name]["ms"] for name in names)
+        losses.append((auto / min(backends), describe(case)))
+    loss, where = max(losses, default=(0, ""))
+    return where and (
+        f"In {len(losses)} layers, those below included, `auto` takes at most {loss:.2f} times the time of the faster "
+        f"backend (in {where})."
+    )
 
 
 def milliseconds(case: Record, name: str) -> str:

@@ -200,6 +200,7 @@ def prepare(case: Case, name: str, device: torch.device) -> tuple[Step, float | 
         step()
         return step, None
     warm_up(step)
+    step()  # on this stream too: cuBLAS keeps a workspace for each
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()
