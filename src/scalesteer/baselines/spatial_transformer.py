@@ -21,14 +21,18 @@ class SpatialTransformer2d(nn.Module):
 
     (Eq. 1 and 5 of the paper; the second in pixels, the first with image edges at -1 and 1). What lies outside is zero.
     The localisation network is two 5 x 5 convolutions, each with max-pooling by 2 and ReLU, one more pooling, and a
-    fully connected layer; a regression layer then gives :math:`\theta` = identity + 0.1 regression, and starts at
-    zero: at first the image passes unchanged.
+    fully connected layer. A regression layer, which starts at zero, then gives six numbers between -1 and 1 by a
+    hyperbolic tangent, so that at first the image passes unchanged and the grid cannot leave it for good:
+
+    .. math::
+        A_\theta = \begin{pmatrix} e^{2z} (1 + d) & e^{2z} a & t_x \\ e^{2z} b & e^{2z} (1 - d) & t_y \end{pmatrix},
+        \qquad \theta = (z, d, a, b, t_x, t_y)
 
     Note:
         This is no convolution and has no arguments of one: it goes in front of plain convolutions. The paper leaves
         the localisation network open; this one is small, so that networks compare at equal numbers of parameters. The
-        factor 0.1 is ours and acts as a smaller learning rate: without it, a few steps of Adam at 0.01 send the grid
-        out of the image, where there is no gradient to bring it back.
+        paper regresses the six entries of the matrix. Then two must change together to change the size of the window,
+        and in training it hardly moves: small objects stay small. Here the size has a number of its own.
 
     Args:
         in_channels: Channels of the input.
@@ -100,8 +104,10 @@ class SpatialTransformer2d(nn.Module):
         _checks.images(x, self.in_channels, self.regression.weight)
         if tuple(x.shape[-2:]) != self.image_size:
             raise ValueError(f"the input must have image_size={self.image_size} (got shape {tuple(x.shape)}).")
-        change: Tensor = self.regression(self.localisation(x))
-        return torch.eye(2, 3, dtype=change.dtype, device=x.device) + 0.1 * change.view(-1, 2, 3)
+        z, d, a, b, tx, ty = torch.tanh(self.regression(self.localisation(x))).unbind(1)
+        window = (2 * z).exp()
+        rows = (window * (1 + d), window * a, tx), (window * b, window * (1 - d), ty)
+        return torch.stack([torch.stack(row, 1) for row in rows], 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Show the part of each image that the localisation network chooses."""
