@@ -58,6 +58,40 @@ def test_every_geometry_reads_responses_at_the_windows_centres(stride, padding, 
     assert layer(x).shape == plain(x.float()).shape
 
 
+@pytest.mark.parametrize(("size", "padding"), [(3, 1), (5, 2), (7, 3), (5, 4), (3, 0)])
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2)])
+def test_one_channel_gives_the_same(size, padding, stride, dilation):
+    layer = make(1, 4, size, stride, padding, dilation, bias=False, scales=(0.5, 0.8, 1.0, 1.7))
+    x = torch.randn(2, 1, 11, 14, dtype=torch.float64)
+    weight = layer.weight.detach().numpy()
+    expected = slow.responses_at_centres(x.numpy(), weight, layer.scales, stride, padding, dilation, 1, "zeros")
+    np.testing.assert_allclose(layer(x).detach().numpy(), expected.max(0), atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 5, 7])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_doubled_image_gives_the_same(monkeypatch, size, groups):
+    layer = make(4, 6, size, groups=groups, scales=(0.5,))
+    x = torch.randn(2, 4, 9, 6, dtype=torch.float64, requires_grad=True)
+    taken = []
+    monkeypatch.setattr(
+        _resized, "_convolve_doubled", lambda *a, f=_resized._convolve_doubled: taken.append(a) or f(*a)
+    )
+    out = layer(x)
+    assert len(taken) == 1
+    monkeypatch.setattr(_resized, "_doubles", lambda *axis: False)
+    expected = layer(x)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    grads = [torch.autograd.grad(y.square().sum(), (x, layer.weight)) for y in (out, expected)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-11)
+
+
+def test_large_image_with_one_channel_is_convolved(monkeypatch):
+    monkeypatch.setattr(_resized, "_tap_maps", None)  # 49 maps of a large image would cost more than they save
+    layer = make(1, 2, 3, scales=(1.0, 1.5))
+    assert layer(torch.randn(1, 1, 20, 9, dtype=torch.float64)).shape == (1, 2, 20, 9)
+
+
 def test_one_scale_is_conv2d():
     layer = make(2, 4, 5, 2, 1, groups=2, padding_mode="circular", scales=(1.0,))
     plain = nn.Conv2d(2, 4, 5, 2, 1, groups=2, padding_mode="circular", dtype=torch.float64)
@@ -164,7 +198,7 @@ def test_image_smaller_than_the_filter_is_right():
 
 
 def test_matrices_made_in_inference_mode_serve_training_later():
-    _resized._cached_matrix.cache_clear()
+    _resized._cached.cache_clear()
     layer = LocallyScaleInvariantConv2d(1, 1)
     x = torch.randn(1, 1, 13, 13, requires_grad=True)
     with torch.inference_mode():
