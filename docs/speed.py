@@ -71,7 +71,7 @@ def section(result: Record, name: str) -> str:
         blocks.append(choices([*layers, *of_group(result, "sweep")]))
     if sweep := of_group(result, "sweep"):
         blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
-        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep)]
+        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), room(sweep)]
     for group, title in (("large", "**A large image:**"), ("baselines", "**The compared networks:**")):
         if cases := of_group(result, group):
             blocks += [title, contender_table(cases)]
@@ -171,6 +171,17 @@ def growth_table(sweep: list[Record]) -> str:
             cells.append(f"{last / first:.3g} x ({number(first)} → {number(last)} ms)" if known else "failed")
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def room(sweep: list[Record]) -> str:
+    """What twice the batch gains, and with it what several runs at once could gain."""
+    rates = {batch: case["contenders"]["spectral"].get("images_per_s") for batch, case in along(sweep)[AXES[0]]}
+    last = max(rates, default=0)
+    if not rates.get(last) or not rates.get(last // 2):
+        return ""
+    gain = rates[last] / rates[last // 2]
+    full = ": one run fills the device, and several at once would gain little" if gain < 1.1 else ""
+    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images a second{full}."
 
 
 def number(value: float) -> str:

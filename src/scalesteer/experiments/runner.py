@@ -58,8 +58,8 @@ def run_table(
         methods: Only these rows.
         datasets: Only these datasets.
         jobs: How many runs to make at once. Each is a process of its own, so that random numbers, signals and memory
-            stay apart and results do not depend on `jobs`; on one GPU the processes take turns (or truly share it
-            where NVIDIA's MPS runs), which pays as long as a single run leaves it idle between kernels.
+            stay apart and results do not depend on `jobs`. Meant for a CPU with many cores: a GPU is filled by one
+            run (docs/speed.md), and processes take turns on it.
         fresh: Take no notice of results that were published before: only what is in `runs` counts.
 
     Returns:
