@@ -128,8 +128,8 @@ def choices(cases: list[Record]) -> str:
         losses.append((auto / min(backends), describe(case)))
     loss, where = max(losses, default=(0, ""))
     return where and (
-        f"In {len(losses)} layers, those below included, `auto` takes at most {loss:.2f} times the time of the faster "
-        f"backend (in {where})."
+        f"In the {len(losses)} cases of this table and the next, `auto` takes at most {loss:.2f} times the time of the "
+        f"faster backend (in {where})."
     )
 
 
@@ -180,8 +180,7 @@ def room(sweep: list[Record]) -> str:
     if not rates.get(last) or not rates.get(last // 2):
         return ""
     gain = rates[last] / rates[last // 2]
-    full = ": one run fills the device, and several at once would gain little" if gain < 1.1 else ""
-    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images a second{full}."
+    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images a second in this layer."
 
 
 def number(value: float) -> str:

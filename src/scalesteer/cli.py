@@ -258,7 +258,7 @@ class RunTable:
     datasets: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="DATASET...")] = None
     """Which datasets; by default all of the table."""
     jobs: int = 1
-    """Runs at a time, each a process of its own: for many cores; one run fills a GPU."""
+    """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
     data_dir: Directory = None
@@ -321,7 +321,7 @@ class Reproduce:
     )  # fmt: skip
     """With --fresh, which tables to run."""
     jobs: int = 1
-    """Runs at a time, each a process of its own: for many cores; one run fills a GPU."""
+    """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
     data_dir: Directory = None

@@ -395,7 +395,8 @@ def _plain_gradients(
 
 # Multiply-adds that a direct convolution does in the time of one of ours; few channels a group slow it down. Set so
 # that the faster backend is chosen in training, batch 16, float32, two CPU cores, for nine shapes: 1 to 64 channels,
-# windows of 3 to 17, images of 14 to 96 pixels, and 32 groups of one channel. They hold on CUDA too: see docs/speed.md.
+# windows of 3 to 17, images of 14 to 96 pixels, and 32 groups of one channel. The first holds on CUDA too (see
+# docs/speed.md); groups are not measured there.
 _RELATIVE_COST, _RELATIVE_COST_IN_GROUPS = 4.0, 0.25
 
 

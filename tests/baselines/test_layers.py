@@ -236,14 +236,15 @@ def test_bfloat16_autocast_is_close(make, options, vector):
 
 
 @pytest.mark.filterwarnings(*TORCH_WARNINGS)
+@pytest.mark.parametrize("channels", [1, 2])
 @every_case
-def test_exports_with_a_dynamic_batch(make, options, vector):
-    layer = make(2, 3, 3, scales=(0.7, 1.0, 1.6), **options).eval()
+def test_exports_with_a_dynamic_batch(make, options, vector, channels):
+    layer = make(channels, 6, 3, scales=(0.5, 1.0, 1.6), **options).eval()
     batch = torch.export.Dim("batch")
-    example = torch.randn(4, 2, *vector, 9, 10)
+    example = torch.randn(4, channels, *vector, 9, 10)
     program = torch.export.export(layer, (example,), dynamic_shapes=({0: batch},))
     for count in (2, 7):
-        x = torch.randn(count, 2, *vector, 9, 10)
+        x = torch.randn(count, channels, *vector, 9, 10)
         torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-6)
 
 
@@ -251,12 +252,12 @@ def test_exports_with_a_dynamic_batch(make, options, vector):
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_as_one_graph(backend):
     model = nn.Sequential(
-        VectorFieldConv2d(1, 2, 3, scales=(0.7, 1.0, 1.6)),
+        VectorFieldConv2d(1, 4, 3, scales=(0.7, 1.0, 1.6)),
         baselines.VectorMaxPool2d(2),
-        baselines.VectorBatchNorm2d(2),
-        VectorFieldConv2d(2, 2, 3, scales=(0.7, 1.0, 1.6), vector_input=True),
+        baselines.VectorBatchNorm2d(4),
+        VectorFieldConv2d(4, 2, 3, scales=(0.7, 1.0, 1.6), vector_input=True),
         baselines.VectorMagnitude(),
-        LocallyScaleInvariantConv2d(2, 2, 3, scales=(0.7, 1.0, 1.6)),
+        LocallyScaleInvariantConv2d(2, 2, 3, scales=(0.5, 1.0, 1.6)),
         baselines.SpatialTransformer2d(2, (5, 6), (2, 2), 3),
     )
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend=backend)

@@ -42,61 +42,66 @@ def test_output_is_the_published_definition(antialias):
         (2, 3, 1, 2, "zeros"),
         (1, 3, 1, 1, "replicate"),
         (1, 2, 2, 1, "zeros"),
+        (1, 1, 1, 2, "zeros"),
         (3, 0, 2, 2, "zeros"),
         (1, 1, 1, 1, "reflect"),
         (1, 1, 1, 2, "circular"),
     ],
 )
-def test_every_geometry_reads_responses_at_the_windows_centres(stride, padding, dilation, groups, mode):
-    layer = make(2, 2, 3, stride, padding, dilation, groups, False, mode, scales=(0.6, 1.0, 1.5))
-    x = torch.randn(1, 2, 8, 7, dtype=torch.float64)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_every_geometry_reads_responses_at_the_windows_centres(channels, stride, padding, dilation, groups, mode):
+    groups = min(groups, channels)
+    # At 0.5 both axes double, at 0.484 one of them.
+    layer = make(channels, 4, 3, stride, padding, dilation, groups, False, mode, scales=(0.484, 0.5, 0.6, 1.0, 1.5))
+    x = torch.randn(1, channels, 8, 7, dtype=torch.float64)
     amount = 0 if padding == "valid" else padding
     weight = layer.weight.detach().numpy()
     expected = slow.responses_at_centres(x.numpy(), weight, layer.scales, stride, amount, dilation, groups, mode)
-    np.testing.assert_allclose(layer(x).detach().numpy(), expected.max(0), atol=1e-12)
-    plain = nn.Conv2d(2, 2, 3, stride, padding, dilation, groups)
+    found = torch.stack(list(layer.responses(x, [layer.weight] * 5)))
+    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-12)
+    plain = nn.Conv2d(channels, 4, 3, stride, padding, dilation, groups)
     assert layer(x).shape == plain(x.float()).shape
 
 
-@pytest.mark.parametrize(("size", "padding"), [(3, 1), (5, 2), (7, 3), (5, 4), (3, 0)])
-@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2)])
-def test_one_channel_gives_the_same(size, padding, stride, dilation):
-    layer = make(1, 4, size, stride, padding, dilation, bias=False, scales=(0.5, 0.8, 1.0, 1.7))
-    x = torch.randn(2, 1, 11, 14, dtype=torch.float64)
-    weight = layer.weight.detach().numpy()
-    expected = slow.responses_at_centres(x.numpy(), weight, layer.scales, stride, padding, dilation, 1, "zeros")
-    np.testing.assert_allclose(layer(x).detach().numpy(), expected.max(0), atol=1e-12)
-
-
 @pytest.mark.parametrize("size", [3, 5, 7])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_doubled_image_gives_the_same(monkeypatch, size, groups):
-    layer = make(4, 6, size, groups=groups, scales=(0.5,))
-    x = torch.randn(2, 4, 9, 6, dtype=torch.float64, requires_grad=True)
-    taken = []
-    monkeypatch.setattr(
-        _resized, "_convolve_doubled", lambda *a, f=_resized._convolve_doubled: taken.append(a) or f(*a)
-    )
-    out = layer(x)
-    assert len(taken) == 1
+@pytest.mark.parametrize("channels", [1, 4])
+def test_shorter_ways_give_the_same_with_gradients(monkeypatch, size, channels):
+    layer = make(channels, 6, size, groups=min(channels, 2), scales=(0.5,))
+    x = torch.randn(2, channels, 9, 6, dtype=torch.float64, requires_grad=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(_resized, "_convolve_resized", None)
+        out = layer(x)
     monkeypatch.setattr(_resized, "_doubles", lambda *axis: False)
+    monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: False)
     expected = layer(x)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     grads = [torch.autograd.grad(y.square().sum(), (x, layer.weight)) for y in (out, expected)]
     torch.testing.assert_close(*grads, rtol=0, atol=1e-11)
 
 
-def test_large_image_with_one_channel_is_convolved(monkeypatch):
-    monkeypatch.setattr(_resized, "_tap_maps", None)  # 49 maps of a large image would cost more than they save
-    layer = make(1, 2, 3, scales=(1.0, 1.5))
-    assert layer(torch.randn(1, 1, 20, 9, dtype=torch.float64)).shape == (1, 2, 20, 9)
+@pytest.mark.parametrize(
+    ("arguments", "pixels", "ways"),
+    [
+        ((1, 30), 28, ["taps", "taps", "taps", "resized", "resized", "resized"]),
+        ((2, 30), 28, ["doubled", "resized", "resized", "resized", "resized", "resized"]),
+        ((1, 2), 200, ["doubled", "resized", "resized", "resized", "resized", "resized"]),
+    ],
+)
+def test_the_shorter_way_is_taken_where_there_is_one(monkeypatch, arguments, pixels, ways):
+    taken = []
+    for name, way in {"_multiply_taps": "taps", "_convolve_doubled": "doubled", "_convolve_resized": "resized"}.items():
+        original = getattr(_resized, name)
+        monkeypatch.setattr(_resized, name, lambda *a, f=original, way=way: taken.append(way) or f(*a))
+    make(*arguments)(torch.randn(1, arguments[0], pixels, pixels, dtype=torch.float64))
+    assert taken == ways
 
 
-def test_one_scale_is_conv2d():
-    layer = make(2, 4, 5, 2, 1, groups=2, padding_mode="circular", scales=(1.0,))
-    plain = nn.Conv2d(2, 4, 5, 2, 1, groups=2, padding_mode="circular", dtype=torch.float64)
+@pytest.mark.parametrize(("channels", "mode"), [(2, "circular"), (1, "zeros")])
+def test_one_scale_is_conv2d(channels, mode):
+    layer = make(channels, 4, 5, 2, 1, groups=channels, padding_mode=mode, scales=(1.0,))
+    plain = nn.Conv2d(channels, 4, 5, 2, 1, groups=channels, padding_mode=mode, dtype=torch.float64)
     plain.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 2, 9, 11, dtype=torch.float64)
+    x = torch.randn(2, channels, 9, 11, dtype=torch.float64)
     torch.testing.assert_close(layer(x), plain(x), rtol=0, atol=1e-14)
 
 

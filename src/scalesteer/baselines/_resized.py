@@ -4,10 +4,10 @@ Resizing is separable and linear, so that it is one product with a small fixed m
 deterministic forward and backward, and without control flow that depends on data. Two cases need less work than to
 convolve the resized image and resize the response:
 
-- An image with one channel. What a tap of the filter reads at every output pixel is a fixed linear map of the image:
-  resized, shifted, resized back. The response is a product of the filters with these maps, which all filters share.
+- A small image with one channel that is enlarged. What a tap of the filter reads at every output pixel is a fixed
+  linear map of the image: resized, shifted, resized back. All filters share these maps.
 - An image of twice the size whose responses are averaged two by two. That is a convolution by a blurred filter with
-  stride 2, or one with stride 1 of even and odd rows and columns as channels, with a third of the operations.
+  stride 2, or one with stride 1 of even and odd rows and columns as channels, with a third of the operations (k = 7).
 """
 
 from __future__ import annotations
@@ -22,15 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks, functional
-
-
-class Axis(NamedTuple):
-    """How one axis of an image is treated at one scale; None stands for a matrix that changes nothing."""
-
-    resize: Tensor | None
-    stride: int
-    padding: int
-    back: Tensor | None
 
 
 class ResizedConv2d(nn.Module):
@@ -106,18 +97,16 @@ class ResizedConv2d(nn.Module):
     def responses(self, x: Tensor, filters: Iterable[Tensor]) -> Iterator[Tensor]:
         """The response at each scale, ascending: `(B, C, H, W)`, `(O, C / groups, k, k)` each -> `(B, O, H', W')`."""
         g, lengths = self.geometry, x.shape[-2:]
-        place: dict[str, Any] = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
         zeros = g.padding_mode == "zeros"
-        # A pixel and tap costs the maps as many operations as a row is long, a convolution as many as it has filters.
-        single = zeros and x.shape[1] == 1 and max(lengths) <= 4 * self.out_channels
+        place: dict[str, Any] = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
         for scale, weight in zip(self.scales, filters, strict=True):
             axes: list[Any] = [(length, scale, g, i, self.antialias) for i, length in enumerate(lengths)]
-            if single:
+            if zeros and x.shape[1] == 1 and _maps_pay(max(lengths), scale, g.kernel_size, self.out_channels):
                 yield _multiply_taps(x, weight, *(_kept(_tap_maps, *axis, **place) for axis in axes))
             elif zeros and all(_doubles(*axis) for axis in axes):
                 yield _convolve_doubled(x, weight, g, *(_kept(_planes, n, g.kernel_size, **place) for n in lengths))
             else:
-                yield _convolve_resized(x, weight, g, scale, *(_axis(*axis, **place) for axis in axes))
+                yield _convolve_resized(x, weight, g, scale, place, *(_steps(*axis) for axis in axes))
 
     def extra_repr(self) -> str:
         """Arguments that differ from those of a plain 'same' convolution."""
@@ -176,12 +165,21 @@ def _cached(make: Callable[..., Tensor], *arguments: Any, **place: Any) -> Tenso
         return make(*arguments, **place)
 
 
-def _axis(length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool, **place: Any) -> Axis:
+class Steps(NamedTuple):
+    """How one axis is treated at one scale; the arguments of two matrices, None where nothing is resized."""
+
+    resize: tuple[float, float, int, int, float] | None
+    stride: int
+    padding: int
+    back: tuple[float, float, int, int, float] | None
+
+
+def _steps(length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool) -> Steps:
     """How an axis of `length` pixels is resized, convolved and resized back at `scale`."""
     stride, padding, dilation = geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]
     size = max(1, round(length / scale))
     if size == length:
-        return Axis(None, stride, padding, None)
+        return Steps(None, stride, padding, None)
     same = dilation * (geometry.kernel_size - 1) // 2
     ratio = size / length
     # Centres outside the image need responses outside it; if there are none the border is clamped, as resizing does.
@@ -192,14 +190,18 @@ def _axis(length: int, scale: float, geometry: functional.Geometry, axis: int, a
     resize = (0.5 / ratio - 0.5, 1 / ratio, size, length, 1 / ratio if antialias else 1.0)
     first = (same - padding + 0.5) * ratio - 0.5 + extra
     back = (first, stride * ratio, count, size + 2 * extra, ratio if antialias else 1.0)
-    return Axis(_kept(resize_matrix, *resize, **place), 1, same + extra, _kept(resize_matrix, *back, **place))
+    return Steps(resize, 1, same + extra, back)
 
 
 def _convolve_resized(
-    x: Tensor, weight: Tensor, g: functional.Geometry, scale: float, rows: Axis, columns: Axis
+    x: Tensor, weight: Tensor, g: functional.Geometry, scale: float, place: dict[str, Any], rows: Steps, columns: Steps
 ) -> Tensor:
     """The response at a scale by its definition."""
-    resized = _resample(x, rows.resize, columns.resize)
+    resize, back = (
+        [None if arguments is None else _kept(resize_matrix, *arguments, **place) for arguments in pair]
+        for pair in ((rows.resize, columns.resize), (rows.back, columns.back))
+    )
+    resized = _resample(x, *resize)
     border = [rows.padding, columns.padding]
     if g.padding_mode != "zeros" and any(border):
         limits = [n - (g.padding_mode == "reflect") for n in resized.shape[-2:]]
@@ -213,27 +215,33 @@ def _convolve_resized(
         resized = F.pad(resized, (border[1], border[1], border[0], border[0]), mode=g.padding_mode)
         border = [0, 0]
     response = F.conv2d(resized, weight, None, (rows.stride, columns.stride), border, g.dilation, g.groups)
-    return _resample(response, rows.back, columns.back)
+    return _resample(response, *back)
+
+
+def _maps_pay(length: int, scale: float, kernel_size: int, out_channels: int) -> bool:
+    """Whether maps of taps take fewer operations than the definition, counted for a square image."""
+    ratio, taps = round(length / scale) / length, kernel_size**2
+    resizing = 0 if ratio == 1 else (ratio**2 + ratio) * length
+    return taps * (length + out_channels) < out_channels * (taps * ratio**2 + resizing)
 
 
 def _tap_maps(
     length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool, **place: Any
 ) -> Tensor:
     """What each tap reads along an axis, at every output: `(k, count, length)`."""
-    device, step = place["device"], geometry.dilation[axis]
-    a = _axis(length, scale, geometry, axis, antialias, dtype=torch.float64, device=device)
-    resize = torch.eye(length, dtype=torch.float64, device=device) if a.resize is None else a.resize
-    padded = F.pad(resize, (0, 0, a.padding, a.padding))
-    end = len(padded) - step * (geometry.kernel_size - 1)
-    maps = torch.stack([padded[step * t : step * t + end : a.stride] for t in range(geometry.kernel_size)])
-    return (maps if a.back is None else a.back @ maps).to(**place)
+    work = {"dtype": torch.float64, "device": place["device"]}
+    steps, apart = _steps(length, scale, geometry, axis, antialias), geometry.dilation[axis]
+    resize = torch.eye(length, **work) if steps.resize is None else resize_matrix(*steps.resize, **work)
+    padded = F.pad(resize, (0, 0, steps.padding, steps.padding))
+    end = len(padded) - apart * (geometry.kernel_size - 1)
+    maps = torch.stack([padded[apart * t : apart * t + end : steps.stride] for t in range(geometry.kernel_size)])
+    return (maps if steps.back is None else resize_matrix(*steps.back, **work) @ maps).to(**place)
 
 
 def _multiply_taps(x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The response of an image with one channel, from the maps of rows and columns."""
-    read = _mapped(x, rows, columns).flatten(1, 3).flatten(2)  # (B, k columns times k rows, H' W')
-    response = weight.mT.flatten(1).expand(len(x), -1, -1).bmm(read)
-    return response.view(*response.shape[:2], rows.shape[1], columns.shape[1])
+    read = _mapped(x, rows, columns).flatten(1, 3)  # (B, k columns times k rows, H', W')
+    return F.conv2d(read, weight.mT.flatten(1)[..., None, None])
 
 
 def _doubles(length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool) -> bool:
@@ -264,7 +272,7 @@ def _mapped(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):  # see _resample
         y = x.to(rows.dtype) @ columns.flatten(0, 1).mT  # (B, C, H, columns W')
         y = y.view(*x.shape[:3], *columns.shape[:2]).transpose(2, 3).flatten(0, 2)
-        y = rows.flatten(0, 1).expand(len(y), -1, -1).bmm(y)  # (B C columns, rows H', W')
+        y = rows.flatten(0, 1).expand(y.shape[0], -1, -1).bmm(y)  # (B C columns, rows H', W')
     return y.view(*x.shape[:2], len(columns), *rows.shape[:2], columns.shape[1]).to(x.dtype)
 
 

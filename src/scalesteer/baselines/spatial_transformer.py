@@ -13,7 +13,7 @@ from scalesteer import _checks
 class SpatialTransformer2d(nn.Module):
     r"""A network looks at the image and says which affine part of it to show: one transformation for the whole image.
 
-    A localisation network gives the six numbers of :math:`A_\theta`; each output pixel reads the input at
+    A localisation network gives six numbers that :math:`A_\theta` is made of; each output pixel reads the input at
 
     .. math::
         (x^s, y^s)^T = A_\theta\,(x^t, y^t, 1)^T, \qquad
@@ -22,7 +22,7 @@ class SpatialTransformer2d(nn.Module):
     (Eq. 1 and 5 of the paper; the second in pixels, the first with image edges at -1 and 1). What lies outside is zero.
     The localisation network is two 5 x 5 convolutions, each with max-pooling by 2 and ReLU, one more pooling, and a
     fully connected layer. A regression layer, which starts at zero, then gives six numbers between -1 and 1 by a
-    hyperbolic tangent, so that at first the image passes unchanged and the grid cannot leave it for good:
+    hyperbolic tangent; at first the image passes unchanged:
 
     .. math::
         A_\theta = \begin{pmatrix} e^{2z} (1 + d) & e^{2z} a & t_x \\ e^{2z} b & e^{2z} (1 - d) & t_y \end{pmatrix},
@@ -32,7 +32,8 @@ class SpatialTransformer2d(nn.Module):
         This is no convolution and has no arguments of one: it goes in front of plain convolutions. The paper leaves
         the localisation network open; this one is small, so that networks compare at equal numbers of parameters. The
         paper regresses the six entries of the matrix. Then two must change together to change the size of the window,
-        and in training it hardly moves: small objects stay small. Here the size has a number of its own.
+        and in our trainings it hardly moved: small objects stayed small. Here the size has a number of its own, within
+        e^-2 and e^2. A number that has come close to -1 or 1 has no gradient to bring it back.
 
     Args:
         in_channels: Channels of the input.

@@ -58,8 +58,8 @@ def run_table(
         methods: Only these rows.
         datasets: Only these datasets.
         jobs: How many runs to make at once. Each is a process of its own, so that random numbers, signals and memory
-            stay apart and results do not depend on `jobs`. Meant for a CPU with many cores: a GPU is filled by one
-            run (docs/speed.md), and processes take turns on it.
+            stay apart and results do not depend on `jobs`. Meant for many cores: on one GPU processes take
+            turns, and there is little to gain (docs/speed.md: what twice the batch gains).
         fresh: Take no notice of results that were published before: only what is in `runs` counts.
 
     Returns:
