@@ -32,6 +32,7 @@ except ImportError as error:
     raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[experiments]'") from error
 
 COLOURS = ("#1b6ca8", "#d1642e", "#3c8d40", "#8e5ba6", "#7a7a7a")
+TITLES = {"ss": "SS-CNN", "lsi": "locally scale-invariant CNN"}
 
 
 class Entry(NamedTuple):
@@ -163,7 +164,7 @@ def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
 
 
 def _pair(ss: Network, lsi: Network) -> dict[str, Network]:
-    return {"SS-CNN": ss, "locally scale-invariant CNN": lsi}
+    return {TITLES["ss"]: ss, TITLES["lsi"]: lsi}
 
 
 @_register("feature-maps", "average first-layer feature maps of both networks, for several inputs")
@@ -437,11 +438,11 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
         ValueError: If the figure needs a run that is not given, or one of another network.
     """
     function = FIGURES[_checks.choice("name", name, tuple(FIGURES))].draw
-    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    needed = {p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty}
     networks: dict[str, Network] = {}
     config = None
     for flag, path, model in (("ss", ss, "ss-cnn"), ("lsi", lsi, "locally-scale-invariant-cnn")):
-        wanted = flag in needed or (flag == "ss" and set(needed) & {"model", "layer", "models"})
+        wanted = flag in needed or (flag == "ss" and needed & {"model", "layer", "models"})
         if not wanted and (path is None or "models" not in needed):
             continue
         if path is None:
@@ -449,17 +450,12 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
         networks[flag], config = load_model(path)
         if config.model != model:
             raise ValueError(f"`{flag}` must be a run of {model} (got one of {config.model}).")
-    arguments: dict[str, Any] = {k: v for k, v in networks.items() if k in needed}
-    if "model" in needed:
-        arguments["model"] = networks["ss"]
-    if "layer" in needed:
-        arguments["layer"] = networks["ss"].first
-    if "models" in needed:
-        titles = _pair(networks["ss"], networks.get("lsi", networks["ss"]))
-        arguments["models"] = dict(list(titles.items())[: len(networks)])
-    if config is not None and set(needed) & {"images", "image"}:
-        images = load(config, "test", data_dir)
-        few = images.images[:6, None].float() / 255
-        whole = "models" in needed
-        arguments |= {"images": images if whole else few} if "images" in needed else {"image": few[0]}
-    return function(**arguments)
+    known: dict[str, Any] = {**networks}
+    if config is not None:
+        titled = {TITLES[flag]: network for flag, network in networks.items()}
+        known |= {"model": networks["ss"], "layer": networks["ss"].first, "models": titled}
+        if needed & {"images", "image"}:
+            images = load(config, "test", data_dir)
+            few = images.images[:6, None].float() / 255
+            known |= {"images": images if "models" in needed else few, "image": few[0]}
+    return function(**{name: known[name] for name in needed})
