@@ -316,16 +316,7 @@ def learning_rate(config: RunConfig, progress: float) -> float:
 
 def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet:
     """The images of a run."""
-    spec = config.data
-    images = load_split(
-        spec.dataset,
-        spec.split,
-        part,
-        data_dir=data_dir,
-        scale_range=spec.scale_range,
-        resampler=spec.resampler,
-        sizes=spec.sizes,
-    )
+    images = load_split(part=part, data_dir=data_dir, **vars(config.data))
     return images.first(config.train_images) if part == "train" and config.train_images else images
 
 
@@ -396,7 +387,7 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
         with locked(directory / ".lock"):
             for left in directory.glob(".*.tmp"):
                 left.unlink()
-            if saved_result(config, directory) is None and not (directory / "config.json").exists():
+            if not (directory / "config.json").exists():
                 content = json.dumps(config.to_dict(), indent=1).encode()
                 checkpoint.write_atomically(directory / "config.json", content)
             yield
@@ -435,10 +426,7 @@ def _save(state: State, directory: Path, config: RunConfig) -> None:
     device = state.model.input_std.device
     if device.type == "cuda":
         tensors["random_cuda"] = torch.cuda.get_rng_state(device)
-    about = {
-        "config": config.to_dict(),
-        **{k: getattr(state, k) for k in CHANGING},
-    }
+    about = {"config": config.to_dict(), **{k: getattr(state, k) for k in CHANGING}}
     existing = _checkpoints(directory)
     number = 1 + (int(existing[-1].stem.rpartition("-")[2]) if existing else 0)
     checkpoint.save(directory / f"last-{number:06d}.safetensors", tensors, about)
