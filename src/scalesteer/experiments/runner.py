@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -141,7 +140,8 @@ def _in_turn(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | No
 def _at_once(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | None, jobs: int) -> Ended:
     waiting, options = list(todo), ["--device", device, "--runs", str(runs)]
     options += ["--data-dir", str(data_dir)] if data_dir else []
-    with _workers() as running:
+    running: dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+    try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
@@ -157,13 +157,6 @@ def _at_once(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | No
                 told = log.read().decode(errors="replace").strip().splitlines()
                 log.close()
                 yield config, (told or [f"ended with {worker.returncode}"])[-1] if worker.returncode else None
-
-
-@contextmanager
-def _workers() -> Iterator[dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]]]:
-    running: dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
-    try:
-        yield running
     finally:  # stopped: each writes a checkpoint
         for worker, _ in running.values():
             worker.terminate()
