@@ -6,7 +6,6 @@ measured is a gap. `scalesteer reproduce --fresh` makes all runs first.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -38,7 +37,6 @@ from scalesteer.experiments.train import SCALE_BINS
 README, PAGE, RESULTS = Path("README.md"), Path("docs/reproduction.md"), Path("results")
 ORDER = ("tuning", "1", "2", "3", "ablations")  # settings are chosen before they are used
 TRAINED = ("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "centrality", "entanglement")
-BINS = tuple(itertools.pairwise(SCALE_BINS))
 UNTRAINED = ("sensitivity", "resizing")
 
 
@@ -212,9 +210,9 @@ def scales(results: Results) -> str:
     parts = []
     for dataset, title in DATASETS.items():
         curves = by_scale(results, dataset)
-        lines = [[f"{title}, error in %", *(f"{low:g}–{high:g}" for low, high in BINS)]]
+        lines = [[f"{title}, error in %", *(f"{low:g}–{high:g}" for low, high in SCALE_BINS)]]
         for method in METHODS:
-            means = 100 * np.mean(curves.get(method, [[np.nan] * len(BINS)]), axis=0)
+            means = 100 * np.mean(curves.get(method, [[np.nan] * len(SCALE_BINS)]), axis=0)
             lines.append([method, *(GAP if np.isnan(error) else f"{error:.2f}" for error in means)])
         parts.append(layout(lines).strip())
     return "\n\n".join(parts)
@@ -286,7 +284,7 @@ def draw(results: Results, folder: Path, runs: Path, data_dir: Path | None = Non
     for dataset, title in DATASETS.items():
         curves = by_scale(results, dataset)
         if curves:
-            middles = [sum(ends) / 2 for ends in BINS]
+            middles = [sum(ends) / 2 for ends in SCALE_BINS]
             drawn[f"scales-{dataset}"] = figures.draw_errors(curves, middles, f"scale of the object, {title}")
             histories = {
                 m: [r["history"]["val_error"] for r in runs] for m, runs in _finished(results, dataset).items()

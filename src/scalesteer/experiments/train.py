@@ -41,7 +41,7 @@ SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
 CHANGING = ("epoch", "step", "losses", "history", "seconds")  # the fields of State that are plain values
-SCALE_BINS = tuple(round(0.3 + 0.1 * i, 1) for i in range(8))
+SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
 
 
 class RunError(ValueError):
@@ -293,8 +293,8 @@ def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop:
     scales = images.scales.cpu().numpy()
     scales = scales if scales.ndim == 1 else scales.mean(1)
     by_scale = []
-    for low, high in itertools.pairwise(SCALE_BINS):
-        chosen = (scales >= low) & ((scales < high) | (high == SCALE_BINS[-1]))
+    for low, high in SCALE_BINS:
+        chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
         if chosen.any():
             count = int(chosen.sum())
             by_scale.append({"from": low, "to": high, "images": count, "error": float(missed[chosen].mean())})
