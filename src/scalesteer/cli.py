@@ -270,8 +270,7 @@ class RunTable:
         """Run, then print the table."""
         from .experiments import results, runner, tables
 
-        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "table"}
-        problems = runner.run_table(self.table, **options)
+        problems = runner.run_table(**vars(self))
         print(tables.render(tables.get_table(self.table), results.collect(self.results)), end="")
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
@@ -329,7 +328,7 @@ class Reproduce:
         """Run if asked to, then write."""
         from .experiments import reproduce
 
-        problems = reproduce.reproduce(**{field.name: getattr(self, field.name) for field in fields(self)})
+        problems = reproduce.reproduce(**vars(self))
         print(f"refreshed {reproduce.README}, {reproduce.PAGE} and {reproduce.RESULTS / 'figures'}")
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
