@@ -7,6 +7,7 @@ import numpy as np
 
 from scalesteer.data import DATASETS, SOURCES, SplitSpec, build, fetch, load_part, load_split, scale, sheets
 from scalesteer.data.elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, _displacements
+from scalesteer.experiments.reproduce import fill
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results" / "data"
@@ -103,5 +104,4 @@ if __name__ == "__main__":
     measured = measure()
     (RESULTS / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
     page = DOCS / "data.md"
-    head, _, rest = page.read_text().partition("<!-- measured -->\n")
-    page.write_text(f"{head}<!-- measured -->\n{tables(measured)}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
+    page.write_text(fill(page.read_text(), {"measured": tables(measured)}))

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from docs.guide.plots import fill
 from scalesteer.experiments.bench import describe
+from scalesteer.experiments.reproduce import fill
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"

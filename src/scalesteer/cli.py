@@ -39,7 +39,12 @@ class Command(Protocol):
         """Do the work, print the outcome."""
 
 
-Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+# What many commands ask for brings its help along.
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:1, ...; by default the accelerator if there is one.")]
+Originals = Annotated[
+    Path | None,
+    tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
+]
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
 
@@ -57,7 +62,7 @@ class Fetch:
         sources.SOURCES
     )
     """What to fetch."""
-    data_dir: Directory = None
+    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """A directory that has the four original files, .gz or not, or a subdirectory named after the source with
     them. SCALESTEER_DATA says the same."""
 
@@ -94,8 +99,7 @@ class Build(_SplitFlags):
 
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits; the paper has 0 to 5."""
-    data_dir: Directory = None
-    """Where the original files are; see `scalesteer data fetch --help`."""
+    data_dir: Originals = None
 
     def run(self) -> None:
         """Build what is missing and print the digests."""
@@ -174,10 +178,8 @@ class Train(RunConfig):
     Example: scalesteer train --model plain-cnn --epochs 5
     """
 
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
-    data_dir: Directory = None
-    """Where the original files are; see `scalesteer data fetch --help`."""
+    device: Device = "auto"
+    data_dir: Originals = None
     runs: Folder = Path("runs")
     """Where runs are kept."""
 
@@ -218,10 +220,8 @@ class Evaluate:
     """Which part of the split that it was trained on."""
     elastic: Annotated[float | None, tyro.conf.arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
-    data_dir: Directory = None
-    """Where the original files are; see `scalesteer data fetch --help`."""
+    device: Device = "auto"
+    data_dir: Originals = None
 
     def run(self) -> None:
         """Evaluate and print the errors."""
@@ -259,10 +259,8 @@ class RunTable:
     """Which datasets; by default all of the table."""
     jobs: int = 1
     """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
-    data_dir: Directory = None
-    """Where the original files are; see `scalesteer data fetch --help`."""
+    device: Device = "auto"
+    data_dir: Originals = None
     runs: Folder = Path("runs")
     """Where runs are kept."""
     results: Folder = Path("results")
@@ -272,8 +270,7 @@ class RunTable:
         """Run, then print the table."""
         from .experiments import results, runner, tables
 
-        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "table"}
-        problems = runner.run_table(self.table, **options)
+        problems = runner.run_table(**vars(self))
         print(tables.render(tables.get_table(self.table), results.collect(self.results)), end="")
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
@@ -322,10 +319,8 @@ class Reproduce:
     """With --fresh, which tables to run."""
     jobs: int = 1
     """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
-    data_dir: Directory = None
-    """Where the original files are; see `scalesteer data fetch --help`."""
+    device: Device = "auto"
+    data_dir: Originals = None
     runs: Folder = Path("runs")
     """Where runs are kept; figures of trained networks are drawn from those that are there."""
 
@@ -333,7 +328,7 @@ class Reproduce:
         """Run if asked to, then write."""
         from .experiments import reproduce
 
-        problems = reproduce.reproduce(**{field.name: getattr(self, field.name) for field in fields(self)})
+        problems = reproduce.reproduce(**vars(self))
         print(f"refreshed {reproduce.README}, {reproduce.PAGE} and {reproduce.RESULTS / 'figures'}")
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
@@ -355,8 +350,7 @@ class DrawFigure:
     """A run of locally-scale-invariant-cnn, for figures that compare with it."""
     output: Path = Path("figure.png")
     """The PNG, SVG or PDF to write."""
-    data_dir: Directory = None
-    """Where the original files are; see `scalesteer data fetch --help`."""
+    data_dir: Originals = None
 
     def run(self) -> None:
         """Write the figure and say where, or list the figures."""
@@ -382,8 +376,7 @@ class Bench:
     Example: scalesteer bench --quick --only layer
     """
 
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; by default the accelerator if there is one."""
+    device: Device = "auto"
     quick: bool = False
     """Under a minute: network and layer only, with a quarter of the batch and fewer samples."""
     only: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP,...")] = None

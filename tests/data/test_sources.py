@@ -27,6 +27,16 @@ def labels(originals):
 
 
 @pytest.fixture
+def folder(tmp_path, originals):
+    """A directory of links to the original MNIST files, for spoiling one of them."""
+    directory = tmp_path / "files"
+    directory.mkdir()
+    for path in (originals / "mnist").iterdir():
+        (directory / path.name).symlink_to(path)
+    return directory
+
+
+@pytest.fixture
 def written(tmp_path):
     def write(content, name=f"{LABELS}.gz"):
         (tmp_path / name).write_bytes(content)
@@ -82,9 +92,9 @@ def test_official_fashion_release_is_told_from_the_first(monkeypatch):
 
 
 def test_missing_file_says_how_to_get_it(folder):
-    (folder.path / f"{LABELS}.gz").unlink()
+    (folder / f"{LABELS}.gz").unlink()
     with bad(f"{LABELS}.gz is missing in .*files: put it there, or name no directory"):
-        fetch("mnist", folder.path)
+        fetch("mnist", folder)
 
 
 def test_raw_and_recompressed_and_several_member_files_are_accepted(written, labels):
@@ -136,36 +146,38 @@ def test_wrong_image_dimensions_are_refused(written):
 
 
 def test_directory_in_place_of_a_file_is_refused(folder):
-    (folder.path / f"{LABELS}.gz").unlink()
-    (folder.path / f"{LABELS}.gz").mkdir()
+    (folder / f"{LABELS}.gz").unlink()
+    (folder / f"{LABELS}.gz").mkdir()
     with bad("directory"):
-        from_directory("mnist", folder.path)
+        from_directory("mnist", folder)
 
 
 def test_one_flipped_payload_bit_is_refused(folder, labels):
-    folder.spoil(f"{LABELS}.gz", gzip.compress(labels[:500] + bytes([labels[500] ^ 1]) + labels[501:]))
+    (folder / f"{LABELS}.gz").unlink()
+    flipped = labels[:500] + bytes([labels[500] ^ 1]) + labels[501:]
+    (folder / f"{LABELS}.gz").write_bytes(gzip.compress(flipped))
     with bad(f"{LABELS} is damaged or altered"):
-        from_directory("mnist", folder.path)
+        from_directory("mnist", folder)
 
 
 def test_mnist_in_the_fashion_folder_is_refused(folder):
     with bad("train-images-idx3-ubyte is the file of MNIST, not of Fashion-MNIST"):
-        from_directory("fashion-mnist", folder.path)
+        from_directory("fashion-mnist", folder)
 
 
 def test_train_and_test_swapped_is_refused(folder):
-    train, test = folder.path / "train-images-idx3-ubyte.gz", folder.path / f"{IMAGES}.gz"
+    train, test = folder / "train-images-idx3-ubyte.gz", folder / f"{IMAGES}.gz"
     target = train.readlink()
     train.unlink()
     train.symlink_to(test.readlink())
     test.unlink()
     test.symlink_to(target)
     with bad(r"train-images.*claims \[10000, 28, 28\] items, expected 60,000"):
-        from_directory("mnist", folder.path)
+        from_directory("mnist", folder)
 
 
 def test_path_with_spaces_and_unicode(folder, pools):
-    odd = folder.path.rename(folder.path.with_name("dä ta [1] データ"))
+    odd = folder.rename(folder.with_name("dä ta [1] データ"))
     assert fetch("mnist", str(odd)).identity == pools["mnist"].identity
 
 

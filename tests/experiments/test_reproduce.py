@@ -1,6 +1,5 @@
 """With no results the page has gaps; with results it has their numbers, and nothing else is ever written."""
 
-import itertools
 import re
 import shutil
 from dataclasses import replace
@@ -21,7 +20,7 @@ ERRORS = {"spatial-transformer": 0.02, "ss-cnn": 0.018, "vector-field-cnn": 0.02
 
 def invented(config, error):
     """A result that nobody measured, for a temporary folder."""
-    scales = [{"from": a, "to": b, "images": 9, "error": error * (i + 1)} for i, (a, b) in enumerate(BINS)]
+    scales = [{"from": a, "to": b, "images": 9, "error": error * (i + 1)} for i, (a, b) in enumerate(SCALE_BINS)]
     history = [{"loss": 1.0, "val_loss": 0.5, "val_error": error, "seconds": 30.0 * (i + 1)} for i in range(2)]
     return {
         "status": "finished",
@@ -35,9 +34,6 @@ def invented(config, error):
         "history": history,
         "environment": {"device": "a device"},
     }
-
-
-BINS = tuple(itertools.pairwise(SCALE_BINS))
 
 
 def first_table(models=ERRORS):

@@ -68,7 +68,7 @@ def test_fresh_takes_no_notice_of_published_results(cache, tiny, undisturbed, tm
         assert collect(tmp_path / "results").test_errors([tiny]) == [expected]
 
 
-def test_several_at_once_give_the_same_results(cache, table, tiny, undisturbed, tmp_path, monkeypatch):
+def test_several_at_once_give_the_same_results(cache, table, tiny, undisturbed, tmp_path):
     assert run_table(table, jobs=2, **places(tmp_path)) == []
     assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
     assert set(collect(tmp_path / "results").runs) == set(table.runs)

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from scalesteer.experiments import checkpoint
 from scalesteer.experiments import train as training
 from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.train import BusyError, RunError, evaluate, learning_rate, load, load_model, train
+from scalesteer.models import create_model
 from tests.experiments import jobs
 
 
@@ -37,24 +39,19 @@ def checkpoints(directory):
     return sorted(path.name for path in directory.glob("last-*"))
 
 
-def stop_after(monkeypatch, steps):
-    """Interrupt the process by itself in the given step, counted from now."""
-    count = [0]
+def interrupted(config, directory, steps, device="cpu"):
+    """Train; in the given step, counted from now, the process interrupts itself."""
+    count = itertools.count(1)
 
     def counting(*args):  # asked for once a step, also where the step itself is a recorded graph
-        count[0] += 1
-        if count[0] == steps:
+        if next(count) == steps:
             os.kill(os.getpid(), signal.SIGINT)
         return learning_rate(*args)
 
-    monkeypatch.setattr("scalesteer.experiments.train.learning_rate", counting)
-
-
-def interrupted(config, directory, steps):
     with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, steps)
+        patch.setattr(training, "learning_rate", counting)
         with pytest.raises(KeyboardInterrupt):
-            train(config, directory, device="cpu")
+            train(config, directory, device=device)
 
 
 def test_same_run_twice_gives_the_same_bits(cache, undisturbed, tiny, tmp_path):
@@ -78,7 +75,7 @@ def test_checkpoint_after_every_step_changes_nothing(cache, undisturbed, tiny, t
     assert outcome(tmp_path) == outcome(undisturbed)
 
 
-def test_seed_changes_the_weights(cache, undisturbed, tiny, tmp_path):
+def test_seed_changes_the_weights(cache, tiny, tmp_path):
     train(replace(tiny, seed=1, epochs=1), tmp_path / "a", device="cpu")
     train(replace(tiny, seed=2, epochs=1), tmp_path / "b", device="cpu")
     assert outcome(tmp_path / "a")[0] != outcome(tmp_path / "b")[0]
@@ -399,13 +396,17 @@ def test_lock_of_a_killed_process_is_recovered(start, tiny, undisturbed, tmp_pat
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 def test_run_on_a_gpu_goes_on_and_its_model_works_on_the_cpu(cache, tiny, tmp_path, precision):
     config = replace(tiny, model="ss-cnn", precision=precision)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path, device="cuda")
+    interrupted(config, tmp_path, steps=5, device="cuda")
     result = train(config, tmp_path, device="cuda")
     assert result["status"] == "finished"
     assert len(result["history"]) == 3
     model, _ = load_model(tmp_path)
     found = {device: evaluate(model.to(device), load(config, "test").to(device)) for device in ("cpu", "cuda")}
     assert found["cpu"]["loss"] == pytest.approx(found["cuda"]["loss"], rel=0.01)
+
+
+def test_every_scale_falls_into_a_bin(cache, tiny):
+    images = load(tiny, "val")
+    edges = torch.tensor([0.3, 0.4, 0.95, 1.0]).repeat(5)
+    found = evaluate(create_model("plain-cnn"), replace(images, scales=edges))["by_scale"]
+    assert [(row["from"], row["to"], row["images"]) for row in found] == [(0.3, 0.4, 5), (0.4, 0.5, 5), (0.9, 1.0, 10)]

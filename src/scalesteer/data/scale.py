@@ -165,17 +165,14 @@ def build_split(pool: Pool, spec: SplitSpec) -> dict[str, Part]:
     """Build the three parts of a split. Pure: the same pool and spec give the same bytes."""
     if pool.identity.source != spec.source:
         raise ValueError(f"{spec.dataset} is made from {spec.source} (got {pool.identity.source})")
-    key = stream_key(spec.dataset, spec.seed, spec.split, "order")
-    order = np.argsort(random_bits(key, np.arange(len(pool.labels))), kind="stable")
-    sizes = PAIR_SOURCES if DATASETS[spec.dataset].paired else spec.sizes
-    bounds = np.cumsum([0, *sizes])
-    make = _pair_part if DATASETS[spec.dataset].paired else _scale_part
-    spans = zip(PARTS, pairwise(bounds), strict=True)
+    order = np.argsort(random_bits(_key(spec, "order"), np.arange(len(pool.labels))), kind="stable")
+    make, sizes = (_pair_part, PAIR_SOURCES) if DATASETS[spec.dataset].paired else (_scale_part, spec.sizes)
+    spans = zip(PARTS, pairwise(np.cumsum([0, *sizes])), strict=True)
     return {part: make(pool, spec, part, order[start:stop]) for part, (start, stop) in spans}
 
 
 def _scale_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]) -> Part:
-    scales = _scales(spec, "scale", chosen)
+    scales = random_uniform(_key(spec, "scale"), chosen, *spec.scale_range)
     images = shrink(pool.images[chosen], scales, spec.resampler)
     return Part(images, pool.labels[chosen], scales, chosen.astype(np.int32))
 
@@ -187,20 +184,20 @@ def _pair_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]
     canvas = np.zeros((len(example), SIDE, PAIR_WIDTH), np.uint8)
     scales, indices = np.empty((2, len(example)), np.float32), np.empty((2, len(example)), np.int32)
     by_digit = [chosen[pool.labels[chosen] == digit] for digit in range(10)]
+    counts = np.array([len(images) for images in by_digit])
+    if counts.min() == 0:
+        raise ValueError("a part of the pool holds no image of some digit")
+    starts = np.cumsum(counts) - counts
     for side, digit in enumerate((label, (label + 1) % 10)):
         name = f"{part}-{('left', 'right')[side]}"
-        counts = np.array([len(images) for images in by_digit])
-        if counts.min() == 0:
-            raise ValueError("a part of the pool holds no image of some digit")
-        starts = np.cumsum(counts) - counts
-        pick = random_below(stream_key(spec.dataset, spec.seed, spec.split, name), example, counts[digit])
+        pick = random_below(_key(spec, name), example, counts[digit])
         indices[side] = np.concatenate(by_digit)[starts[digit] + pick]
-        scales[side] = _scales(spec, f"{name}-scale", example)
+        scales[side] = random_uniform(_key(spec, f"{name}-scale"), example, *spec.scale_range)
         images = shrink(pool.images[indices[side]], scales[side], spec.resampler)
         # A digit's ink lies anywhere in its half, or up to PAIR_CROSSING pixels over the middle.
         first, width = _ink_columns(images)
         room = np.maximum(1, PAIR_WIDTH // 2 + PAIR_CROSSING - width + 1)
-        place = random_below(stream_key(spec.dataset, spec.seed, spec.split, f"{name}-place"), example, room)
+        place = random_below(_key(spec, f"{name}-place"), example, room)
         shifts = (place if side == 0 else PAIR_WIDTH - width - place) - first
         for shift in np.unique(shifts).tolist():
             rows = np.flatnonzero(shifts == shift)
@@ -210,8 +207,9 @@ def _pair_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]
     return Part(canvas, label.astype(np.uint8), scales.T.copy(), indices.T.copy())
 
 
-def _scales(spec: SplitSpec, what: str, index: NDArray[np.int64]) -> NDArray[np.float32]:
-    return random_uniform(stream_key(spec.dataset, spec.seed, spec.split, what), index, *spec.scale_range)
+def _key(spec: SplitSpec, what: str) -> int:
+    """The key of a split's own stream of random numbers."""
+    return stream_key(spec.dataset, spec.seed, spec.split, what)
 
 
 def _ink_columns(images: Images) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

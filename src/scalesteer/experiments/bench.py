@@ -128,8 +128,8 @@ def list_cases(cuda: bool, quick: bool = False) -> list[Case]:
     sweep += [replace(base, **sized(*sizes)) for sizes in largest]
     cases += dict.fromkeys(sweep)
     compared = tuple(name for name in CONTENDERS if name != "auto" or cuda)  # each takes a CPU a minute or so
-    cases.append(replace(base, group="large", batch=1, channels=(64, 64), size=512, contenders=compared))
-    cases[-1] = replace(cases[-1], memory=True, once=not cuda)
+    large = replace(base, group="large", batch=1, channels=(64, 64), size=512, memory=True, once=not cuda)
+    cases.append(replace(large, contenders=compared))
     return cases + [Case("baselines", 128 // share, contenders=NETWORKS, **mode) for mode in modes[:2]]
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from scalesteer import _checks
 from scalesteer.data import SplitSpec
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import list_models
 
-SCHEDULES = ("one-cycle", "cosine", "step", "constant")
-PRECISIONS = ("float32", "tf32", "bf16")
+Schedule = Literal["one-cycle", "cosine", "step", "constant"]
+Precision = Literal["float32", "tf32", "bf16"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
 
 
@@ -39,10 +39,10 @@ class RunConfig:
     """Weight decay of AdamW."""
     label_smoothing: float = 0.1
     """Share of each label that is spread over all classes."""
-    schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
+    schedule: Schedule = "one-cycle"
     """Learning rate over time: up for 30 % then down to zero; down to zero; a tenth after a half and after three
     quarters; or constant."""
-    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    precision: Precision = "float32"
     """Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast."""
     upsample: int | None = None
     """Enlarge the input by 1 or 2; by default what the paper used for the model."""
@@ -69,8 +69,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _checks.choice("model", self.model, list_models())
-        _checks.choice("schedule", self.schedule, SCHEDULES)
-        _checks.choice("precision", self.precision, PRECISIONS)
+        _checks.choice("schedule", self.schedule, get_args(Schedule))
+        _checks.choice("precision", self.precision, get_args(Precision))
         for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0)):
             object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=minimum))
         for name in ("lr", "weight_decay", "label_smoothing"):

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scalesteer import _checks, harmonics
@@ -25,7 +24,6 @@ from scalesteer.experiments.train import evaluate, load, load_model
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.testing import Image, two_blobs
 
 try:
     import matplotlib
@@ -33,8 +31,8 @@ try:
 except ImportError as error:
     raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[experiments]'") from error
 
-Array = NDArray[np.float64]
 COLOURS = ("#1b6ca8", "#d1642e", "#3c8d40", "#8e5ba6", "#7a7a7a")
+TITLES = {"ss": "SS-CNN", "lsi": "locally scale-invariant CNN"}
 
 
 class Entry(NamedTuple):
@@ -166,7 +164,7 @@ def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
 
 
 def _pair(ss: Network, lsi: Network) -> dict[str, Network]:
-    return {"SS-CNN": ss, "locally scale-invariant CNN": lsi}
+    return {TITLES["ss"]: ss, TITLES["lsi"]: lsi}
 
 
 @_register("feature-maps", "average first-layer feature maps of both networks, for several inputs")
@@ -332,23 +330,21 @@ def plot_scale_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
 
 
 @_register("elastic-error", "error against the strength of elastic deformation, by network")
-def plot_elastic_error(
-    models: Mapping[str, Network], images: ImageSet, alphas: Sequence[float] = ELASTIC_ALPHAS
-) -> Figure:
+def plot_elastic_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     """Error on elastically deformed test images, of networks that never saw any."""
-    deformed = [images.distorted(alpha) for alpha in alphas]
+    deformed = [images.distorted(alpha) for alpha in ELASTIC_ALPHAS]
     curves = {name: [[evaluate(model, d)["error"] for d in deformed]] for name, model in models.items()}
-    return draw_errors(curves, alphas, "strength of the deformation α, pixels")
+    return draw_errors(curves, ELASTIC_ALPHAS, "strength of the deformation α, pixels")
 
 
 # What the paper's discussion claims
 
 
 @_register("sensitivity", "response of each order against the scale of the input, and its period e^(2π/k)")
-def plot_sensitivity(orders: Sequence[float] = (0.5, 1.0, 2.0, 4.0), m: float = 1.0) -> Figure:
+def plot_sensitivity(orders: Sequence[float] = (0.5, 1.0, 2.0, 4.0)) -> Figure:
     """Left: the real response, its s^(m-2) removed, against scale. Right: the measured period by order."""
     scales = np.exp(np.linspace(0, 2 * np.pi, 150))
-    responses, periods = measures.sensitivity(orders, scales.tolist(), m)
+    responses, periods = measures.sensitivity(orders, scales.tolist())
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     left.axvspan(PAPER_SCALES[0], PAPER_SCALES[-1], color="#e3e8ee", label="scales of the paper's layer")
@@ -392,8 +388,9 @@ def plot_centrality(ss: Network, lsi: Network) -> Figure:
 
 
 @_register("entanglement", "how much a change of scale looks like a move, by scale, both networks")
-def plot_entanglement(ss: Network, lsi: Network, scales: Sequence[float] = PAPER_SCALES[1:]) -> Figure:
+def plot_entanglement(ss: Network, lsi: Network) -> Figure:
     """Mean over first-layer filters of :func:`entanglement`, against scale."""
+    scales = PAPER_SCALES[1:]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots(1, 2)
     for (name, model), colour, marker in zip(_pair(ss, lsi).items(), COLOURS, "os", strict=False):
@@ -411,14 +408,13 @@ def plot_entanglement(ss: Network, lsi: Network, scales: Sequence[float] = PAPER
 
 
 @_register("resizing", "error of steering a filter against that of resizing the input twice, by scale")
-def plot_resizing(
-    scales: Sequence[float] = tuple(np.linspace(0.6, 2.4, 19)), image: Image = two_blobs, filters: int = 64
-) -> Figure:
+def plot_resizing() -> Figure:
     """Random filters: the same ones steered and resized, and rough ones (white noise), which only resizing can hold."""
+    scales = np.linspace(0.6, 2.4, 19)
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     axis = figure.add_subplot()
-    for (name, layer), colour in zip(measures.resizing_layers(filters).items(), COLOURS, strict=True):
-        errors = [100 * measures.resizing_error(layer, s, image) for s in scales]
+    for (name, layer), colour in zip(measures.resizing_layers().items(), COLOURS, strict=True):
+        errors = [100 * measures.resizing_error(layer, s) for s in scales]
         style = "o-" if isinstance(layer, ScaleSteerableConv2d) else "s--"
         axis.plot(scales, errors, style, color=colour, markersize=4, label=name)
     axis.set_xlabel("scale")
@@ -442,11 +438,11 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
         ValueError: If the figure needs a run that is not given, or one of another network.
     """
     function = FIGURES[_checks.choice("name", name, tuple(FIGURES))].draw
-    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    needed = {p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty}
     networks: dict[str, Network] = {}
     config = None
     for flag, path, model in (("ss", ss, "ss-cnn"), ("lsi", lsi, "locally-scale-invariant-cnn")):
-        wanted = flag in needed or (flag == "ss" and set(needed) & {"model", "layer", "models"})
+        wanted = flag in needed or (flag == "ss" and needed & {"model", "layer", "models"})
         if not wanted and (path is None or "models" not in needed):
             continue
         if path is None:
@@ -454,17 +450,12 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
         networks[flag], config = load_model(path)
         if config.model != model:
             raise ValueError(f"`{flag}` must be a run of {model} (got one of {config.model}).")
-    arguments: dict[str, Any] = {k: v for k, v in networks.items() if k in needed}
-    if "model" in needed:
-        arguments["model"] = networks["ss"]
-    if "layer" in needed:
-        arguments["layer"] = networks["ss"].first
-    if "models" in needed:
-        titles = _pair(networks["ss"], networks.get("lsi", networks["ss"]))
-        arguments["models"] = dict(list(titles.items())[: len(networks)])
-    if config is not None and set(needed) & {"images", "image"}:
-        images = load(config, "test", data_dir)
-        few = images.images[:6, None].float() / 255
-        whole = "models" in needed
-        arguments |= {"images": images if whole else few} if "images" in needed else {"image": few[0]}
-    return function(**arguments)
+    known: dict[str, Any] = {**networks}
+    if config is not None:
+        titled = {TITLES[flag]: network for flag, network in networks.items()}
+        known |= {"model": networks["ss"], "layer": networks["ss"].first, "models": titled}
+        if needed & {"images", "image"}:
+            images = load(config, "test", data_dir)
+            few = images.images[:6, None].float() / 255
+            known |= {"images": images if "models" in needed else few, "image": few[0]}
+    return function(**{name: known[name] for name in needed})

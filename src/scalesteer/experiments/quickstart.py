@@ -136,9 +136,9 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     return result
 
 
-def winning_scale(model: Network, images: ImageSet, count: int = 200) -> float:
-    """The scale that wins in the first layer, on average over some digits."""
-    x, _ = next(images.batches(min(count, len(images))))
+def winning_scale(model: Network, images: ImageSet) -> float:
+    """The scale that wins in the first layer, on average over the first 200 digits."""
+    x, _ = next(images.batches(200))
     layer: Any = model.first
     return measures.mean_winning_scale(*measures.winning_scales(model, x), layer.scales)
 
@@ -158,11 +158,7 @@ def rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     low, high = result["settings"]["train_scales"]
     scales = result["settings"]["test_scales"]
     head = ["size of the digits", *(f"{s}{'*' if low <= s <= high else ''}" for s in scales), "mean outside"]
-    body = []
-    for name, title in TITLES.items():
-        own = result["summary"][name]
-        body.append([title, *_percent(own)])
-    return head, body
+    return head, [[title, *_percent(result["summary"][name])] for name, title in TITLES.items()]
 
 
 def _percent(errors: dict[str, Any]) -> list[str]:

@@ -6,9 +6,8 @@ measured is a gap. `scalesteer reproduce --fresh` makes all runs first.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +37,6 @@ from scalesteer.experiments.train import SCALE_BINS
 README, PAGE, RESULTS = Path("README.md"), Path("docs/reproduction.md"), Path("results")
 ORDER = ("tuning", "1", "2", "3", "ablations")  # settings are chosen before they are used
 TRAINED = ("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "centrality", "entanglement")
-BINS = tuple(itertools.pairwise(SCALE_BINS))
 UNTRAINED = ("sensitivity", "resizing")
 
 
@@ -147,10 +145,6 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
     return {README: {"results": render(get_table("1"), results, "markdown").partition("\n\n")[2].strip()}, PAGE: page}
 
 
-def _rows(name: str) -> Mapping[str, tuple[Cell, ...]]:
-    return get_table(name).rows
-
-
 def recipes(results: Results) -> str:
     """What each method uses, and whether validation chose it."""
 
@@ -173,8 +167,7 @@ def pairs(results: Results) -> str:
             for method, row in table.rows.items():
                 if method == "SS-CNN":
                     continue
-                both = [results.test_errors(p) for p in zip(table.rows["SS-CNN"][i].runs, row[i].runs, strict=True)]
-                changes = [100 * (pair[0] - pair[1]) for pair in both if len(pair) == 2]
+                changes = results.differences(table.rows["SS-CNN"][i].runs, row[i].runs)
                 lower = f"{sum(c < 0 for c in changes)} of {len(changes)}" if changes else GAP
                 lines.append([f"{method}, {column}", spread(changes, "+.2f") if changes else GAP, lower])
     return layout(lines).strip()
@@ -197,7 +190,7 @@ def ratios(results: Results) -> str:
 def _finished(results: Results, dataset: str) -> dict[str, list[Result]]:
     """The results of Table 1 on one dataset, for the methods that have any."""
     column = list(DATASETS).index(dataset)
-    found = {m: [results.runs[c] for c in results.finished(row[column].runs)] for m, row in _rows("1").items()}
+    found = {m: [results.runs[c] for c in results.finished(row[column].runs)] for m, row in get_table("1").rows.items()}
     return {method: runs for method, runs in found.items() if runs}
 
 
@@ -212,9 +205,9 @@ def scales(results: Results) -> str:
     parts = []
     for dataset, title in DATASETS.items():
         curves = by_scale(results, dataset)
-        lines = [[f"{title}, error in %", *(f"{low:g}–{high:g}" for low, high in BINS)]]
+        lines = [[f"{title}, error in %", *(f"{low:g}–{high:g}" for low, high in SCALE_BINS)]]
         for method in METHODS:
-            means = 100 * np.mean(curves.get(method, [[np.nan] * len(BINS)]), axis=0)
+            means = 100 * np.mean(curves.get(method, [[np.nan] * len(SCALE_BINS)]), axis=0)
             lines.append([method, *(GAP if np.isnan(error) else f"{error:.2f}" for error in means)])
         parts.append(layout(lines).strip())
     return "\n\n".join(parts)
@@ -240,9 +233,10 @@ def checks(results: Results) -> str:
     """For every number of the paper's tables, whether ours is at or below it."""
     lines = []
     for name in ("1", "2", "3"):
-        for method, row in _rows(name).items():
+        table = get_table(name)
+        for method, row in table.rows.items():
             said = []
-            for column, cell in zip(get_table(name).columns, row, strict=True):
+            for column, cell in zip(table.columns, row, strict=True):
                 ours = final(cell, results)
                 if cell.paper and ours is None:
                     said.append(f"{column} {GAP}")
@@ -256,7 +250,7 @@ def checks(results: Results) -> str:
 def claims(results: Results) -> str:
     """What the paper concludes from its tables, and whether our numbers say the same."""
     others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
-    first, second, third = map(_rows, ("1", "2", "3"))
+    first, second, third = (get_table(name).rows for name in ("1", "2", "3"))
     said = {
         "SS-CNN has the lowest error on MNIST-Scale": [(first["SS-CNN"][0], first[m][0]) for m in others],
         "Spatial Transformer has the lowest error on FMNIST-Scale": [
@@ -286,13 +280,13 @@ def draw(results: Results, folder: Path, runs: Path, data_dir: Path | None = Non
     for dataset, title in DATASETS.items():
         curves = by_scale(results, dataset)
         if curves:
-            middles = [sum(ends) / 2 for ends in BINS]
+            middles = [sum(ends) / 2 for ends in SCALE_BINS]
             drawn[f"scales-{dataset}"] = figures.draw_errors(curves, middles, f"scale of the object, {title}")
             histories = {
                 m: [r["history"]["val_error"] for r in runs] for m, runs in _finished(results, dataset).items()
             }
             drawn[f"validation-{dataset}"] = figures.draw_histories(histories, f"validation error on {title}, %")
-    ss, lsi = (runs / _rows("1")[m][0].runs[0].name for m in ("SS-CNN", "LocScaleInv-CNN"))
+    ss, lsi = (runs / get_table("1").rows[m][0].runs[0].name for m in ("SS-CNN", "LocScaleInv-CNN"))
     here = all((run / "model.safetensors").exists() for run in (ss, lsi))
     for name in (*UNTRAINED, *(TRAINED if here else ())):
         drawn[name] = figures.draw(name, ss, lsi, data_dir)

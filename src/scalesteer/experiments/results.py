@@ -41,6 +41,11 @@ class Results:
         """The test errors of the finished runs, as shares."""
         return [self.runs[config]["test_error"] for config in self.finished(configs)]
 
+    def differences(self, first: Iterable[RunConfig], second: Iterable[RunConfig]) -> list[float]:
+        """First minus second test error in %, for each pair of runs that are both finished."""
+        errors = map(self.test_errors, zip(first, second, strict=True))
+        return [100 * (pair[0] - pair[1]) for pair in errors if len(pair) == 2]
+
     def best(self, configs: Iterable[RunConfig]) -> RunConfig | None:
         """The finished run with the lowest error on validation data; the test has no say."""
         return min(self.finished(configs), key=lambda c: self.runs[c]["val_error"], default=None)

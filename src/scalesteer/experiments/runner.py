@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +18,6 @@ from scalesteer.experiments.results import Result, collect, publish
 from scalesteer.experiments.tables import Table, get_table
 from scalesteer.experiments.train import (
     RunError,
-    arithmetic,
     environment,
     evaluate,
     load,
@@ -109,8 +107,7 @@ def evaluate_elastic(
     place = pick_device(device)
     model, images = model.to(place), load(config, "test", data_dir).to(place)
     bar = require("tqdm").tqdm(alphas, desc=f"{config.name}, elastic", disable=None)
-    with arithmetic(config.precision):
-        errors = {f"{a:g}": evaluate(model, images.distorted(a), config.precision)["error"] for a in bar}
+    errors = {f"{a:g}": evaluate(model, images.distorted(a), config.precision)["error"] for a in bar}
     about = {"command": f"scalesteer run 2 --splits {config.split}", **environment(images)}
     result = {"config": config.to_dict(), "sigma": ELASTIC_SIGMA, "errors": errors, "environment": about}
     publish(result, results, "elastic")
@@ -141,7 +138,8 @@ def _in_turn(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | No
 def _at_once(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | None, jobs: int) -> Ended:
     waiting, options = list(todo), ["--device", device, "--runs", str(runs)]
     options += ["--data-dir", str(data_dir)] if data_dir else []
-    with _workers() as running:
+    running: dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+    try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
@@ -157,13 +155,6 @@ def _at_once(todo: list[RunConfig], runs: Path, device: str, data_dir: Path | No
                 told = log.read().decode(errors="replace").strip().splitlines()
                 log.close()
                 yield config, (told or [f"ended with {worker.returncode}"])[-1] if worker.returncode else None
-
-
-@contextmanager
-def _workers() -> Iterator[dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]]]:
-    running: dict[RunConfig, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
-    try:
-        yield running
     finally:  # stopped: each writes a checkpoint
         for worker, _ in running.values():
             worker.terminate()

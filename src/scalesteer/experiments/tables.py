@@ -307,8 +307,7 @@ def _tuning_lines(table: Table, results: Results) -> list[list[str]]:
 def _ablation_lines(table: Table, results: Results) -> list[list[str]]:
     lines = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
     for name, (variant, base) in table.rows.items():
-        pairs = [p for p in zip(variant.runs, base.runs, strict=True) if len(results.finished(p)) == 2]
-        changes = [100 * (first - second) for first, second in map(results.test_errors, pairs)]
+        changes = results.differences(variant.runs, base.runs)
         difference = GAP if not changes else "base" if variant == base else spread(changes, "+.2f")
         found = [results.runs[config] for config in results.finished(variant.runs)]
         lines.append([name, show(variant, results), difference, *(mean(found, k) for k in ("parameters", "seconds"))])

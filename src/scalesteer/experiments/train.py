@@ -41,7 +41,7 @@ SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
 CHANGING = ("epoch", "step", "losses", "history", "seconds")  # the fields of State that are plain values
-SCALE_BINS = tuple(round(0.3 + 0.1 * i, 1) for i in range(8))
+SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
 
 
 class RunError(ValueError):
@@ -282,10 +282,11 @@ def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop:
     """Error, mean loss and error by scale of a model on a set of images; cut short once a stop is requested."""
     model.eval()
     wrong, total = [], torch.zeros((), dtype=torch.float64, device=images.device)
+    half = torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16")
     for x, labels in images.batches(EVALUATION_BATCH.get(images.device.type, 500)):
         if stop is not None and stop.requested:
             return {}
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        with arithmetic(precision), half:
             logits = model(x).float()
         total += F.cross_entropy(logits, labels, reduction="sum").double()
         wrong.append(logits.argmax(1) != labels)
@@ -293,8 +294,8 @@ def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop:
     scales = images.scales.cpu().numpy()
     scales = scales if scales.ndim == 1 else scales.mean(1)
     by_scale = []
-    for low, high in itertools.pairwise(SCALE_BINS):
-        chosen = (scales >= low) & ((scales < high) | (high == SCALE_BINS[-1]))
+    for low, high in SCALE_BINS:
+        chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
         if chosen.any():
             count = int(chosen.sum())
             by_scale.append({"from": low, "to": high, "images": count, "error": float(missed[chosen].mean())})
@@ -316,16 +317,7 @@ def learning_rate(config: RunConfig, progress: float) -> float:
 
 def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet:
     """The images of a run."""
-    spec = config.data
-    images = load_split(
-        spec.dataset,
-        spec.split,
-        part,
-        data_dir=data_dir,
-        scale_range=spec.scale_range,
-        resampler=spec.resampler,
-        sizes=spec.sizes,
-    )
+    images = load_split(part=part, data_dir=data_dir, **vars(config.data))
     return images.first(config.train_images) if part == "train" and config.train_images else images
 
 
@@ -396,7 +388,7 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
         with locked(directory / ".lock"):
             for left in directory.glob(".*.tmp"):
                 left.unlink()
-            if saved_result(config, directory) is None and not (directory / "config.json").exists():
+            if not (directory / "config.json").exists():
                 content = json.dumps(config.to_dict(), indent=1).encode()
                 checkpoint.write_atomically(directory / "config.json", content)
             yield
@@ -435,10 +427,7 @@ def _save(state: State, directory: Path, config: RunConfig) -> None:
     device = state.model.input_std.device
     if device.type == "cuda":
         tensors["random_cuda"] = torch.cuda.get_rng_state(device)
-    about = {
-        "config": config.to_dict(),
-        **{k: getattr(state, k) for k in CHANGING},
-    }
+    about = {"config": config.to_dict(), **{k: getattr(state, k) for k in CHANGING}}
     existing = _checkpoints(directory)
     number = 1 + (int(existing[-1].stem.rpartition("-")[2]) if existing else 0)
     checkpoint.save(directory / f"last-{number:06d}.safetensors", tensors, about)
