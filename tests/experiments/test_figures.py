@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from torch import nn
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, create_model
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
-from scalesteer.experiments import figures, measures
+from scalesteer.experiments import checkpoint, figures, measures
+from scalesteer.experiments.train import load
 from scalesteer.testing import two_blobs
 
 SMALL = {"upsample": 1, "widths": (4, 3, 3), "hidden": 8}
@@ -55,6 +57,41 @@ def test_every_figure_is_drawn_and_described(name, needed, image_set, tmp_path):
     assert "\n" not in description
     figure.savefig(tmp_path / "figure.png", dpi=40)
     assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+@pytest.fixture
+def runs(tiny, tmp_path):
+    """A directory each with a network of ours, as a run leaves it."""
+    found = {}
+    for flag, name in {"ss": "ss-cnn", "lsi": "locally-scale-invariant-cnn"}.items():
+        config = replace(tiny, model=name, upsample=1)
+        found[flag], weights = tmp_path / flag, create_model(name, upsample=1).state_dict()
+        found[flag].mkdir()
+        checkpoint.save(found[flag] / "model.safetensors", weights, {"config": config.to_dict()})
+    return found
+
+
+def test_a_figure_gets_the_networks_and_images_that_it_asks_for(runs, cache, tiny, monkeypatch):
+    def probe(ss, lsi, model, layer, models, images, image):
+        return ss, lsi, model, layer, models, images, image
+
+    monkeypatch.setitem(figures.FIGURES, "probe", figures.Entry(probe, ""))
+    ss, lsi, model, layer, models, images, image = figures.draw("probe", **runs)
+    assert isinstance(ss.first, ScaleSteerableConv2d)
+    assert isinstance(lsi.first, LocallyScaleInvariantConv2d)
+    assert model is ss
+    assert layer is ss.first
+    assert models == {"SS-CNN": ss, "locally scale-invariant CNN": lsi}
+    test = load(tiny, "test")
+    assert torch.equal(images.images, test.images)
+    assert torch.equal(image, test.images[:1].float() / 255)
+
+
+def test_a_figure_without_its_run_or_with_another_is_refused(runs, cache):
+    with pytest.raises(ValueError, match="shows a trained locally-scale-invariant-cnn: give its run with --lsi RUN"):
+        figures.draw("filters", ss=runs["ss"])
+    with pytest.raises(ValueError, match="`ss` must be a run of ss-cnn"):
+        figures.draw("filters", ss=runs["lsi"], lsi=runs["lsi"])
 
 
 @pytest.mark.parametrize("m", [0.5, 1.0])
