@@ -56,8 +56,7 @@ def run_table(
         methods: Only these rows.
         datasets: Only these datasets.
         jobs: How many runs to make at once. Each is a process of its own, so that random numbers, signals and memory
-            stay apart and results do not depend on `jobs`. Meant for many cores: on one GPU processes take
-            turns, and there is little to gain (docs/speed.md: what twice the batch gains).
+            stay apart and results do not depend on `jobs`. Meant for many cores: on one GPU they take turns.
         fresh: Take no notice of results that were published before: only what is in `runs` counts.
 
     Returns:
