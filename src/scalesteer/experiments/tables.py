@@ -53,7 +53,7 @@ RECIPES = {
     ("LocScaleEq-CNN", "mnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleEq-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
     ("LocScaleInv-CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
-    ("LocScaleInv-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("LocScaleInv-CNN", "fmnist-scale"): Recipe(0.002, 0.1, 2),
     ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
     ("Plain CNN", "fmnist-scale"): Recipe(0.002, 0.1, 2),
 }
