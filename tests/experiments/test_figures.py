@@ -50,7 +50,9 @@ def image_set():
 def test_every_figure_is_drawn_and_described(name, needed, image_set, tmp_path):
     draw, description = figures.FIGURES[name]
     required = [p.name for p in inspect.signature(draw).parameters.values() if p.default is p.empty]
-    arguments = {p: image_set if name.endswith("-error") and p == "images" else needed[p] for p in required}
+    arguments = {p: image_set if "models" in required and p == "images" else needed[p] for p in required}
+    if name == "scale-tracking":  # a plain network has no scales
+        arguments["models"] = {"SS-CNN": needed["ss"], "locally scale-invariant": needed["lsi"]}
     figure = draw(**arguments)
     assert isinstance(figure, Figure)
     assert description
@@ -72,11 +74,11 @@ def runs(tiny, tmp_path):
 
 
 def test_a_figure_gets_the_networks_and_images_that_it_asks_for(runs, cache, tiny, monkeypatch):
-    def probe(ss, lsi, model, layer, models, images, image):
-        return ss, lsi, model, layer, models, images, image
+    def probe(ss, lsi, model, layer, models, images, image, titles=()):
+        return ss, lsi, model, layer, models, images, image, titles
 
     monkeypatch.setitem(figures.FIGURES, "probe", figures.Entry(probe, ""))
-    ss, lsi, model, layer, models, images, image = figures.draw("probe", **runs)
+    ss, lsi, model, layer, models, images, image, titles = figures.draw("probe", **runs)
     assert isinstance(ss.first, ScaleSteerableConv2d)
     assert isinstance(lsi.first, LocallyScaleInvariantConv2d)
     assert model is ss
@@ -84,7 +86,9 @@ def test_a_figure_gets_the_networks_and_images_that_it_asks_for(runs, cache, tin
     assert models == {"SS-CNN": ss, "locally scale-invariant CNN": lsi}
     test = load(tiny, "test")
     assert torch.equal(images.images, test.images)
-    assert torch.equal(image, test.images[:1].float() / 255)
+    largest = int(test.scales[:6].argmax())
+    assert torch.equal(image, test.images[largest, None].float() / 255)
+    assert titles == [f"size {size:.2f}" for size in sorted(test.scales[:6].tolist())]
 
 
 def test_a_figure_without_its_run_or_with_another_is_refused(runs, cache):
@@ -106,6 +110,18 @@ def test_the_response_of_an_order_repeats_after_its_period(m):
     assert turned[3] == pytest.approx(1, abs=1e-3)
     assert turned[2] == pytest.approx(-1, abs=1e-3)
     assert turned[1] == pytest.approx(-1j, abs=1e-3)
+
+
+def test_scale_tracking_reports_what_won_for_each_image(needed):
+    images, scales = torch.zeros(2, 28, 28, dtype=torch.uint8), torch.tensor([[0.4, 0.6], [1.0, 0.8]])
+    images[:, 12:16, 10:18] = 255
+    images[1, 8:20, 4:24] = 255
+    sizes, means = measures.scale_tracking(needed["ss"], ImageSet(images, torch.zeros(2, dtype=torch.int64), scales))
+    assert sizes == pytest.approx([0.5, 0.9])
+    for i, mean in enumerate(means):
+        response, winner = measures.winning_scales(needed["ss"], images[i, None, None].float() / 255)
+        won = torch.tensor(needed["ss"].first.scales)[winner[response > 0.25 * response.max()]]
+        assert mean == pytest.approx(float(won.log().mean().exp()), rel=1e-5)
 
 
 def test_the_sensitivity_figure_holds_the_measured_curves(needed):

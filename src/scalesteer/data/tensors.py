@@ -55,6 +55,11 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         return self.images.device
 
     @property
+    def sizes(self) -> Tensor:
+        """How large the object of each image is; of several objects, their mean: `(N,)`."""
+        return self.scales if self.scales.ndim == 1 else self.scales.mean(1)
+
+    @property
     def std(self) -> float:
         """Standard deviation of all pixels in units of white; exact, so the same on every device."""
         counts = torch.bincount(self.images.flatten(), minlength=256).tolist()

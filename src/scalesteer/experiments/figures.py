@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from scalesteer import _checks, harmonics
 from scalesteer.data import ELASTIC_ALPHAS, ImageSet
 from scalesteer.experiments import measures
-from scalesteer.experiments.train import evaluate, load, load_model
+from scalesteer.experiments.train import SCALE_BINS, evaluate, load, load_model
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -203,7 +203,7 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
         filters = [f[channel, 0].cpu().numpy() for f in layer.filters()]
     count = len(filters)
     figure = Figure(figsize=(11, count + 0.3), layout="constrained")
-    grid = figure.add_gridspec(count, 8, width_ratios=(2, 0.3, 1, 0.3, 1, 0.5, 2, 2.4))
+    grid = figure.add_gridspec(count, 8, width_ratios=(2, 0.3, 1, 0.3, 1, 0.5, 2, 2))
     axis = figure.add_subplot(grid[:, 0])
     axis.imshow(x[0, 0].cpu().numpy(), cmap="gray")
     _frame(axis, "input")
@@ -222,7 +222,7 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
     axis = figure.add_subplot(grid[:, 6])
     show(axis, best[0, channel].cpu().numpy(), "maximum over scales")
     axis = figure.add_subplot(grid[:, 7])
-    _scale_legend(figure, _scale_map(axis, winner[0, channel], best[0, channel], layer.scales), axis, layer.scales)
+    _scale_legend(axis, _scale_map(axis, winner[0, channel], best[0, channel], layer.scales), layer.scales)
     _frame(axis, "winning scale")
     return figure
 
@@ -241,7 +241,7 @@ def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = 
         _frame(axes[1, i])
         drawn = _scale_map(axes[2, i], winner[i], response[i], scales)
         _frame(axes[2, i], f"mean {measures.mean_winning_scale(response[i], winner[i], scales):.2f}")
-    _scale_legend(figure, drawn, axes.ravel().tolist(), scales)
+    _scale_legend(axes[2, -1], drawn, scales)
     for row, name in zip(axes[:, 0], ("input", "strongest response", "winning scale"), strict=True):
         row.set_ylabel(name, fontsize=9)
     return figure
@@ -256,9 +256,38 @@ def _scale_map(axis: Any, winner: Tensor, response: Tensor, scales: Sequence[flo
     )
 
 
-def _scale_legend(figure: Figure, drawn: Any, axes: Any, scales: Sequence[float]) -> None:
-    bar = figure.colorbar(drawn, ax=axes, ticks=range(len(scales)), shrink=0.3, aspect=10, anchor=(0, 0.1))
+def _scale_legend(axis: Any, drawn: Any, scales: Sequence[float]) -> None:
+    """Which colour is which scale, at the right of a map."""
+    bar = axis.figure.colorbar(drawn, cax=axis.inset_axes((1.04, 0, 0.07, 1)), ticks=range(len(scales)))
     bar.ax.set_yticklabels([f"{s:.2g}" for s in scales], fontsize=8)
+
+
+@_register("scale-tracking", "the mean scale that wins in the first layer against the size of the object, by network")
+def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: int = 700) -> Figure:
+    """Whether larger objects are won by larger scales: mean ± standard deviation over the images of each size.
+
+    Args:
+        models: Networks whose first layer has scales.
+        images: What they see.
+        count: How many of the images, from the first.
+    """
+    few = images.first(min(count, len(images)))
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axis = figure.add_subplot()
+    for (name, model), colour, marker in zip(models.items(), COLOURS, "os", strict=False):
+        sizes, means = measures.scale_tracking(model, few)
+        bins = [(low + high) / 2 for low, high in SCALE_BINS]
+        which = np.digitize(sizes, [high for _, high in SCALE_BINS[:-1]])
+        groups = {middle: means[which == i] for i, middle in enumerate(bins) if (which == i).any()}
+        label = f"{name}: correlation {np.corrcoef(sizes, np.log(means))[0, 1]:.2f}"
+        spread = [group.std() for group in groups.values()]
+        middles, centres = list(groups), [group.mean() for group in groups.values()]
+        axis.errorbar(middles, centres, spread, color=colour, marker=marker, capsize=3, label=label)
+    axis.set_xlabel("scale of the object (bins of 0.1)")
+    axis.set_ylabel("mean winning scale")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=9)
+    return figure
 
 
 # Errors
@@ -456,6 +485,9 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
         known |= {"model": networks["ss"], "layer": networks["ss"].first, "models": titled}
         if needed & {"images", "image"}:
             images = load(config, "test", data_dir)
-            few = images.images[:6, None].float() / 255
-            known |= {"images": images if "models" in needed else few, "image": few[0]}
-    return function(**{name: known[name] for name in needed})
+            sizes = images.sizes[:6]
+            order = sizes.argsort()
+            few = images.images[order, None].float() / 255  # from the smallest to the largest
+            titles = [f"size {size:.2f}" for size in sizes[order].tolist()]
+            known |= {"images": images if "models" in needed else few, "image": few[-1], "titles": titles}
+    return function(**{name: known[name] for name in inspect.signature(function).parameters if name in known})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from scalesteer import harmonics
 from scalesteer.baselines import LocallyScaleInvariantConv2d
+from scalesteer.data import ImageSet
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -56,6 +57,17 @@ def mean_winning_scale(response: Tensor, winner: Tensor, scales: Sequence[float]
     """The geometric mean of the scales that won, over the pixels where an image's response is strong."""
     logs = torch.tensor(scales, device=winner.device).log()
     return float(logs[winner[strong(response)]].mean().exp())
+
+
+def scale_tracking(model: Network, images: ImageSet) -> tuple[Array, Array]:
+    """For each image how large its object was drawn, and the mean scale that won in the first layer: `(N,)` each."""
+    scales: Sequence[float] = model.first.scales  # type: ignore[assignment]
+    means = [
+        mean_winning_scale(response, winner, scales)
+        for x, _ in images.batches(100)
+        for response, winner in zip(*winning_scales(model, x), strict=True)
+    ]
+    return np.asarray(images.sizes.double().cpu().numpy()), np.array(means)
 
 
 def strong(response: Tensor) -> Tensor:

@@ -36,7 +36,10 @@ from scalesteer.experiments.train import SCALE_BINS
 
 README, PAGE, RESULTS = Path("README.md"), Path("docs/reproduction.md"), Path("results")
 ORDER = ("tuning", "1", "2", "3", "ablations")  # settings are chosen before they are used
-TRAINED = ("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "centrality", "entanglement")
+TRAINED = (
+    *("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "scale-tracking"),
+    *("centrality", "entanglement"),
+)
 UNTRAINED = ("sensitivity", "resizing")
 
 

@@ -291,8 +291,7 @@ def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop:
         total += F.cross_entropy(logits, labels, reduction="sum").double()
         wrong.append(logits.argmax(1) != labels)
     missed = torch.cat(wrong).cpu().numpy()
-    scales = images.scales.cpu().numpy()
-    scales = scales if scales.ndim == 1 else scales.mean(1)
+    scales = images.sizes.cpu().numpy()
     by_scale = []
     for low, high in SCALE_BINS:
         chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
