@@ -256,20 +256,23 @@ def _largest(
     winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
     for piece, correlator in _pieces(x, margin, filters, geometry):
         top = correlator.response(0)
-        index = torch.zeros_like(top, dtype=torch.uint8)
-        wins = torch.empty_like(top, dtype=torch.bool)
+        index = torch.zeros_like(top, dtype=torch.uint8) if winners else None
         for i in range(1, count):
             response = correlator.response(i)
-            if winners:  # a later winner has the larger index: the maximum of indices
-                torch.gt(response, top, out=wins)
-                torch.maximum(index, wins.view(torch.uint8).mul_(i), out=index)
-            torch.maximum(top, response, out=top)
+            keep_larger(top, index, response, i)
             if i == count - 1:  # a non-finite response always shows: see functional.max_over_scales
                 top += response.sub_(response)
         best[piece] = correlator.outwards(top)
-        if winner is not None:
+        if winner is not None and index is not None:
             winner[piece] = correlator.outwards(index)
     return best, winner
+
+
+def keep_larger(best: Tensor, winner: Tensor | None, response: Tensor, i: int) -> None:
+    """Let scale `i` take part in a running maximum, in place; `winner` holds bytes."""
+    if winner is not None:  # a later winner has the larger index: the maximum of indices
+        torch.maximum(winner, torch.gt(response, best).view(torch.uint8).mul_(i), out=winner)
+    torch.maximum(best, response, out=best)
 
 
 class _MaxResponse(torch.autograd.Function):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from scalesteer import functional
 from scalesteer.baselines import KANAZAWA_SCALES, LocallyScaleInvariantConv2d, _resized
 from tests.baselines import slow
 
@@ -63,37 +64,76 @@ def test_every_geometry_reads_responses_at_the_windows_centres(channels, stride,
     assert layer(x).shape == plain(x.float()).shape
 
 
-@pytest.mark.parametrize("size", [3, 5, 7])
-@pytest.mark.parametrize("channels", [1, 4])
-def test_shorter_ways_give_the_same_with_gradients(monkeypatch, size, channels):
-    layer = make(channels, 6, size, groups=min(channels, 2), scales=(0.5,))
-    x = torch.randn(2, channels, 9, 6, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize(
+    ("channels", "options"),
+    [
+        (1, {"kernel_size": 3}),
+        (1, {"antialias": True}),
+        (4, {}),
+        (4, {"antialias": True, "kernel_size": 5}),
+        (3, {"kernel_size": 3, "stride": 2, "padding": 3}),
+        (2, {"padding": (0, 2), "dilation": (2, 1), "kernel_size": 3}),
+        (2, {"kernel_size": 3, "padding": "valid", "stride": (1, 3)}),
+        (2, {"padding": 6, "scales": (0.7,)}),
+    ],
+)
+def test_shorter_ways_give_the_same_with_gradients(monkeypatch, channels, options):
+    layer = make(channels, 6, **{"scales": (0.5, 0.8, 1.0, 1.3), **options})
+    x = torch.randn(2, channels, 9, 12, dtype=torch.float64, requires_grad=True)
+    monkeypatch.setattr(_resized, "FREQUENCY_COST", 0)
+    monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: True)
     with monkeypatch.context() as patch:
         patch.setattr(_resized, "_convolve_resized", None)
         out = layer(x)
-    monkeypatch.setattr(_resized, "_doubles", lambda *axis: False)
+    monkeypatch.setattr(_resized, "FREQUENCY_COST", math.inf)
     monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: False)
     expected = layer(x)
+    assert out.is_contiguous()
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     grads = [torch.autograd.grad(y.square().sum(), (x, layer.weight)) for y in (out, expected)]
     torch.testing.assert_close(*grads, rtol=0, atol=1e-11)
 
 
+def test_the_maximum_and_its_gradient_are_those_of_the_running_maximum():
+    draw = torch.Generator().manual_seed(0)
+    responses = [torch.randint(4, (2, 3, 5), generator=draw).double().requires_grad_() for _ in range(4)]  # with ties
+    best, winner = _resized._Largest.apply(*responses)
+    expected, index = functional.max_over_scales(iter(responses), 4, return_scales=True)
+    assert torch.equal(best, expected)
+    assert torch.equal(winner, index)
+    found = [torch.autograd.grad((y**2).sum(), responses, create_graph=True) for y in (best, expected)]
+    torch.testing.assert_close(*found)
+    second = [torch.autograd.grad(sum(g.sum() for g in grads), responses) for grads in found]
+    torch.testing.assert_close(*second)
+    with torch.no_grad():
+        responses[-1][0, 0, 0] = -torch.inf
+        assert not _resized._largest(responses)[0][0, 0, 0].isfinite()
+
+
 @pytest.mark.parametrize(
-    ("arguments", "pixels", "ways"),
+    ("arguments", "batch", "pixels", "ways"),
     [
-        ((1, 30), 28, ["taps", "taps", "taps", "resized", "resized", "resized"]),
-        ((2, 30), 28, ["doubled", "resized", "resized", "resized", "resized", "resized"]),
-        ((1, 2), 200, ["doubled", "resized", "resized", "resized", "resized", "resized"]),
+        ((1, 30), 1, 28, ["taps", "taps", "taps", "resized", "resized", "resized"]),
+        ((16, 24), 32, 20, ["frequencies"] * 6),
+        ((16, 24), 1, 20, ["resized"] * 6),
+        ((2, 3), 4, 200, ["resized"] * 6),
     ],
 )
-def test_the_shorter_way_is_taken_where_there_is_one(monkeypatch, arguments, pixels, ways):
+def test_the_shorter_way_is_taken_where_there_is_one(monkeypatch, arguments, batch, pixels, ways):
     taken = []
-    for name, way in {"_multiply_taps": "taps", "_convolve_doubled": "doubled", "_convolve_resized": "resized"}.items():
+    names = {"_multiply_taps": "taps", "_multiply_frequencies": "frequencies", "_convolve_resized": "resized"}
+    for name, way in names.items():
         original = getattr(_resized, name)
         monkeypatch.setattr(_resized, name, lambda *a, f=original, way=way: taken.append(way) or f(*a))
-    make(*arguments)(torch.randn(1, arguments[0], pixels, pixels, dtype=torch.float64))
+    layer, x = make(*arguments), torch.randn(batch, arguments[0], pixels, pixels, dtype=torch.float64)
+    layer(x)
     assert taken == ways
+    if "frequencies" in ways:  # half precision is for convolutions
+        taken.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            layer.float()(x.float())
+        layer.to(torch.bfloat16)(x.to(torch.bfloat16))
+        assert taken == ["resized"] * 12
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(2, "circular"), (1, "zeros")])

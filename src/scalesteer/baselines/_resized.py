@@ -6,22 +6,24 @@ convolve the resized image and resize the response:
 
 - A small image with one channel that is enlarged. What a tap of the filter reads at every output pixel is a fixed
   linear map of the image: resized, shifted, resized back. All filters share these maps.
-- An image of twice the size whose responses are averaged two by two. That is a convolution by a blurred filter with
-  stride 2, or one with stride 1 of even and odd rows and columns as channels, with a third of the operations (k = 7).
+- A batch of small images with many channels. Between frequencies a convolution is one small product each; resizing is
+  part of the matrices that lead there and back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scalesteer import _checks, functional
+from scalesteer import _checks, fast, functional
+
+Matrices = TypeVar("Matrices")
 
 
 class ResizedConv2d(nn.Module):
@@ -99,14 +101,30 @@ class ResizedConv2d(nn.Module):
         g, lengths = self.geometry, x.shape[-2:]
         zeros = g.padding_mode == "zeros"
         place: dict[str, Any] = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
+        whole = place["dtype"] == x.dtype and not torch.is_autocast_enabled(x.device.type)
+        dense = zeros and whole and g.groups == 1 and not fast.plain_only()  # a compiler's batch may have no number
+        turned = None
         for scale, weight in zip(self.scales, filters, strict=True):
             axes: list[Any] = [(length, scale, g, i, self.antialias) for i, length in enumerate(lengths)]
+            steps = [_steps(*axis) for axis in axes]
             if zeros and x.shape[1] == 1 and _maps_pay(max(lengths), scale, g.kernel_size, self.out_channels):
                 yield _multiply_taps(x, weight, *(_kept(_tap_maps, *axis, **place) for axis in axes))
-            elif zeros and all(_doubles(*axis) for axis in axes):
-                yield _convolve_doubled(x, weight, g, *(_kept(_planes, n, g.kernel_size, **place) for n in lengths))
+            elif dense and _frequencies_pay(x.shape, weight.shape, g, steps):
+                turned = x.permute(3, 2, 1, 0).contiguous() if turned is None else turned
+                yield _multiply_frequencies(turned, weight, _kept(_waves, *axes, **place)).permute(3, 2, 1, 0)
             else:
-                yield _convolve_resized(x, weight, g, scale, place, *(_steps(*axis) for axis in axes))
+                yield _convolve_resized(x, weight, g, scale, place, *steps)
+
+    def strongest(self, x: Tensor, filters: Sequence[Tensor], return_scales: bool) -> tuple[Tensor, Tensor | None]:
+        """The largest response at each pixel, and which scale it is from."""
+        responses = self.responses(x, filters)
+        if fast.plain_only() or len(self.scales) > 256:
+            return functional.max_over_scales(responses, len(self.scales), return_scales)
+        if torch.is_grad_enabled():
+            best, winner = _Largest.apply(*responses)  # type: ignore[no-untyped-call]
+        else:
+            best, winner = _largest(responses)
+        return best.contiguous(), winner.long(memory_format=torch.contiguous_format) if return_scales else None
 
     def extra_repr(self) -> str:
         """Arguments that differ from those of a plain 'same' convolution."""
@@ -124,6 +142,33 @@ class ResizedConv2d(nn.Module):
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={g.kernel_size}"]
         parts += [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
         return ", ".join([*parts, "scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")"])
+
+
+def _largest(responses: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """What `functional.max_over_scales` gives, with a byte a pixel for the winner."""
+    for i, response in enumerate(responses):
+        if i == 0:
+            best, winner = response.clone(), torch.zeros_like(response, dtype=torch.uint8)
+        else:
+            fast.keep_larger(best, winner, response, i)
+    return best.add_(response - response), winner  # a non-finite response of the largest scale always shows
+
+
+class _Largest(torch.autograd.Function):
+    """The same with a gradient, which goes where the winner says; the responses themselves are not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, *responses: Tensor) -> tuple[Tensor, Tensor]:
+        best, winner = _largest(responses)
+        ctx.save_for_backward(winner)
+        ctx.count = len(responses)
+        ctx.mark_non_differentiable(winner)
+        return best, winner
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        (winner,) = ctx.saved_tensors
+        return tuple(torch.where(winner == i, grads[0], 0) for i in range(ctx.count))
 
 
 def resize_matrix(start: float, step: float, count: int, length: int, spread: float = 1.0, **place: Any) -> Tensor:
@@ -154,15 +199,21 @@ def resize_matrix(start: float, step: float, count: int, length: int, spread: fl
     return weights.to(**place)
 
 
-def _kept(make: Callable[..., Tensor], *arguments: Any, **place: Any) -> Tensor:
-    """A fixed matrix, made once; but a compiler's tensors are not real yet: it makes them part of its graph."""
-    return make(*arguments, **place) if torch.compiler.is_compiling() else _cached(make, *arguments, **place)
+def _kept(make: Callable[..., Matrices], *arguments: Any, **place: Any) -> Matrices:
+    """Fixed matrices, made once; but a compiler's tensors are not real yet: it makes them part of its graph."""
+    if torch.compiler.is_compiling():
+        return make(*arguments, **place)
+    kept: Matrices = _cached(make, *arguments, **place)
+    return kept
 
 
 @lru_cache(maxsize=1024)
-def _cached(make: Callable[..., Tensor], *arguments: Any, **place: Any) -> Tensor:
+def _cached(make: Callable[..., Any], *arguments: Any, **place: Any) -> Any:
     with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
         return make(*arguments, **place)
+
+
+FREQUENCY_COST = 2.5  # of an operation of the frequency form, in those of a convolution; measured on a CPU
 
 
 class Steps(NamedTuple):
@@ -244,27 +295,98 @@ def _multiply_taps(x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> 
     return F.conv2d(read, weight.mT.flatten(1)[..., None, None])
 
 
-def _doubles(length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool) -> bool:
-    """Whether the image doubles, and every output pixel is the mean of two responses."""
-    same = geometry.padding[axis] == (geometry.kernel_size - 1) // 2
-    plain = same and geometry.stride[axis] == geometry.dilation[axis] == 1 and not antialias
-    return plain and round(length / scale) == 2 * length
+class Waves(NamedTuple):
+    """Fixed matrices that lead from an image to frequencies, resized on the way, and back. F of N frequencies of
+    columns are enough, since images are real; a complex number is two real ones."""
+
+    columns: Tensor  # (F 2, W)
+    rows: Tensor  # (N 2, 2 H)
+    taps: Tensor  # (F N 2, k k)
+    rows_back: Tensor  # (2 H', N 2)
+    columns_back: Tensor  # (W', F 2)
 
 
-def _planes(length: int, kernel_size: int, **place: Any) -> Tensor:
-    """Every other sample of the doubled and padded axis, and those between: `(2, length + (k - 1) / 2, length)`."""
-    reach = (kernel_size - 1) // 2
-    doubled = resize_matrix(-0.25, 0.5, 2 * length, length, **place)
-    return F.pad(doubled, (0, 0, reach, reach)).view(-1, 2, length).transpose(0, 1).contiguous()
+def _period(steps: Steps, length: int) -> int:
+    """The resized axis and its border; what lies beyond one end and what lies before the other may be the same."""
+    return (length if steps.resize is None else steps.resize[2]) + steps.padding
 
 
-def _convolve_doubled(x: Tensor, weight: Tensor, g: functional.Geometry, rows: Tensor, columns: Tensor) -> Tensor:
-    """The response where the image doubles, from the planes of rows and columns."""
-    n = (g.kernel_size + 1) // 2
-    planes = _mapped(x, rows, columns)  # (B, C, 2 columns, 2 rows, H', W')
-    blurred = F.avg_pool2d(F.pad(weight, (1, 1, 1, 1)), 2, stride=1)  # (O, C, 2 n, 2 n)
-    taken = blurred.view(*weight.shape[:2], n, 2, n, 2).permute(0, 1, 5, 3, 2, 4)  # (O, C, 2 columns, 2 rows, n, n)
-    return F.conv2d(planes.flatten(1, 3), taken.flatten(1, 3), groups=g.groups)
+def _frequencies_pay(
+    shape: torch.Size, filters: torch.Size, geometry: functional.Geometry, steps: Sequence[Steps]
+) -> bool:
+    """Whether frequencies take far fewer operations than the definition."""
+    (batch, fan_in, *lengths), fan_out, size = shape, filters[0], geometry.kernel_size
+    outputs = geometry.output_size(*lengths)
+    periods = [_period(s, n) for s, n in zip(steps, lengths, strict=True)]
+    half = periods[1] // 2 + 1
+    there = 2 * half * lengths[0] * (lengths[1] + 2 * periods[0]) * fan_in
+    back = 2 * half * outputs[0] * (outputs[1] + 2 * periods[0]) * fan_out
+    product = 4 * half * periods[0] * fan_in * fan_out
+    frequencies = batch * (there + product + back) + 2 * half * periods[0] * size**2 * fan_in * fan_out
+    pixels = math.prod(o if s.back is None else s.back[3] for o, s in zip(outputs, steps, strict=True))
+    return FREQUENCY_COST * frequencies < batch * fan_in * fan_out * size**2 * pixels
+
+
+def _waves(rows: tuple[Any, ...], columns: tuple[Any, ...], **place: Any) -> Waves:
+    """The matrices of the frequency form, for the arguments of `_steps` of both axes."""
+    (there_1, taps_1, back_1), (there_2, taps_2, back_2) = (
+        _axis_waves(axis, place["device"]) for axis in (rows, columns)
+    )
+    period = len(there_2)
+    half = period // 2 + 1
+    twice = torch.full((half,), 2.0, dtype=torch.float64, device=place["device"])  # the other half is the conjugate
+    twice[0] = 1
+    if period % 2 == 0:
+        twice[-1] = 1
+    taps = taps_2[:half, None, None, :] * taps_1[None, :, :, None]  # (F, N, k, k)
+    found = Waves(
+        torch.view_as_real(there_2[:half]).transpose(1, 2).flatten(0, 1),
+        _as_real(there_1).permute(0, 2, 3, 1).flatten(2).flatten(0, 1),
+        torch.view_as_real(taps.flatten(2)).transpose(2, 3).flatten(0, 2),
+        _as_real(back_1).permute(2, 0, 1, 3).flatten(2).flatten(0, 1),
+        torch.view_as_real((back_2[:, :half] * twice).conj().resolve_conj()).flatten(1),
+    )
+    return Waves(*(matrix.to(**place).contiguous() for matrix in found))
+
+
+def _axis_waves(arguments: tuple[Any, ...], device: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Along an axis: pixels to frequencies `(N, length)`, taps to frequencies `(N, k)`, and back `(count, N)`."""
+    length, _, geometry, axis, _ = arguments
+    steps, apart = _steps(*arguments), geometry.dilation[axis]
+    period, work = _period(steps, length), {"dtype": torch.float64, "device": device}
+    turns = 2j * math.pi / period * torch.arange(period, **work)
+
+    def wave(positions: Tensor) -> Tensor:
+        return torch.exp(turns[:, None] * positions)
+
+    there = wave(-torch.arange(period - steps.padding, **work))
+    taps = wave(apart * torch.arange(geometry.kernel_size, **work) - steps.padding)
+    count = geometry.output_size(length, length)[axis] if steps.back is None else steps.back[3]
+    back = wave(steps.stride * torch.arange(count, **work)).T / period
+    if steps.resize is not None:
+        there = there @ resize_matrix(*steps.resize, **work).to(there.dtype)
+    if steps.back is not None:
+        back = resize_matrix(*steps.back, **work).to(back.dtype) @ back
+    return there, taps, back
+
+
+def _as_real(matrix: Tensor) -> Tensor:
+    """Complex `(a, b)` as real `(a, b, 2, 2)`: what multiplies the real and imaginary part, for each part."""
+    real, imag = matrix.real, matrix.imag
+    return torch.stack([torch.stack([real, -imag], -1), torch.stack([imag, real], -1)], -2)
+
+
+def _multiply_frequencies(x: Tensor, weight: Tensor, waves: Waves) -> Tensor:
+    """The response by way of frequencies: `(W, H, C, B)` -> `(W', H', O, B)`, so that nothing has to be rearranged."""
+    (width, height, fan_in, batch), fan_out = x.shape, len(weight)
+    half, period = len(waves.columns) // 2, len(waves.rows) // 2
+    y = (waves.columns @ x.view(width, -1)).view(half, 2 * height, -1)
+    y = waves.rows.expand(half, -1, -1).bmm(y).view(half * period, 2 * fan_in, batch)
+    real, imag = (waves.taps @ weight.flatten(0, 1).flatten(1).mT).view(-1, 2, fan_out, fan_in).unbind(1)
+    filters = torch.stack([torch.stack([real, -imag], 2), torch.stack([imag, real], 2)], 1)  # (F N, 2, O, 2, C)
+    y = filters.flatten(3).flatten(1, 2).bmm(y).view(half, 2 * period, -1)
+    y = waves.rows_back.expand(half, -1, -1).bmm(y).view(2 * half, -1)
+    return (waves.columns_back @ y).view(len(waves.columns_back), -1, fan_out, batch)
 
 
 def _mapped(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalesteer import functional
 from scalesteer.baselines._resized import ResizedConv2d
 
 # The authors resize the image by 0.63, 0.7937, 1, 1.2599, 1.5874 and 2; the filter's scale is the inverse of that.
@@ -88,8 +87,7 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
                 lowest scale wins.
         """
         self.check_input(x)
-        responses = self.responses(x, [self.weight] * len(self.scales))
-        best, winner = functional.max_over_scales(responses, len(self.scales), return_scales)
+        best, winner = self.strongest(x, [self.weight] * len(self.scales), return_scales)
         if self.bias is not None:
             best = best + self.bias.to(best.dtype)[:, None, None]
         return best if winner is None else (best, winner)

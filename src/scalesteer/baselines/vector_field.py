@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scalesteer import _checks, functional
+from scalesteer import _checks
 from scalesteer.baselines._resized import ResizedConv2d
 
 # The authors resize the image by 1.26^n for n from -4 to 3; the filter's scale is the inverse of that.
@@ -125,8 +125,7 @@ class VectorFieldConv2d(ResizedConv2d):
             return_scales: Also return the index into `scales` of the winner at each pixel, `(B, C_out, H', W')`.
         """
         self.check_input(x)
-        responses = self.responses(x.flatten(1, 2) if self.vectors else x, self.filters())
-        best, winner = functional.max_over_scales(responses, len(self.scales), return_scales=True)
+        best, winner = self.strongest(x.flatten(1, 2) if self.vectors else x, self.filters(), return_scales=True)
         if self.bias is not None:
             best = best + self.bias.to(best.dtype)[:, None, None]
         direction = self.directions.to(best.dtype)[:, winner].movedim(0, 2)  # (B, C_out, 2, H', W')
