@@ -18,8 +18,8 @@ $(READY): constraints.txt pyproject.toml
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw
-	$(BIN)/python -m scalesteer.experiments.quickstart
+quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks
+	$(BIN)/python -m scalesteer.experiments.quickstart $(if $(ALL),--all)
 
 reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (hours on a GPU)
 	$(BIN)/scalesteer reproduce $(if $(FRESH),--fresh)

@@ -2,9 +2,11 @@
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -79,7 +81,7 @@ def test_a_miniature_run_ends_in_a_report_that_needs_nothing_else(finished, caps
 def test_the_numbers_are_means_over_seeds_and_unseen_sizes(finished):
     result, _ = finished
     assert result["outside"] == [0.4, 0.9]
-    for name in quickstart.TITLES:
+    for name in TINY.models:
         first, second = (r for r in result["runs"] if r["model"] == name)
         assert [r["seed"] for r in (first, second)] == [0, 1]
         expected = [(a + b) / 2 for a, b in zip(first["errors"], second["errors"], strict=True)]
@@ -94,19 +96,31 @@ def test_the_same_settings_give_the_same_errors(finished, tmp_path):
     assert [r["errors"] for r in again["runs"]] == [r["errors"] for r in finished[0]["runs"]]
 
 
-def test_both_networks_have_about_the_same_number_of_parameters():
-    counts = [quickstart.count_parameters(quickstart.Settings().model(name, 0)) for name in quickstart.TITLES]
-    assert max(counts) / min(counts) < 1.1
+def test_all_networks_have_about_the_same_number_of_parameters():
+    counts = {name: quickstart.count_parameters(quickstart.ALL.model(name, 0)) for name in quickstart.ALL.models}
+    assert counts.pop("spatial-transformer") < 1.2 * min(counts.values())  # it has a network before the network
+    assert max(counts.values()) / min(counts.values()) < 1.1
 
 
-def kept():
-    return json.loads((ROOT / "results" / "quickstart" / "result.json").read_text())
+def test_every_network_takes_part_if_asked_to(filled_cache, tmp_path):
+    settings = replace(TINY, models=quickstart.ALL.models, seeds=(0, 1, 2), test_scales=(0.6, 0.9))
+    result = quickstart.run(settings, tmp_path)
+    assert list(result["summary"]) == list(quickstart.ALL.models)
+    _, body = quickstart.rows(result)
+    assert [row[0] for row in body] == list(quickstart.TITLES.values())
+    outside = [r["outside"] for r in result["runs"] if r["model"] == "spatial-transformer"]
+    assert body[3][-1] == f"{100 * statistics.mean(outside):.1f} ± {100 * statistics.stdev(outside):.1f}"
+    assert quickstart.verdict(result).count(" %") == 5
 
 
-def test_the_kept_result_is_one_of_the_settings_and_holds_what_it_shows():
-    result = kept()
-    settings = json.loads(json.dumps(quickstart.asdict(quickstart.Settings())))
-    assert result["settings"] == settings
+def kept(name="result"):
+    return json.loads((ROOT / "results" / "quickstart" / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize(("name", "settings"), [("result", quickstart.Settings()), ("result-all", quickstart.ALL)])
+def test_the_kept_result_is_one_of_the_settings_and_holds_what_it_shows(name, settings):
+    result = kept(name)
+    assert result["settings"] == json.loads(json.dumps(quickstart.asdict(settings)))
     assert result["outside"] == [0.3, 0.4, 0.8, 0.9, 1.0]
     for name, own in quickstart.summarize(result["runs"]).items():
         assert result["summary"][name]["errors"] == pytest.approx(own["errors"])

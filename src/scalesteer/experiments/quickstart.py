@@ -2,7 +2,7 @@
 
 ``make quickstart`` runs this file. Both networks see the same digits, shrunk to 0.5–0.75 of their size, and have about
 the same number of parameters; then both are asked for sizes from 0.3 to 1.0. A table is printed, and a report with
-figures goes to the folder `quickstart` of the checkout.
+figures goes to the folder `quickstart` of the checkout. ``make quickstart ALL=1`` adds the other networks of the paper.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import base64
 import html
 import io
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -27,13 +28,20 @@ from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.data.store import require
 from scalesteer.experiments import figures, measures
 from scalesteer.experiments.checkpoint import write_atomically
+from scalesteer.experiments.results import mean_and_std
 from scalesteer.experiments.train import environment, evaluate
 from scalesteer.models import Network, count_parameters, create_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLES = {"ss-cnn": "SS-CNN", "plain-cnn": "plain CNN"}
+TITLES = {
+    "ss-cnn": "SS-CNN",
+    "locally-scale-invariant-cnn": "LocScaleInv-CNN",
+    "vector-field-cnn": "LocScaleEq-CNN",
+    "spatial-transformer": "Spatial Transformer",
+    "plain-cnn": "plain CNN",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Settings:
     test_images: int = 2000
     train_scales: tuple[float, float] = (0.5, 0.75)
     test_scales: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    models: tuple[str, ...] = ("ss-cnn", "plain-cnn")
     seeds: tuple[int, ...] = (0, 1)
     epochs: int = 10
     batch_size: int = 50
@@ -60,10 +69,20 @@ class Settings:
         return load_split("mnist-scale", 0, part, scale_range=scale_range, sizes=sizes)
 
     def model(self, name: str, seed: int) -> Network:
-        """A new network: the same widths, input size and fully connected layers for both."""
+        """A new network: the same scales, widths, input size and fully connected layers for all."""
         torch.manual_seed(seed)
-        own: dict[str, Any] = {"scales": self.filter_scales, "basis": self.basis} if name == "ss-cnn" else {}
-        return create_model(name, upsample=1, widths=self.widths, **own)
+        own: dict[str, Any] = {"widths": self.widths}
+        if name == "vector-field-cnn":  # two filters a channel: fewer channels for as many parameters
+            own["widths"] = tuple(math.ceil(width * 22 / 30) for width in self.widths)
+        if name in ("ss-cnn", "locally-scale-invariant-cnn", "vector-field-cnn"):
+            own["scales"] = self.filter_scales
+        if name == "ss-cnn":
+            own["basis"] = self.basis
+        return create_model(name, upsample=1, **own)
+
+
+ALL = Settings(models=tuple(TITLES), seeds=tuple(range(6)))
+"""Every network of the paper."""
 
 
 def train(model: Network, images: ImageSet, settings: Settings, seed: int, title: str) -> None:
@@ -97,7 +116,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     runs = []
     models: dict[tuple[str, int], Network] = {}
     for seed in settings.seeds:
-        for name in TITLES:
+        for name in settings.models:
             model = models[name, seed] = settings.model(name, seed)
             title = f"{TITLES[name]}, seed {seed}"
             begun = time.perf_counter()
@@ -113,14 +132,14 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
             )
     result: dict[str, Any] = {
         "settings": asdict(settings),
-        "parameters": {name: count_parameters(models[name, settings.seeds[0]]) for name in TITLES},
+        "parameters": {name: count_parameters(models[name, settings.seeds[0]]) for name in settings.models},
         "runs": runs,
         "outside": unseen,
         "summary": summarize(runs),
         "seconds": round(time.perf_counter() - started, 1),
         "cpu_seconds": round(time.process_time() - cpu_started, 1),
         "threads": torch.get_num_threads(),
-        "environment": environment(train_images) | {"command": "make quickstart"},
+        "environment": environment(train_images) | {"command": "make quickstart" + " ALL=1" * (settings == ALL)},
         "test_data": {
             str(s): images.about.get("digest") for s, images in zip(settings.test_scales, tests, strict=True)
         },
@@ -146,10 +165,11 @@ def winning_scale(model: Network, images: ImageSet) -> float:
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean errors over seeds, by network: at each scale, and over the scales outside the training range."""
     summary = {}
-    for name in TITLES:
+    for name in dict.fromkeys(r["model"] for r in runs):
         own = [r for r in runs if r["model"] == name]
         by_scale = np.mean([r["errors"] for r in own], axis=0).tolist()
-        summary[name] = {"errors": by_scale, "outside": float(np.mean([r["outside"] for r in own]))}
+        outside, std = mean_and_std([r["outside"] for r in own])
+        summary[name] = {"errors": by_scale, "outside": outside, "std": std if len(own) > 2 else None}
     return summary
 
 
@@ -158,34 +178,36 @@ def rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     low, high = result["settings"]["train_scales"]
     scales = result["settings"]["test_scales"]
     head = ["size of the digits", *(f"{s}{'*' if low <= s <= high else ''}" for s in scales), "mean outside"]
-    return head, [[title, *_percent(result["summary"][name])] for name, title in TITLES.items()]
+    return head, [[TITLES[name], *_percent(errors)] for name, errors in result["summary"].items()]
 
 
 def _percent(errors: dict[str, Any]) -> list[str]:
-    return [f"{100 * e:.1f}" for e in (*errors["errors"], errors["outside"])]
+    *cells, mean = (f"{100 * e:.1f}" for e in (*errors["errors"], errors["outside"]))
+    return [*cells, f"{mean} ± {100 * errors['std']:.1f}" if errors.get("std") is not None else mean]
 
 
 def note(result: dict[str, Any]) -> str:
     """What the table is about, in one sentence."""
     settings = result["settings"]
     low, high = settings["train_scales"]
-    counts = " and ".join(f"{result['parameters'][name]:,}" for name in TITLES)
+    *counts, last = (f"{count:,}" for count in result["parameters"].values())
+    counted = f"{', '.join(counts)} and {last}"
     return (
         f"Test error in %, mean over {len(settings['seeds'])} seeds; trained on {settings['train_images']:,} MNIST "
         f"digits shrunk to {low:g}–{high:g} of their size (* within that range), tested on "
-        f"{settings['test_images']:,} others at each size; {counts} parameters."
+        f"{settings['test_images']:,} others at each size; {counted} parameters."
     )
 
 
 def verdict(result: dict[str, Any]) -> str:
     """What the numbers say, whichever way they fall."""
-    ss, plain = (100 * result["summary"][name]["outside"] for name in TITLES)
-    comparison = "below" if ss < plain else "above" if ss > plain else "the same as"
+    ss, *others = (100 * own["outside"] for own in result["summary"].values())
+    words = []
+    for other, name in zip(others, list(result["summary"])[1:], strict=True):
+        comparison = "below" if ss < other else "above" if ss > other else "the same as"
+        words.append(f"{comparison} the {TITLES[name]}'s {other:.1f} %")
     unseen = ", ".join(str(s) for s in result["outside"])
-    return (
-        f"At sizes it never saw, the SS-CNN's error is {ss:.1f} %, {comparison} the plain CNN's {plain:.1f} % "
-        f"(mean over {unseen})."
-    )
+    return f"At sizes it never saw, the SS-CNN's error is {ss:.1f} %, {', '.join(words)} (mean over {unseen})."
 
 
 def text_table(result: dict[str, Any]) -> str:
@@ -207,7 +229,7 @@ def readme_table(result: dict[str, Any]) -> str:
 def error_figure(result: dict[str, Any]) -> Figure:
     """Error against the size of the digits."""
     settings = result["settings"]
-    curves = {t: [r["errors"] for r in result["runs"] if r["model"] == name] for name, t in TITLES.items()}
+    curves = {TITLES[m]: [r["errors"] for r in result["runs"] if r["model"] == m] for m in result["summary"]}
     return figures.draw_errors(
         curves, settings["test_scales"], "size of the test digits", tuple(settings["train_scales"])
     )
@@ -299,19 +321,22 @@ def home() -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m scalesteer.experiments.quickstart", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every network of the paper, six seeds each")
     parser.add_argument(
         "--record", action="store_true", help="also keep numbers and error figure in results/quickstart"
     )
-    record = parser.parse_args(arguments).record
+    options = parser.parse_args(arguments)
+    settings, minutes = (ALL, "twenty") if options.all else (Settings(), "three")
     folder = home() / "quickstart"
-    print("Training two small networks on MNIST digits, twice each: about three minutes on two cores.", flush=True)
+    many = f"{len(settings.models)} small networks on MNIST digits, {len(settings.seeds)} times each"
+    print(f"Training {many}: about {minutes} minutes on two cores.", flush=True)
     try:
-        result = run(Settings(), folder)
-        if record:
-            kept = home() / "results" / "quickstart"
+        result = run(settings, folder)
+        if options.record:
+            kept, suffix = home() / "results" / "quickstart", "-all" if options.all else ""
             kept.mkdir(parents=True, exist_ok=True)
-            write_atomically(kept / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-            error_figure(result).savefig(kept / "errors.png", dpi=110, metadata={"Software": None})
+            write_atomically(kept / f"result{suffix}.json", (json.dumps(result, indent=1) + "\n").encode())
+            error_figure(result).savefig(kept / f"errors{suffix}.png", dpi=110, metadata={"Software": None})
     except KeyboardInterrupt:
         print("\nstopped: no report was written.", file=sys.stderr)
         return 130

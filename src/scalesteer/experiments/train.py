@@ -36,7 +36,7 @@ from scalesteer.experiments.checkpoint import CheckpointError
 from scalesteer.experiments.config import RunConfig, differences
 from scalesteer.models import Network, count_parameters, create_model
 
-EVALUATION_BATCH = {"cpu": 100}  # where a step is slow a request to stop must not wait for many images
+EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
