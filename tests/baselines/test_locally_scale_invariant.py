@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from scalesteer import functional
-from scalesteer.baselines import KANAZAWA_SCALES, LocallyScaleInvariantConv2d, _resized
+from scalesteer.baselines import KANAZAWA_SCALES, LocallyScaleInvariantConv2d, VectorFieldConv2d, _resized
 from tests.baselines import slow
 
 
@@ -80,18 +80,37 @@ def test_every_geometry_reads_responses_at_the_windows_centres(channels, stride,
 def test_shorter_ways_give_the_same_with_gradients(monkeypatch, channels, options):
     layer = make(channels, 6, **{"scales": (0.5, 0.8, 1.0, 1.3), **options})
     x = torch.randn(2, channels, 9, 12, dtype=torch.float64, requires_grad=True)
-    monkeypatch.setattr(_resized, "FREQUENCY_COST", 0)
+    monkeypatch.setattr(_resized, "_frequencies_pay", lambda *sizes: True)
     monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: True)
     with monkeypatch.context() as patch:
         patch.setattr(_resized, "_convolve_resized", None)
         out = layer(x)
-    monkeypatch.setattr(_resized, "FREQUENCY_COST", math.inf)
+    monkeypatch.setattr(_resized, "_frequencies_pay", lambda *sizes: False)
     monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: False)
     expected = layer(x)
     assert out.is_contiguous()
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     grads = [torch.autograd.grad(y.square().sum(), (x, layer.weight)) for y in (out, expected)]
     torch.testing.assert_close(*grads, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("padding", [3, 8])
+@pytest.mark.parametrize("vectors", [False, True])
+def test_frequencies_leave_ties_where_the_window_is_blank(monkeypatch, vectors, padding):
+    kind = {"padding": padding, "scales": (0.5, 1.0, 1.3), "dtype": torch.float32}
+    layer = VectorFieldConv2d(3, 4, vector_input=True, **kind) if vectors else make(6, 4, **kind)
+    layer.bias.data.fill_(0.5)
+    x = torch.zeros(2, 6, 24, 24)
+    x[:, :, 4:8, 5:9] = torch.randn(2, 6, 4, 4)
+    x = (x.unflatten(1, (3, 2)) if vectors else x).requires_grad_()
+    found = []
+    for pays in (True, False):
+        monkeypatch.setattr(_resized, "_frequencies_pay", lambda *sizes, pays=pays: pays)
+        out, winner = layer(x, return_scales=True)
+        found.append((out, winner, *torch.autograd.grad(out.square().sum(), (x, layer.weight))))
+    assert torch.equal(found[0][1], found[1][1])
+    assert (found[0][1] == 0).float().mean() > 0.3  # there are blank windows, and the lowest scale wins them
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_the_maximum_and_its_gradient_are_those_of_the_running_maximum():
@@ -107,7 +126,11 @@ def test_the_maximum_and_its_gradient_are_those_of_the_running_maximum():
     torch.testing.assert_close(*second)
     with torch.no_grad():
         responses[-1][0, 0, 0] = -torch.inf
-        assert not _resized._largest(responses)[0][0, 0, 0].isfinite()
+        best, winner = _resized._largest(responses)
+        expected, index = functional.max_over_scales(iter(responses), 4, return_scales=True)
+    assert best[0, 0, 0] == -torch.inf
+    assert torch.equal(best, expected)
+    assert torch.equal(winner, index)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +139,7 @@ def test_the_maximum_and_its_gradient_are_those_of_the_running_maximum():
         ((1, 30), 1, 28, ["taps", "taps", "taps", "resized", "resized", "resized"]),
         ((16, 24), 32, 20, ["frequencies"] * 6),
         ((16, 24), 1, 20, ["resized"] * 6),
+        ((64, 64), 8, 28, ["resized"] * 6),  # filters would outweigh the images
         ((2, 3), 4, 200, ["resized"] * 6),
     ],
 )

@@ -118,6 +118,8 @@ def test_scale_tracking_reports_what_won_for_each_image(needed):
     images[1, 8:20, 4:24] = 255
     sizes, means = measures.scale_tracking(needed["ss"], ImageSet(images, torch.zeros(2, dtype=torch.int64), scales))
     assert sizes == pytest.approx([0.5, 0.9])
+    with pytest.raises(ValueError, match="the first layer of `model` must have scales"):
+        measures.scale_tracking(needed["models"]["plain"], ImageSet(images, torch.zeros(2, dtype=torch.int64), scales))
     for i, mean in enumerate(means):
         response, winner = measures.winning_scales(needed["ss"], images[i, None, None].float() / 255)
         won = torch.tensor(needed["ss"].first.scales)[winner[response > 0.25 * response.max()]]

@@ -120,7 +120,7 @@ class ResizedConv2d(nn.Module):
         responses = self.responses(x, filters)
         if fast.plain_only() or len(self.scales) > 256:
             return functional.max_over_scales(responses, len(self.scales), return_scales)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in filters)):
             best, winner = _Largest.apply(*responses)  # type: ignore[no-untyped-call]
         else:
             best, winner = _largest(responses)
@@ -151,11 +151,12 @@ def _largest(responses: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
             best, winner = response.clone(), torch.zeros_like(response, dtype=torch.uint8)
         else:
             fast.keep_larger(best, winner, response, i)
-    return best.add_(response - response), winner  # a non-finite response of the largest scale always shows
+    broken = ~response.isfinite()  # of the largest scale: it always shows
+    return torch.where(broken, response, best), winner.masked_fill_(broken, i)
 
 
 class _Largest(torch.autograd.Function):
-    """The same with a gradient, which goes where the winner says; the responses themselves are not kept."""
+    """The same with a gradient, which goes where the winner says: after this, the responses may go."""
 
     @staticmethod
     def forward(ctx: Any, *responses: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,6 +170,18 @@ class _Largest(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         (winner,) = ctx.saved_tensors
         return tuple(torch.where(winner == i, grads[0], 0) for i in range(ctx.count))
+
+
+class _Silenced(torch.autograd.Function):
+    """Exactly zero where the filter sees zeros only, so that scales tie there; the gradient is the response's own."""
+
+    @staticmethod
+    def forward(ctx: Any, response: Tensor, silent: Tensor) -> Tensor:
+        return response.masked_fill(silent, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
 
 
 def resize_matrix(start: float, step: float, count: int, length: int, spread: float = 1.0, **place: Any) -> Tensor:
@@ -213,7 +226,7 @@ def _cached(make: Callable[..., Any], *arguments: Any, **place: Any) -> Any:
         return make(*arguments, **place)
 
 
-FREQUENCY_COST = 2.5  # of an operation of the frequency form, in those of a convolution; measured on a CPU
+FREQUENCY_COST = 2.5  # of an operation of the frequency form, in those of a convolution; measured on two CPU cores
 
 
 class Steps(NamedTuple):
@@ -301,9 +314,12 @@ class Waves(NamedTuple):
 
     columns: Tensor  # (F 2, W)
     rows: Tensor  # (N 2, 2 H)
-    taps: Tensor  # (F N 2, k k)
+    tap_columns: Tensor  # (F 2, k)
+    tap_rows: Tensor  # (N 2, 2 k)
     rows_back: Tensor  # (2 H', N 2)
     columns_back: Tensor  # (W', F 2)
+    column_reach: Tensor  # (W', W), not zero where a pixel lies in an output's window
+    row_reach: Tensor  # (H', H)
 
 
 def _period(steps: Steps, length: int) -> int:
@@ -314,7 +330,7 @@ def _period(steps: Steps, length: int) -> int:
 def _frequencies_pay(
     shape: torch.Size, filters: torch.Size, geometry: functional.Geometry, steps: Sequence[Steps]
 ) -> bool:
-    """Whether frequencies take far fewer operations than the definition."""
+    """Whether frequencies take far fewer operations than the definition, and filters do not outweigh the images."""
     (batch, fan_in, *lengths), fan_out, size = shape, filters[0], geometry.kernel_size
     outputs = geometry.output_size(*lengths)
     periods = [_period(s, n) for s, n in zip(steps, lengths, strict=True)]
@@ -322,9 +338,11 @@ def _frequencies_pay(
     there = 2 * half * lengths[0] * (lengths[1] + 2 * periods[0]) * fan_in
     back = 2 * half * outputs[0] * (outputs[1] + 2 * periods[0]) * fan_out
     product = 4 * half * periods[0] * fan_in * fan_out
-    frequencies = batch * (there + product + back) + 2 * half * periods[0] * size**2 * fan_in * fan_out
+    made = 2 * half * size * (size + 2 * periods[0]) * fan_in * fan_out
+    frequencies = batch * (there + product + back) + made
     pixels = math.prod(o if s.back is None else s.back[3] for o, s in zip(outputs, steps, strict=True))
-    return FREQUENCY_COST * frequencies < batch * fan_in * fan_out * size**2 * pixels
+    few = fan_in * fan_out <= 2 * batch * (fan_in + fan_out)
+    return few and FREQUENCY_COST * frequencies < batch * fan_in * fan_out * size**2 * pixels
 
 
 def _waves(rows: tuple[Any, ...], columns: tuple[Any, ...], **place: Any) -> Waves:
@@ -338,13 +356,14 @@ def _waves(rows: tuple[Any, ...], columns: tuple[Any, ...], **place: Any) -> Wav
     twice[0] = 1
     if period % 2 == 0:
         twice[-1] = 1
-    taps = taps_2[:half, None, None, :] * taps_1[None, :, :, None]  # (F, N, k, k)
     found = Waves(
-        torch.view_as_real(there_2[:half]).transpose(1, 2).flatten(0, 1),
-        _as_real(there_1).permute(0, 2, 3, 1).flatten(2).flatten(0, 1),
-        torch.view_as_real(taps.flatten(2)).transpose(2, 3).flatten(0, 2),
+        _split_columns(there_2[:half]),
+        _split_rows(there_1),
+        _split_columns(taps_2[:half]),
+        _split_rows(taps_1),
         _as_real(back_1).permute(2, 0, 1, 3).flatten(2).flatten(0, 1),
         torch.view_as_real((back_2[:, :half] * twice).conj().resolve_conj()).flatten(1),
+        *(_tap_maps(*axis, dtype=torch.float64, device=place["device"]).sum(0) for axis in (columns, rows)),
     )
     return Waves(*(matrix.to(**place).contiguous() for matrix in found))
 
@@ -370,6 +389,16 @@ def _axis_waves(arguments: tuple[Any, ...], device: Any) -> tuple[Tensor, Tensor
     return there, taps, back
 
 
+def _split_columns(matrix: Tensor) -> Tensor:
+    """From real to complex numbers: `(F, W)` -> `(F 2, W)`."""
+    return torch.view_as_real(matrix).transpose(1, 2).flatten(0, 1)
+
+
+def _split_rows(matrix: Tensor) -> Tensor:
+    """From complex to complex numbers: `(N, H)` -> `(N 2, 2 H)`."""
+    return _as_real(matrix).permute(0, 2, 3, 1).flatten(2).flatten(0, 1)
+
+
 def _as_real(matrix: Tensor) -> Tensor:
     """Complex `(a, b)` as real `(a, b, 2, 2)`: what multiplies the real and imaginary part, for each part."""
     real, imag = matrix.real, matrix.imag
@@ -377,16 +406,30 @@ def _as_real(matrix: Tensor) -> Tensor:
 
 
 def _multiply_frequencies(x: Tensor, weight: Tensor, waves: Waves) -> Tensor:
-    """The response by way of frequencies: `(W, H, C, B)` -> `(W', H', O, B)`, so that nothing has to be rearranged."""
-    (width, height, fan_in, batch), fan_out = x.shape, len(weight)
-    half, period = len(waves.columns) // 2, len(waves.rows) // 2
-    y = (waves.columns @ x.view(width, -1)).view(half, 2 * height, -1)
-    y = waves.rows.expand(half, -1, -1).bmm(y).view(half * period, 2 * fan_in, batch)
-    real, imag = (waves.taps @ weight.flatten(0, 1).flatten(1).mT).view(-1, 2, fan_out, fan_in).unbind(1)
+    """The response by way of frequencies: `(W, H, C, B)` -> `(W', H', O, B)`, so that nothing has to be rearranged.
+
+    Rounding errors are those of the largest values of an image, everywhere in it.
+    """
+    (_, _, fan_in, batch), fan_out = x.shape, len(weight)
+    image = _to_frequencies(x, waves.columns, waves.rows)  # (F N, 2, C, B)
+    taps = _to_frequencies(weight.permute(3, 2, 0, 1).contiguous(), waves.tap_columns, waves.tap_rows)
+    real, imag = taps.unbind(1)
     filters = torch.stack([torch.stack([real, -imag], 2), torch.stack([imag, real], 2)], 1)  # (F N, 2, O, 2, C)
-    y = filters.flatten(3).flatten(1, 2).bmm(y).view(half, 2 * period, -1)
+    half, period = len(waves.columns) // 2, len(waves.rows) // 2
+    y = filters.view(-1, 2 * fan_out, 2 * fan_in).bmm(image.view(-1, 2 * fan_in, batch)).view(half, 2 * period, -1)
     y = waves.rows_back.expand(half, -1, -1).bmm(y).view(2 * half, -1)
-    return (waves.columns_back @ y).view(len(waves.columns_back), -1, fan_out, batch)
+    y = (waves.columns_back @ y).view(len(waves.columns_back), -1, fan_out, batch)
+    with torch.no_grad():
+        seen = (waves.column_reach @ x.abs().amax(2).flatten(1)).view(len(y), -1, batch)
+        silent = (waves.row_reach.expand(len(y), -1, -1).bmm(seen) == 0).unsqueeze(2)
+    return _Silenced.apply(y, silent)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _to_frequencies(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    """Transform the first two axes: `(W, H, …)` -> `(F N, 2, …)`."""
+    half = len(columns) // 2
+    y = (columns @ x.flatten(1)).view(half, 2 * x.shape[1], -1)
+    return rows.expand(half, -1, -1).bmm(y).view(-1, 2, *x.shape[2:])
 
 
 def _mapped(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

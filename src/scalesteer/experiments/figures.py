@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from scalesteer import _checks, harmonics
 from scalesteer.data import ELASTIC_ALPHAS, ImageSet
 from scalesteer.experiments import measures
-from scalesteer.experiments.train import SCALE_BINS, evaluate, load, load_model
+from scalesteer.experiments.train import evaluate, load, load_model, split_by_scale
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -274,14 +274,12 @@ def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: 
     few = images.first(min(count, len(images)))
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axis = figure.add_subplot()
-    for (name, model), colour, marker in zip(models.items(), COLOURS, "os", strict=False):
+    for (name, model), colour, marker in zip(models.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
         sizes, means = measures.scale_tracking(model, few)
-        bins = [(low + high) / 2 for low, high in SCALE_BINS]
-        which = np.digitize(sizes, [high for _, high in SCALE_BINS[:-1]])
-        groups = {middle: means[which == i] for i, middle in enumerate(bins) if (which == i).any()}
-        label = f"{name}: correlation {np.corrcoef(sizes, np.log(means))[0, 1]:.2f}"
-        spread = [group.std() for group in groups.values()]
-        middles, centres = list(groups), [group.mean() for group in groups.values()]
+        bins = list(split_by_scale(sizes))
+        middles, groups = [sum(ends) / 2 for ends, _ in bins], [means[chosen] for _, chosen in bins]
+        centres, spread = [group.mean() for group in groups], [group.std() for group in groups]
+        label = f"{name}: correlation of logarithms {np.corrcoef(np.log(sizes), np.log(means))[0, 1]:.2f}"
         axis.errorbar(middles, centres, spread, color=colour, marker=marker, capsize=3, label=label)
     axis.set_xlabel("scale of the object (bins of 0.1)")
     axis.set_ylabel("mean winning scale")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,15 +60,21 @@ def mean_winning_scale(response: Tensor, winner: Tensor, scales: Sequence[float]
     return float(logs[winner[strong(response)]].mean().exp())
 
 
-def scale_tracking(model: Network, images: ImageSet) -> tuple[Array, Array]:
-    """For each image how large its object was drawn, and the mean scale that won in the first layer: `(N,)` each."""
-    scales: Sequence[float] = model.first.scales  # type: ignore[assignment]
+def scale_tracking(model: Network, images: ImageSet) -> tuple[NDArray[np.float32], Array]:
+    """For each image how large its object was drawn, and the mean scale that won in the first layer: `(N,)` each.
+
+    Images in which nothing answers are left out.
+    """
+    scales: Any = getattr(model.first, "scales", None)
+    if scales is None:
+        raise ValueError(f"the first layer of `model` must have scales (got {type(model.first).__name__}).")
     means = [
         mean_winning_scale(response, winner, scales)
         for x, _ in images.batches(100)
         for response, winner in zip(*winning_scales(model, x), strict=True)
     ]
-    return np.asarray(images.sizes.double().cpu().numpy()), np.array(means)
+    found = np.isfinite(means)
+    return images.sizes.cpu().numpy()[found], np.array(means)[found]
 
 
 def strong(response: Tensor) -> Tensor:

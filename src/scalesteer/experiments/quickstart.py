@@ -226,6 +226,12 @@ def readme_table(result: dict[str, Any]) -> str:
     return f"{table}\n\n{note(result).replace('*', chr(92) + '*')}"
 
 
+def outside_sentence(result: dict[str, Any]) -> str:
+    """Every network's mean error outside the training range, in a sentence."""
+    means = ", ".join(f"{TITLES[name]} {_percent(own)[-1]}" for name, own in result["summary"].items())
+    return f"Mean error in % at the sizes never seen, {len(result['settings']['seeds'])} seeds: {means}."
+
+
 def error_figure(result: dict[str, Any]) -> Figure:
     """Error against the size of the digits."""
     settings = result["settings"]

@@ -6,6 +6,7 @@ measured is a gap. `scalesteer reproduce --fresh` makes all runs first.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scalesteer.experiments import figures
+from scalesteer.experiments import figures, quickstart
 from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.results import Result, Results, collect, mean_and_std
 from scalesteer.experiments.runner import run_table
@@ -145,7 +146,12 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
         path = RESULTS / "figures" / f"{name}.png"
         caption = figures.FIGURES[name].description if name in figures.FIGURES else name
         page[f"figure {name}"] = f"![{caption}](../{path.as_posix()})" if (root / path).exists() else "*Not drawn yet.*"
-    return {README: {"results": render(get_table("1"), results, "markdown").partition("\n\n")[2].strip()}, PAGE: page}
+    readme = {"results": render(get_table("1"), results, "markdown").partition("\n\n")[2].strip(), "unseen": GAP}
+    page["unseen"] = GAP
+    if (unseen := root / RESULTS / "quickstart" / "result-all.json").exists():
+        measured = json.loads(unseen.read_text())
+        readme["unseen"], page["unseen"] = quickstart.outside_sentence(measured), quickstart.readme_table(measured)
+    return {README: readme, PAGE: page}
 
 
 def recipes(results: Results) -> str:

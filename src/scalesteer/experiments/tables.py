@@ -77,6 +77,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "two scales: 7, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[-1])},
     "three scales: 7, 11, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[2], PAPER_SCALES[-1])},
     "eleven scales: 7, 8, …, 17": {"scales": tuple(size / 7 for size in range(7, 18))},
+    "six scales: 7, 9, 13, 17, 23, 33": {"scales": tuple(size / 7 for size in (7, 9, 13, 17, 23, 33))},
     "m = 0": {"m": 0.0},
     "m = 0.5": {"m": 0.5},
     "m = 2": {"m": 2.0},

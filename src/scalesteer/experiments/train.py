@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 import scalesteer
@@ -277,6 +278,14 @@ def _write_metrics(state: State, directory: Path) -> None:
     checkpoint.write_atomically(directory / "metrics.jsonl", lines.encode())
 
 
+def split_by_scale(scales: NDArray[Any]) -> Iterator[tuple[tuple[float, float], NDArray[np.bool_]]]:
+    """The bins of scale that are not empty, and which images each one holds; the last one holds its end too."""
+    for low, high in SCALE_BINS:
+        chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
+        if chosen.any():
+            yield (low, high), chosen
+
+
 @torch.no_grad()
 def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop: _Stop | None = None) -> dict[str, Any]:
     """Error, mean loss and error by scale of a model on a set of images; cut short once a stop is requested."""
@@ -292,12 +301,10 @@ def evaluate(model: Network, images: ImageSet, precision: str = "float32", stop:
         wrong.append(logits.argmax(1) != labels)
     missed = torch.cat(wrong).cpu().numpy()
     scales = images.sizes.cpu().numpy()
-    by_scale = []
-    for low, high in SCALE_BINS:
-        chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
-        if chosen.any():
-            count = int(chosen.sum())
-            by_scale.append({"from": low, "to": high, "images": count, "error": float(missed[chosen].mean())})
+    by_scale = [
+        {"from": low, "to": high, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
+        for (low, high), chosen in split_by_scale(scales)
+    ]
     return {"error": float(missed.mean()), "loss": float(total) / len(images), "by_scale": by_scale}
 
 
