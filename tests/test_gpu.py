@@ -1,4 +1,4 @@
-"""The layer on a CUDA device; skipped where there is none."""
+"""The layers on a CUDA device; skipped where there is none."""
 
 import copy
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fold
+from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
 pytestmark = [
     pytest.mark.gpu,
@@ -85,6 +86,29 @@ def test_a_step_can_be_captured_in_a_graph(backend):
         out = layer(x)
     graph.replay()
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        (LocallyScaleInvariantConv2d(1, 8), 4),  # maps of taps, and the definition
+        (LocallyScaleInvariantConv2d(6, 8), 32),  # frequencies
+        (LocallyScaleInvariantConv2d(6, 8), 1),  # the definition
+        (VectorFieldConv2d(6, 8), 32),
+    ],
+)
+def test_layers_that_resize_give_the_numbers_of_the_cpu(layer, batch):
+    torch.manual_seed(0)
+    x = torch.randn(batch, layer.in_channels, 20, 22)
+    found = []
+    for device in ("cpu", "cuda"):
+        layer = layer.to(device)
+        image = x.to(device).requires_grad_()
+        out = layer(image)
+        grads = torch.autograd.grad(out.square().sum(), (image, layer.weight))
+        found.append([t.cpu() for t in (out, *grads)])
+    for first, second in zip(*found, strict=True):
+        assert (second - first).norm() <= 1e-3 * first.norm()
 
 
 def test_folded_layer_moves_to_the_device():
