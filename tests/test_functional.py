@@ -137,6 +137,25 @@ def test_ties_go_to_the_lowest_scale_with_the_whole_gradient():
     assert not responses[2].grad.any()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"groups": 2, "stride": 2}, {"padding": 9, "dilation": 2}, {"padding": "valid"}, {"padding_mode": "reflect"}],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_lowest_scale_wins_where_the_window_is_blank(backend, options):
+    layer = build(backend, **options)
+    x = torch.zeros(2, 4, 40, 44, dtype=torch.float64)
+    x[0, 1, 8:11, 30:34] = 1
+    _, winner = layer(x, return_scales=True)
+    assert not winner[1].any()
+    reaches = build("direct", reduce=None, **options)
+    reaches.load_state_dict(layer.state_dict())
+    torch.nn.init.zeros_(reaches.bias)
+    blank = (reaches(x) == 0).all(2)
+    assert 0.5 < blank.double().mean() < 1
+    assert not winner[blank].any()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_non_finite_pixels_show_wherever_a_window_holds_them(backend, value):

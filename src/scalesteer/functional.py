@@ -110,16 +110,31 @@ def scale_conv2d(
         best, index = fast.max_response(x, margin, filters, geometry, return_scales)
         if bias is not None:
             best += bias.to(best.dtype)[:, None, None]  # nobody else has seen it yet
-        return (best, index.long()) if return_scales and index is not None else best
+        if not return_scales or index is None:
+            return best
+        return best, index.long().masked_fill_(_blank(x, margin, filters, geometry), 0)
     evaluate = fast.responses if backend == "spectral" else direct_responses
     responses = evaluate(x, margin, _multiplied(filters), geometry)
     if reduce is None:
         stacked = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
         return stacked if bias is None else stacked + bias.to(stacked.dtype)[:, None, None, None]
     best, winner = max_over_scales(responses, len(sizes), return_scales)
+    if winner is not None and backend == "spectral":
+        winner = winner.masked_fill(_blank(x, margin, filters, geometry), 0)
     if bias is not None:
         best = best + bias.to(best.dtype)[:, None, None]
     return best if winner is None else (best, winner)
+
+
+def _blank(x: Tensor, margin: tuple[int, int], filters: spectral.Bank, geometry: Geometry) -> Tensor:
+    """Where even the largest filter sees zeros only: all scales tie there, but between frequencies rounding decides."""
+    size, fan_out = spectral.window_sizes(filters)[-1], spectral.first(filters).shape[0]
+    with torch.no_grad():
+        last = filters.basis[:, -size * size :] if isinstance(filters, spectral.Steered) else filters[-1].flatten(0, 1)
+        taps = (last.detach() != 0).any(0).view(size, size).to(x.dtype).expand(geometry.groups, 1, -1, -1)
+        bright = x.detach().abs().unflatten(1, (geometry.groups, -1)).amax(2)
+        (seen,) = direct_responses(bright, margin, [taps], geometry)
+    return (seen == 0).repeat_interleave(fan_out // geometry.groups, dim=1)
 
 
 def _multiplied(filters: spectral.Bank) -> Sequence[Tensor]:
