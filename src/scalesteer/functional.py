@@ -127,12 +127,17 @@ def scale_conv2d(
 
 
 def _blank(x: Tensor, margin: tuple[int, int], filters: spectral.Bank, geometry: Geometry) -> Tensor:
-    """Where even the largest filter sees zeros only: all scales tie there, but between frequencies rounding decides."""
+    """Where even the largest filter sees zeros only: all scales tie there, but between frequencies rounding decides.
+
+    This is about what is reported; the gradient goes to the scale that rounding chose.
+    """
     size, fan_out = spectral.window_sizes(filters)[-1], spectral.first(filters).shape[0]
     with torch.no_grad():
         last = filters.basis[:, -size * size :] if isinstance(filters, spectral.Steered) else filters[-1].flatten(0, 1)
         taps = (last.detach() != 0).any(0).view(size, size).to(x.dtype).expand(geometry.groups, 1, -1, -1)
         bright = x.detach().abs().unflatten(1, (geometry.groups, -1)).amax(2)
+        if x.device.type == "cpu" and not fast.plain_only() and not (bright == 0).any():  # a GPU would have to wait
+            return torch.zeros((), dtype=torch.bool)
         (seen,) = direct_responses(bright, margin, [taps], geometry)
     return (seen == 0).repeat_interleave(fan_out // geometry.groups, dim=1)
 

@@ -40,8 +40,8 @@ class _ScaleConv2d(nn.Module):
 
         Args:
             x: Images.
-            return_scales: Also return the index into `scales` of the winner at each pixel (int64); where the filters
-                see zeros only, that is the lowest.
+            return_scales: Also return the index into `scales` of the winner at each pixel (int64); the lowest where
+                even the largest filter sees zeros only.
 
         Shape:
             `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.

@@ -330,7 +330,7 @@ def _period(steps: Steps, length: int) -> int:
 def _frequencies_pay(
     shape: torch.Size, filters: torch.Size, geometry: functional.Geometry, steps: Sequence[Steps]
 ) -> bool:
-    """Whether frequencies take far fewer operations than the definition, and filters do not outweigh the images."""
+    """Whether frequencies take far fewer operations than the definition, and filters at most twice the images' room."""
     (batch, fan_in, *lengths), fan_out, size = shape, filters[0], geometry.kernel_size
     outputs = geometry.output_size(*lengths)
     periods = [_period(s, n) for s, n in zip(steps, lengths, strict=True)]
@@ -341,7 +341,7 @@ def _frequencies_pay(
     made = 2 * half * size * (size + 2 * periods[0]) * fan_in * fan_out
     frequencies = batch * (there + product + back) + made
     pixels = math.prod(o if s.back is None else s.back[3] for o, s in zip(outputs, steps, strict=True))
-    few = fan_in * fan_out <= 2 * batch * (fan_in + fan_out)
+    few = fan_in * fan_out <= batch * (fan_in + fan_out)
     return few and FREQUENCY_COST * frequencies < batch * fan_in * fan_out * size**2 * pixels
 
 
@@ -416,7 +416,7 @@ def _multiply_frequencies(x: Tensor, weight: Tensor, waves: Waves) -> Tensor:
     real, imag = taps.unbind(1)
     filters = torch.stack([torch.stack([real, -imag], 2), torch.stack([imag, real], 2)], 1)  # (F N, 2, O, 2, C)
     half, period = len(waves.columns) // 2, len(waves.rows) // 2
-    y = filters.view(-1, 2 * fan_out, 2 * fan_in).bmm(image.view(-1, 2 * fan_in, batch)).view(half, 2 * period, -1)
+    y = filters.view(-1, 2 * fan_out, 2 * fan_in).bmm(image.flatten(1, 2)).view(half, 2 * period, -1)
     y = waves.rows_back.expand(half, -1, -1).bmm(y).view(2 * half, -1)
     y = (waves.columns_back @ y).view(len(waves.columns_back), -1, fan_out, batch)
     with torch.no_grad():
@@ -429,7 +429,7 @@ def _to_frequencies(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
     """Transform the first two axes: `(W, H, …)` -> `(F N, 2, …)`."""
     half = len(columns) // 2
     y = (columns @ x.flatten(1)).view(half, 2 * x.shape[1], -1)
-    return rows.expand(half, -1, -1).bmm(y).view(-1, 2, *x.shape[2:])
+    return rows.expand(half, -1, -1).bmm(y).view(half * len(rows) // 2, 2, *x.shape[2:])
 
 
 def _mapped(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 ``make quickstart`` runs this file. Both networks see the same digits, shrunk to 0.5–0.75 of their size, and have about
 the same number of parameters; then both are asked for sizes from 0.3 to 1.0. A table is printed, and a report with
-figures goes to the folder `quickstart` of the checkout. ``make quickstart ALL=1`` adds the other networks of the paper.
+figures goes to the folder `quickstart` of the checkout. ``make quickstart ALL=1`` adds the other networks of the paper
+and goes to `quickstart-all`; the spatial transformer has a sixth more parameters.
 """
 
 from __future__ import annotations
@@ -192,10 +193,11 @@ def note(result: dict[str, Any]) -> str:
     low, high = settings["train_scales"]
     *counts, last = (f"{count:,}" for count in result["parameters"].values())
     counted = f"{', '.join(counts)} and {last}"
+    spread = "± standard deviation " if len(settings["seeds"]) > 2 else ""
     return (
-        f"Test error in %, mean over {len(settings['seeds'])} seeds; trained on {settings['train_images']:,} MNIST "
-        f"digits shrunk to {low:g}–{high:g} of their size (* within that range), tested on "
-        f"{settings['test_images']:,} others at each size; {counted} parameters."
+        f"Test error in %, mean {spread}over {len(settings['seeds'])} seeds; trained on "
+        f"{settings['train_images']:,} MNIST digits shrunk to {low:g}–{high:g} of their size (* within that range), "
+        f"tested on {settings['test_images']:,} others at each size; {counted} parameters."
     )
 
 
@@ -207,7 +209,8 @@ def verdict(result: dict[str, Any]) -> str:
         comparison = "below" if ss < other else "above" if ss > other else "the same as"
         words.append(f"{comparison} the {TITLES[name]}'s {other:.1f} %")
     unseen = ", ".join(str(s) for s in result["outside"])
-    return f"At sizes it never saw, the SS-CNN's error is {ss:.1f} %, {', '.join(words)} (mean over {unseen})."
+    compared = " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    return f"At sizes it never saw, the SS-CNN's error is {ss:.1f} %, {compared} (mean over {unseen})."
 
 
 def text_table(result: dict[str, Any]) -> str:
@@ -229,7 +232,8 @@ def readme_table(result: dict[str, Any]) -> str:
 def outside_sentence(result: dict[str, Any]) -> str:
     """Every network's mean error outside the training range, in a sentence."""
     means = ", ".join(f"{TITLES[name]} {_percent(own)[-1]}" for name, own in result["summary"].items())
-    return f"Mean error in % at the sizes never seen, {len(result['settings']['seeds'])} seeds: {means}."
+    seeds = len(result["settings"]["seeds"])
+    return f"Mean error in % at the sizes never seen, ± standard deviation over {seeds} seeds: {means}."
 
 
 def error_figure(result: dict[str, Any]) -> Figure:
@@ -327,19 +331,19 @@ def home() -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m scalesteer.experiments.quickstart", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="every network of the paper, six seeds each")
+    parser.add_argument("--all", action="store_true", help="every network of the paper, six seeds each: 20 minutes")
     parser.add_argument(
         "--record", action="store_true", help="also keep numbers and error figure in results/quickstart"
     )
     options = parser.parse_args(arguments)
-    settings, minutes = (ALL, "twenty") if options.all else (Settings(), "three")
-    folder = home() / "quickstart"
+    settings, minutes, suffix = (ALL, "20", "-all") if options.all else (Settings(), "3 to 5", "")
+    folder = home() / f"quickstart{suffix}"
     many = f"{len(settings.models)} small networks on MNIST digits, {len(settings.seeds)} times each"
     print(f"Training {many}: about {minutes} minutes on two cores.", flush=True)
     try:
         result = run(settings, folder)
         if options.record:
-            kept, suffix = home() / "results" / "quickstart", "-all" if options.all else ""
+            kept = home() / "results" / "quickstart"
             kept.mkdir(parents=True, exist_ok=True)
             write_atomically(kept / f"result{suffix}.json", (json.dumps(result, indent=1) + "\n").encode())
             error_figure(result).savefig(kept / f"errors{suffix}.png", dpi=110, metadata={"Software": None})
