@@ -73,8 +73,8 @@ def test_numbers_come_from_the_results(checkout):
     assert "| SS-CNN | 2.05 ± 0.19 | 1.91 ± 0.04 | 18.25 ± 0.19 |" in (checkout / "README.md").read_text()
     page = (checkout / "docs" / "reproduction.md").read_text()
     assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | 6 of 6 |" in page
-    assert "| SS-CNN | 1,000 | 60 | 1,000 | 60 |" in page
-    assert "Seconds of training on a device." in page
+    assert "| SS-CNN | 1,000 | 60 | 1,000 | 60 | 12.0 (12 runs) |" in page
+    assert "Time of training on a device." in page
     assert "| SS-CNN | 2.05 | 4.10 | 6.15 | 8.20 | 10.25 | 12.30 | 14.35 |" in page
     assert "- Table 1, SS-CNN: MNIST-Scale **no** (2.05, paper 1.91 ± 0.04); FMNIST-Scale **no**" in page
     assert f"- Table 1, LocScaleInv-CNN: MNIST-Scale {GAP}; FMNIST-Scale {GAP}" in page

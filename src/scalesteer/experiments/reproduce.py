@@ -224,13 +224,16 @@ def scales(results: Results) -> str:
 
 def costs(results: Results) -> str:
     """Parameters and training time by method."""
-    lines = [["mean over splits", *(f"{title}, {what}" for title in DATASETS.values() for what in ("parameters", "s"))]]
+    columns = [f"{title}, {what}" for title in DATASETS.values() for what in ("parameters", "s")]
+    lines = [["mean over splits", *columns, "all runs, minutes"]]
     found = [_finished(results, dataset) for dataset in DATASETS]
     for method in METHODS:
         runs = [part.get(method, []) for part in found]
-        lines.append([method, *(mean(part, key) for part in runs for key in ("parameters", "seconds"))])
+        minutes = sum(run["seconds"] for part in runs for run in part) / 60
+        total = f"{minutes:.1f} ({sum(map(len, runs))} runs)" if minutes else GAP
+        lines.append([method, *(mean(part, key) for part in runs for key in ("parameters", "seconds")), total])
     devices = {run["environment"]["device"] for part in found for runs in part.values() for run in runs}
-    return layout(lines, notes=[f"Seconds of training on {', '.join(sorted(devices))}."] if devices else ()).strip()
+    return layout(lines, notes=[f"Time of training on {', '.join(sorted(devices))}."] if devices else ()).strip()
 
 
 def final(cell: Cell, results: Results) -> float | None:
