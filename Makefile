@@ -19,7 +19,7 @@ $(READY): constraints.txt pyproject.toml
 	touch $@
 
 quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks
-	$(BIN)/python -m scalesteer.experiments.quickstart $(if $(filter-out 0,$(ALL)),--all)
+	$(BIN)/python -m scalesteer.experiments.quickstart $(if $(filter-out 0,$(ALL)),--all) $(if $(filter-out 0,$(VARIANTS)),--variants)
 
 reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (hours on a GPU)
 	$(BIN)/scalesteer reproduce $(if $(FRESH),--fresh)

@@ -3,7 +3,8 @@
 ``make quickstart`` runs this file. Both networks see the same digits, shrunk to 0.5–0.75 of their size, and have about
 the same number of parameters; then both are asked for sizes from 0.3 to 1.0. A table is printed, and a report with
 figures goes to the folder `quickstart` of the checkout. ``make quickstart ALL=1`` adds the other networks of the paper
-and goes to `quickstart-all`; the spatial transformer has a sixth more parameters.
+and goes to `quickstart-all` (the spatial transformer has a sixth more parameters); ``make quickstart VARIANTS=1`` takes
+parts of SS-CNN away and goes to `quickstart-variants`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 TITLES = {
     "ss-cnn": "SS-CNN",
+    "ss-cnn, points": "SS-CNN, sampled at points",
+    "ss-cnn, one scale": "SS-CNN, one scale",
     "locally-scale-invariant-cnn": "LocScaleInv-CNN",
     "vector-field-cnn": "LocScaleEq-CNN",
     "spatial-transformer": "Spatial Transformer",
@@ -72,18 +75,22 @@ class Settings:
     def model(self, name: str, seed: int) -> Network:
         """A new network: the same scales, widths, input size and fully connected layers for all."""
         torch.manual_seed(seed)
+        name, _, variant = name.partition(", ")
         own: dict[str, Any] = {"widths": self.widths}
         if name == "vector-field-cnn":  # two filters a channel: fewer channels for as many parameters
             own["widths"] = tuple(math.ceil(width * 22 / 30) for width in self.widths)
         if name in ("ss-cnn", "locally-scale-invariant-cnn", "vector-field-cnn"):
-            own["scales"] = self.filter_scales
+            own["scales"] = (1.0,) if variant == "one scale" else self.filter_scales
         if name == "ss-cnn":
-            own["basis"] = self.basis
+            own["basis"] = "paper" if variant == "points" else self.basis
         return create_model(name, upsample=1, **own)
 
 
-ALL = Settings(models=tuple(TITLES), seeds=tuple(range(6)))
-"""Every network of the paper."""
+MORE = {
+    "all": Settings(models=tuple(name for name in TITLES if "," not in name), seeds=tuple(range(6))),
+    "variants": Settings(models=tuple(name for name in TITLES if "ss-cnn" in name), seeds=tuple(range(6))),
+}
+"""Longer runs: every network of the paper; SS-CNN without its parts."""
 
 
 def train(model: Network, images: ImageSet, settings: Settings, seed: int, title: str) -> None:
@@ -140,7 +147,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - started, 1),
         "cpu_seconds": round(time.process_time() - cpu_started, 1),
         "threads": torch.get_num_threads(),
-        "environment": environment(train_images) | {"command": "make quickstart" + " ALL=1" * (settings == ALL)},
+        "environment": environment(train_images) | {"command": " ".join(["make quickstart", *_flags(settings)])},
         "test_data": {
             str(s): images.about.get("digest") for s, images in zip(settings.test_scales, tests, strict=True)
         },
@@ -154,6 +161,10 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     write_atomically(folder / "index.html", page(result, pictures).encode())
     write_atomically(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     return result
+
+
+def _flags(settings: Settings) -> list[str]:
+    return [f"{name.upper()}=1" for name, more in MORE.items() if settings == more]
 
 
 def winning_scale(model: Network, images: ImageSet) -> float:
@@ -217,7 +228,7 @@ def text_table(result: dict[str, Any]) -> str:
     """The table for a terminal."""
     head, body = rows(result)
     return "\n".join(
-        f"{row[0]:<20}" + "".join(f"{cell:>7}" for cell in row[1:-1]) + f"{row[-1]:>14}" for row in [head, *body]
+        f"{row[0]:<27}" + "".join(f"{cell:>7}" for cell in row[1:-1]) + f"{row[-1]:>14}" for row in [head, *body]
     )
 
 
@@ -331,12 +342,18 @@ def home() -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m scalesteer.experiments.quickstart", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="every network of the paper, six seeds each: 20 minutes")
+    longer = parser.add_mutually_exclusive_group()
+    longer.add_argument("--all", action="store_true", help="every network of the paper, six seeds each: 20 minutes")
+    longer.add_argument("--variants", action="store_true", help="SS-CNN without its parts, six seeds each: 8 minutes")
     parser.add_argument(
         "--record", action="store_true", help="also keep numbers and error figure in results/quickstart"
     )
     options = parser.parse_args(arguments)
-    settings, minutes, suffix = (ALL, "20", "-all") if options.all else (Settings(), "3 to 5", "")
+    settings, minutes, suffix = Settings(), "3 to 5", ""
+    if options.all:
+        settings, minutes, suffix = MORE["all"], "20", "-all"
+    elif options.variants:
+        settings, minutes, suffix = MORE["variants"], "8", "-variants"
     folder = home() / f"quickstart{suffix}"
     many = f"{len(settings.models)} small networks on MNIST digits, {len(settings.seeds)} times each"
     print(f"Training {many}: about {minutes} minutes on two cores.", flush=True)
