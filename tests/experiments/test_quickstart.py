@@ -159,7 +159,8 @@ def test_the_verdict_follows_the_numbers(finished):
     result, _ = finished
     for ss, plain, word in ((0.1, 0.2, "below"), (0.2, 0.1, "above"), (0.1, 0.1, "the same as")):
         result["summary"]["ss-cnn"]["outside"], result["summary"]["plain-cnn"]["outside"] = ss, plain
-        assert f"error is {100 * ss:.1f} %, {word} the plain CNN's {100 * plain:.1f} %" in quickstart.verdict(result)
+        said = f"error is {100 * ss:.1f} %, {word} that of plain CNN ({100 * plain:.1f} %)"
+        assert said in quickstart.verdict(result)
 
 
 def test_what_cannot_be_done_is_one_line_and_status_2(monkeypatch, tmp_path, capsys):

@@ -218,7 +218,7 @@ def verdict(result: dict[str, Any]) -> str:
     words = []
     for other, name in zip(others, list(result["summary"])[1:], strict=True):
         comparison = "below" if ss < other else "above" if ss > other else "the same as"
-        words.append(f"{comparison} the {TITLES[name]}'s {other:.1f} %")
+        words.append(f"{comparison} that of {TITLES[name]} ({other:.1f} %)")
     unseen = ", ".join(str(s) for s in result["outside"])
     compared = " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
     return f"At sizes it never saw, the SS-CNN's error is {ss:.1f} %, {compared} (mean over {unseen})."

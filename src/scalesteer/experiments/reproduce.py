@@ -147,10 +147,13 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
         caption = figures.FIGURES[name].description if name in figures.FIGURES else name
         page[f"figure {name}"] = f"![{caption}](../{path.as_posix()})" if (root / path).exists() else "*Not drawn yet.*"
     readme = {"results": render(get_table("1"), results, "markdown").partition("\n\n")[2].strip(), "unseen": GAP}
-    page["unseen"] = GAP
-    if (unseen := root / RESULTS / "quickstart" / "result-all.json").exists():
-        measured = json.loads(unseen.read_text())
-        readme["unseen"], page["unseen"] = quickstart.outside_sentence(measured), quickstart.readme_table(measured)
+    for name in quickstart.MORE:
+        path, page[f"unseen {name}"] = root / RESULTS / "quickstart" / f"result-{name}.json", GAP
+        if path.exists():
+            measured = json.loads(path.read_text())
+            page[f"unseen {name}"] = quickstart.readme_table(measured)
+            if name == "all":
+                readme["unseen"] = quickstart.outside_sentence(measured)
     return {README: readme, PAGE: page}
 
 
