@@ -18,7 +18,7 @@ $(READY): constraints.txt pyproject.toml
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks
+quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks, VARIANTS=1: SS-CNN without its parts
 	$(BIN)/python -m scalesteer.experiments.quickstart $(if $(filter-out 0,$(ALL)),--all) $(if $(filter-out 0,$(VARIANTS)),--variants)
 
 reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (hours on a GPU)

@@ -157,6 +157,18 @@ def test_the_lowest_scale_wins_where_the_window_is_blank(backend, options):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("padding", [2, 12])
+def test_a_window_that_lies_beyond_the_image_is_blank_too(backend, padding):
+    x = torch.rand(1, 4, 20, 20, dtype=torch.float64) + 0.1
+    winner, expected = (build(b, padding=padding)(x, return_scales=True)[1] for b in (backend, "direct"))
+    beyond = max(0, padding - 2 - 4)  # the largest window reaches 4 pixels, the disc no further
+    assert not winner[..., :beyond, :].any()
+    assert torch.equal(
+        winner[..., padding:-padding, padding:-padding], expected[..., padding:-padding, padding:-padding]
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_non_finite_pixels_show_wherever_a_window_holds_them(backend, value):
     layer = build(backend)

@@ -136,7 +136,10 @@ def _blank(x: Tensor, margin: tuple[int, int], filters: spectral.Bank, geometry:
         last = filters.basis[:, -size * size :] if isinstance(filters, spectral.Steered) else filters[-1].flatten(0, 1)
         taps = (last.detach() != 0).any(0).view(size, size).to(x.dtype).expand(geometry.groups, 1, -1, -1)
         bright = x.detach().abs().unflatten(1, (geometry.groups, -1)).amax(2)
-        if x.device.type == "cpu" and not fast.plain_only() and not (bright == 0).any():  # a GPU would have to wait
+        same = (d * (geometry.kernel_size - 1) // 2 for d in geometry.dilation)
+        centred = all(p <= s for p, s in zip(geometry.padding, same, strict=True))
+        # No window is blank if no pixel is and none lies in the border alone; a GPU would have to wait for the answer.
+        if centred and x.device.type == "cpu" and not fast.plain_only() and not (bright == 0).any():
             return torch.zeros((), dtype=torch.bool)
         (seen,) = direct_responses(bright, margin, [taps], geometry)
     return (seen == 0).repeat_interleave(fan_out // geometry.groups, dim=1)
