@@ -51,7 +51,7 @@ RECIPES = {
     ("SS-CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
     ("SS-CNN", "fmnist-scale"): Recipe(0.005, 0.1, 2),
     ("LocScaleEq-CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
-    ("LocScaleEq-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 1),
+    ("LocScaleEq-CNN", "fmnist-scale"): Recipe(0.005, 0.01, 2),
     ("LocScaleInv-CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
     ("LocScaleInv-CNN", "fmnist-scale"): Recipe(0.002, 0.1, 2),
     ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
