@@ -24,8 +24,17 @@ Record = dict[str, Any]
 
 
 def load() -> dict[str, Record]:
-    """What was measured, by device."""
-    return {name: json.loads(path.read_text()) for name in COMMANDS if (path := RESULTS / f"{name}.json").exists()}
+    """What was measured, by device. `<device>-<group>.json` is a group measured again later, in place of the first."""
+    found = {name: json.loads(path.read_text()) for name in COMMANDS if (path := RESULTS / f"{name}.json").exists()}
+    for name, result in found.items():
+        result["later"] = {}
+        for path in sorted(RESULTS.glob(f"{name}-*.json")):
+            again = json.loads(path.read_text())
+            groups = {case["group"] for case in again["measurements"]}
+            kept = [case for case in result["measurements"] if case["group"] not in groups]
+            result["measurements"] = kept + again["measurements"]
+            result["later"] |= dict.fromkeys(groups, again["environment"])
+    return found
 
 
 def parts(results: dict[str, Record]) -> dict[str, str]:
@@ -59,8 +68,7 @@ def of_group(result: Record, group: str) -> list[Record]:
 def section(result: Record, name: str) -> str:
     """All about one device."""
     about = result["environment"]
-    versions = f"torch {about['torch']}, Python {about['python']}, commit {about['commit']}"
-    blocks = [f"{about['device']}, CPU threads: {about['threads']}; {versions}; `{about['command']}`."]
+    blocks = [f"{about['device']}, CPU threads: {about['threads']}; {origin(about)}"]
     if about["load"] > 0.5 * about["threads"]:
         blocks.append(f"Provisional: other work kept the machine busy (load {about['load']}), which spoils times.")
     if networks := of_group(result, "network"):
@@ -74,8 +82,14 @@ def section(result: Record, name: str) -> str:
         blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), room(sweep)]
     for group, title in (("large", "**A large image:**"), ("baselines", "**The compared networks:**")):
         if cases := of_group(result, group):
-            blocks += [title, contender_table(cases)]
+            later = result["later"].get(group)
+            blocks += [f"{title} {origin(later)}" if later else title, contender_table(cases)]
     return "\n\n".join(filter(None, blocks))
+
+
+def origin(about: Record) -> str:
+    """Where numbers come from."""
+    return f"torch {about['torch']}, Python {about['python']}, commit {about['commit'][:7]}; `{about['command']}`."
 
 
 def headline(networks: list[Record]) -> str:

@@ -34,6 +34,27 @@ def test_the_page_on_speed_is_that_of_the_measured_times():
         assert plots.fill(text, parts(speed.load())) == text
 
 
+def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, monkeypatch):
+    def write(name, commit, **rates):
+        cases = [
+            {"group": group, "train": True, "batch": 1, "precision": "float32", "graph": False}
+            | {"contenders": {"a net": {"ms": 1, "q1": 1, "q3": 1, "images_per_s": rate}}}
+            for group, rate in rates.items()
+        ]
+        about = {"torch": "2", "python": "3", "device": "d", "threads": 2, "load": 0, "command": f"measure {name}"}
+        (tmp_path / name).write_text(json.dumps({"environment": about | {"commit": commit}, "measurements": cases}))
+
+    monkeypatch.setattr(speed, "RESULTS", tmp_path)
+    write("cpu.json", "a" * 40, large=111, baselines=222)
+    write("cpu-baselines.json", "b" * 40, baselines=333)
+    large, compared = speed.section(speed.load()["cpu"], "cpu").split("**The compared networks:**")
+    assert "| 111 |" in large
+    assert "commit aaaaaaa; `measure cpu.json`." in large
+    assert "| 333 |" in compared
+    assert "222" not in compared
+    assert compared.startswith(" torch 2, Python 3, commit bbbbbbb; `measure cpu-baselines.json`.")
+
+
 def test_the_page_on_speed_takes_failures_and_gaps():
     result = speed.load()["cpu"]
     for case in result["measurements"]:

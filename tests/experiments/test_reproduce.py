@@ -111,6 +111,26 @@ def test_ratios_are_ours_beside_the_papers():
     assert f"| SS-CNN / LocScaleInv-CNN | {GAP} | 0.58 |" in shown
 
 
+def test_distorted_images_are_the_same_for_all():
+    rows = get_table("2").rows
+    errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.03, "LocScaleInv-CNN": 0.04, "Plain CNN": 0.05}
+
+    def tested(splits):
+        found = {
+            (m, i): dict.fromkeys(("0", "10", "20", "30", "40"), e + 0.01 * i)
+            for m, e in errors.items()
+            for i in splits
+        }
+        return {rows[m][0].runs[i]: {"errors": strengths} for (m, i), strengths in found.items()}
+
+    apart = tested([0, 2, 5])
+    del apart[rows["Plain CNN"][0].runs[2]]  # one network of split 2 is missing
+    shown = reproduce.distorted(Results({}, apart))
+    assert "| error in %, split 0, 5 | α = 0 |" in shown
+    assert "| SS-CNN | 4.50 ± 3.54 |" in shown
+    assert f"| Plain CNN | {GAP} |" in reproduce.distorted(EMPTY)
+
+
 def test_recipes_say_what_validation_chose():
     assert reproduce.recipes(EMPTY).count("(not tuned yet)") == 10
     runs = tuning_runs("SS-CNN", "mnist-scale")
@@ -124,7 +144,8 @@ def test_forecast_is_from_runs_that_cost_the_same():
     measured = {
         replace(one, split=i, lr=0.1): invented(one, 0.02) | {"seconds": s} for i, s in ((0, 1000.0), (1, 3000.0))
     }
-    results = Results(measured, {})
+    away = invented(one, 0.02) | {"seconds": 90_000.0, "environment": {"device": "a slow one"}}
+    results = Results(measured | {replace(one, split=2): away}, {})
     alike, longer = [replace(one, split=i) for i in range(6)], replace(one, epochs=61)
     assert reproduce.forecast(alike, results) == (
         "6 runs to make; 6 of them take about 3.3 hours of training on a device."

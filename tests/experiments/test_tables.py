@@ -27,8 +27,9 @@ from scalesteer.experiments.tables import (
 COMMITTED = Path(__file__).parents[2] / "results"
 
 
-def finished(config, test_error, val_error=0.5):
-    return {"status": "finished", "test_error": test_error, "val_error": val_error, "config": config.to_dict()}
+def finished(config, test_error, val_error=0.5, device="a GPU", **more):
+    about = {"config": config.to_dict(), "environment": {"device": device}}
+    return {"status": "finished", "test_error": test_error, "val_error": val_error, **about, **more}
 
 
 def failed(config):
@@ -101,6 +102,19 @@ def test_best_on_validation_is_shown_under_distortion():
     assert "| SS-CNN | 5.00 (2 of 6, 1 failed) | 1.87 | 6.25 (2 of 6, 1 failed) | 5.6 |" in shown
 
 
+def test_runs_of_another_device_are_named_and_not_timed():
+    table = get_table("ablations")
+    runs = table.rows["LocScaleEq-CNN, 28 px"][0].runs
+    devices = dict(zip(runs, ("a GPU", "a GPU", "a CPU"), strict=True))
+    costs = {"a GPU": {"parameters": 7, "seconds": 20}, "a CPU": {"parameters": 7, "seconds": 5000}}
+    measured = {c: finished(c, 0.02 + 0.01 * c.split, device=d, **costs[d]) for c, d in devices.items()}
+    shown = render(table, Results(measured, {}), "markdown")
+    assert "| LocScaleEq-CNN, 28 px | 3.00 ± 1.00 | – | 7 | 20 |" in shown
+    assert shown.endswith(f"\n\nTrained on a CPU: {runs[2].name}.\n")
+    alike = {config: finished(config, 0.02, **costs["a GPU"]) for config in runs}
+    assert "Trained on" not in render(table, Results(alike, {}), "markdown")
+
+
 def test_every_table_is_shown_without_results(tmp_path):
     results = collect(tmp_path)
     for name in TABLES:
@@ -150,7 +164,8 @@ def test_part_of_a_table():
 
 
 def tuned(config, val_error, val_loss=0.1):
-    return {"status": "finished", "val_error": val_error, "val_loss": val_loss, "config": config.to_dict()}
+    about = {"config": config.to_dict(), "environment": {"device": "a GPU"}}
+    return {"status": "finished", "val_error": val_error, "val_loss": val_loss, **about}
 
 
 def test_validation_chooses_the_lowest_error_and_then_loss():

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from scalesteer.data import ELASTIC_ALPHAS
+from scalesteer.data.scale import SPLITS
 from scalesteer.experiments import figures, quickstart
 from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.results import Result, Results, collect, mean_and_std
@@ -93,15 +95,17 @@ def reproduce(
 def forecast(todo: Iterable[RunConfig], results: Results) -> str:
     """How long runs will take one after another, as far as results of runs that cost the same tell.
 
-    Training is counted, evaluation is not.
+    Training is counted, evaluation is not; of several devices the one that made most runs.
     """
 
     def cost(config: RunConfig) -> RunConfig:
         return replace(config, split=0, seed=0, lr=1.0, weight_decay=0.0, tuning=False)
 
     known: dict[RunConfig, list[Result]] = {}
+    elsewhere = results.elsewhere(results.runs)
     for config in results.finished(results.runs):
-        known.setdefault(cost(config), []).append(results.runs[config])
+        if config not in elsewhere:
+            known.setdefault(cost(config), []).append(results.runs[config])
     todo = list(todo)
     alike = [known[cost(config)] for config in todo if cost(config) in known]
     said = [f"{len(todo)} runs to make"]
@@ -136,6 +140,7 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
         "recipes": recipes(results),
         "pairs": pairs(results),
         "ratios": ratios(results),
+        "distorted": distorted(results),
         "scales": scales(results),
         "costs": costs(results),
         "checks": checks(results),
@@ -196,6 +201,19 @@ def ratios(results: Results) -> str:
             line.append(f"{ours[0] / ours[1]:.2f}" if ours[0] is not None and ours[1] else GAP)
             line.append(f"{float(top.paper) / float(bottom.paper):.2f}")
         lines.append(line)
+    return layout(lines).strip()
+
+
+def distorted(results: Results) -> str:
+    """Table 2 on the same images for all: the mean over the splits in which every method has been tested."""
+    table = get_table("2")
+    networks = {method: row[0].runs for method, row in table.rows.items()}
+    tested = [i for i in SPLITS if all(runs[i] in results.elastic for runs in networks.values())]
+    lines = [[f"error in %, split {', '.join(map(str, tested))}", *table.columns]]
+    for method, runs in networks.items():
+        found = [results.elastic[runs[i]]["errors"] for i in tested]
+        errors = [[100 * errors[f"{alpha:g}"] for errors in found] for alpha in ELASTIC_ALPHAS]
+        lines.append([method, *(spread(values) if values else GAP for values in errors)])
     return layout(lines).strip()
 
 

@@ -46,6 +46,12 @@ class Results:
         errors = map(self.test_errors, zip(first, second, strict=True))
         return [100 * (pair[0] - pair[1]) for pair in errors if len(pair) == 2]
 
+    def elsewhere(self, configs: Iterable[RunConfig]) -> dict[RunConfig, str]:
+        """The finished runs that were made on another device than most of them, and on which."""
+        devices = {c: self.runs[c]["environment"]["device"] for c in self.finished(configs)}
+        usual = statistics.mode(devices.values()) if devices else ""
+        return {config: device for config, device in devices.items() if device != usual}
+
     def best(self, configs: Iterable[RunConfig]) -> RunConfig | None:
         """The finished run with the lowest error on validation data; the test has no say."""
         return min(self.finished(configs), key=lambda c: self.runs[c]["val_error"], default=None)

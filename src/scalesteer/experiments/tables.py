@@ -57,8 +57,7 @@ RECIPES = {
     ("Plain CNN", "mnist-scale"): Recipe(0.005, 0.1, 2),
     ("Plain CNN", "fmnist-scale"): Recipe(0.002, 0.1, 2),
 }
-"""What tuning chose; where it has not run, one point of the grid with the paper's input size. MNIST-scale-local-2 is
-made of the same digits and uses the recipe of MNIST-Scale."""
+"""What tuning chose. MNIST-scale-local-2 is made of the same digits and uses the recipe of MNIST-Scale."""
 
 FEW_IMAGES: dict[int, dict[str, Any]] = {
     100: {"batch_size": 25, "epochs": 300},
@@ -77,7 +76,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "two scales: 7, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[-1])},
     "three scales: 7, 11, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[2], PAPER_SCALES[-1])},
     "eleven scales: 7, 8, …, 17": {"scales": tuple(size / 7 for size in range(7, 18))},
-    "six scales: 7, 9, 13, 17, 23, 33": {"scales": tuple(size / 7 for size in (7, 9, 13, 17, 23, 33))},
     "m = 0": {"m": 0.0},
     "m = 0.5": {"m": 0.5},
     "m = 2": {"m": 2.0},
@@ -256,7 +254,8 @@ def get_table(name: str) -> Table:
 def render(table: Table, results: Results, style: str = "text") -> str:
     """A table as text or Markdown, errors in %: ours (mean ± standard deviation over splits) beside the paper's.
 
-    A cell without results is a dash; one that lacks runs says how many it has; failed runs are named below.
+    A cell without results is a dash; one that lacks runs says how many it has. Runs that failed, and those of another
+    device than most, are named below.
 
     Args:
         table: What to show.
@@ -267,6 +266,9 @@ def render(table: Table, results: Results, style: str = "text") -> str:
     title = f"{f'Table {table.name}' if table.name.isdigit() else table.name.capitalize()}. {table.title}"
     failed = results.failed(table.runs)
     notes = [f"{config.name} failed and is left out: {results.runs[config].get('reason')}." for config in failed]
+    elsewhere = results.elsewhere(table.runs)
+    for device in sorted(set(elsewhere.values())):
+        notes.append(f"Trained on {device}: {', '.join(c.name for c in elsewhere if elsewhere[c] == device)}.")
     return layout(lines, title, notes, style)
 
 
@@ -306,12 +308,15 @@ def _tuning_lines(table: Table, results: Results) -> list[list[str]]:
 
 
 def _ablation_lines(table: Table, results: Results) -> list[list[str]]:
+    elsewhere = results.elsewhere(table.runs)
     lines = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
     for name, (variant, base) in table.rows.items():
         changes = results.differences(variant.runs, base.runs)
         difference = GAP if not changes else "base" if variant == base else spread(changes, "+.2f")
-        found = [results.runs[config] for config in results.finished(variant.runs)]
-        lines.append([name, show(variant, results), difference, *(mean(found, k) for k in ("parameters", "seconds"))])
+        found = {config: results.runs[config] for config in results.finished(variant.runs)}
+        timed = [result for config, result in found.items() if config not in elsewhere]
+        costs = mean(list(found.values()), "parameters"), mean(timed, "seconds")
+        lines.append([name, show(variant, results), difference, *costs])
     return lines
 
 
