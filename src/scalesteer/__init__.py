@@ -1,4 +1,4 @@
-"""Scale-steerable convolutions for PyTorch: vision that does not care how large things appear."""
+"""Scale-steerable convolutions for PyTorch: one set of weights for things of many sizes."""
 
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import create_model, list_models

@@ -1,10 +1,12 @@
 """With no results the page has gaps; with results it has their numbers, and nothing else is ever written."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scalesteer.experiments import figures, reproduce
@@ -62,7 +64,9 @@ def test_without_results_there_are_gaps_only(checkout):
     assert f"| SS-CNN | {GAP} | 1.91 ± 0.04 | {GAP} | 14.24 ± 0.31 |" in shown
     page = (checkout / "docs" / "reproduction.md").read_text()
     assert "Not drawn yet" in page
-    generated = "".join(re.findall(r"<!-- (?:pairs|scales|costs|claims|checks) -->\n(.*?)<!-- end -->", page, re.S))
+    generated = "".join(
+        re.findall(r"<!-- (?:pairs|scales|costs|claims|checks|distorted) -->\n(.*?)<!-- end -->", page, re.S)
+    )
     assert not re.search(r"\d\.\d\d|yes|no\*", generated)
 
 
@@ -72,7 +76,7 @@ def test_numbers_come_from_the_results(checkout):
     reproduce.reproduce(checkout, runs=checkout / "runs")
     assert "| SS-CNN | 2.05 ± 0.19 | 1.91 ± 0.04 | 18.25 ± 0.19 |" in (checkout / "README.md").read_text()
     page = (checkout / "docs" / "reproduction.md").read_text()
-    assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | 6 of 6 |" in page
+    assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | **-0.40 to -0.40** | 6 of 6 |" in page
     assert "| SS-CNN | 1,000 | 60 | 1,000 | 60 | 12.0 (12 runs) |" in page
     assert "Time of training on a device." in page
     assert "| SS-CNN | 2.05 | 4.10 | 6.15 | 8.20 | 10.25 | 12.30 | 14.35 |" in page
@@ -95,6 +99,39 @@ def test_claims_compare_complete_rows_only(monkeypatch):
     runs = dict(whole.runs)
     del runs[get_table("1").rows["SS-CNN"][0].runs[5]]
     assert f"| SS-CNN has the lowest error on MNIST-Scale | {GAP} |" in reproduce.claims(Results(runs, {}))
+
+
+def test_par_with_the_transformer_allows_a_tenth_more():
+    rows, runs = get_table("2").rows, first_table(["ss-cnn", "spatial-transformer"]).runs
+    for ratio, said in ((1.09, "yes"), (1.11, r"\*\*no\*\*")):
+        elastic = {}
+        for method, error in (("SS-CNN", 0.1 * ratio), ("Spatial Transformer", 0.1)):
+            elastic[rows[method][0].runs[0]] = {"errors": dict.fromkeys(("0", "10", "20", "30", "40"), error)}
+        assert re.search(rf"\| SS-CNN is on par .* \| {said} \|", reproduce.claims(Results(runs, elastic)))
+
+
+def test_an_interval_is_students():
+    for degrees, point in enumerate(reproduce.STUDENT, start=1):
+        t = np.linspace(-point, point, 100_001)
+        scale = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
+        inside = np.trapezoid(scale * (1 + t**2 / degrees) ** (-(degrees + 1) / 2), t)
+        assert inside == pytest.approx(0.95, abs=1e-4)
+    reach = 4.303 * 0.2 / math.sqrt(3)
+    shown = f"{0.1 - reach:+.2f} to {0.1 + reach:+.2f}"
+    assert reproduce._compared([-0.1, 0.1, 0.3]) == ("+0.10 ± 0.20", shown, "1 of 3")
+    assert reproduce._compared([0.2]) == ("+0.20", GAP, "0 of 1")
+    assert reproduce._compared([]) == (GAP, GAP, GAP)
+
+
+def test_the_papers_input_sizes_are_compared_on_the_same_splits():
+    rows = get_table("ablations").rows
+    errors = {"SS-CNN, 56 px": 0.02, "Spatial Transformer, 28 px": 0.03, "SS-CNN, 28 px": 0.5}
+    found = {run: invented(run, error) for row, error in errors.items() for run in rows[row][0].runs}
+    del found[rows["Spatial Transformer, 28 px"][0].runs[1]]
+    shown = reproduce.sizes(Results(found, {}))
+    assert "| Spatial Transformer, 28 px | 3.00 ± 0.00 (2 of 3) | 1.97 ± 0.09 | -1.00 ± 0.00 | 2 of 2 |" in shown
+    assert f"| SS-CNN, 56 px | 2.00 ± 0.00 | 1.91 ± 0.04 | {GAP} | {GAP} |" in shown
+    assert f"| LocScaleEq-CNN, 28 px | {GAP} | 2.44 ± 0.07 | {GAP} | {GAP} |" in shown
 
 
 def test_ratios_are_ours_beside_the_papers():

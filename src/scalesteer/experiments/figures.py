@@ -381,7 +381,7 @@ def plot_sensitivity(orders: Sequence[float] = (0.5, 1.0, 2.0, 4.0)) -> Figure:
             left.axvline(periods[order], color=colour, linestyle=":", linewidth=1)
     left.set_xlabel("scaling of the image s (dotted: one period)")
     left.set_ylabel("Re of the response, relative to s = 1")
-    left.legend(fontsize=8, loc="lower left")
+    left.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=5, frameon=False, columnspacing=1)
     fine = np.linspace(min(orders), max(orders), 100)
     right.semilogy(fine, np.exp(2 * np.pi / fine), color="grey", label="theory, $e^{2\\pi/k}$")
     right.semilogy(list(periods), list(periods.values()), "o", color=COLOURS[1], label="measured")

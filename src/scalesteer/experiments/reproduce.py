@@ -33,6 +33,7 @@ from scalesteer.experiments.tables import (
     mean,
     mean_error,
     render,
+    show,
     spread,
 )
 from scalesteer.experiments.train import SCALE_BINS
@@ -44,6 +45,7 @@ TRAINED = (
     *("centrality", "entanglement"),
 )
 UNTRAINED = ("sensitivity", "resizing")
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)  # 97.5 % points of Student's t, from one degree of freedom on
 
 
 def reproduce(
@@ -139,6 +141,7 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
     page |= {
         "recipes": recipes(results),
         "pairs": pairs(results),
+        "sizes": sizes(results),
         "ratios": ratios(results),
         "distorted": distorted(results),
         "scales": scales(results),
@@ -177,16 +180,39 @@ def recipes(results: Results) -> str:
 
 def pairs(results: Results) -> str:
     """SS-CNN against each other method, split by split: all see the same images."""
-    lines = [["SS-CNN minus", "mean ± std of the differences", "SS-CNN lower in"]]
+    lines = [["SS-CNN minus", "mean ± std of the differences", "95 % interval of the mean", "SS-CNN lower in"]]
     for name in ("1", "3"):
         table = get_table(name)
         for i, column in enumerate(table.columns):
             for method, row in table.rows.items():
-                if method == "SS-CNN":
-                    continue
-                changes = results.differences(table.rows["SS-CNN"][i].runs, row[i].runs)
-                lower = f"{sum(c < 0 for c in changes)} of {len(changes)}" if changes else GAP
-                lines.append([f"{method}, {column}", spread(changes, "+.2f") if changes else GAP, lower])
+                if method != "SS-CNN":
+                    changes = results.differences(table.rows["SS-CNN"][i].runs, row[i].runs)
+                    lines.append([f"{method}, {column}", *_compared(changes)])
+    return layout(lines).strip()
+
+
+def _compared(changes: list[float]) -> tuple[str, str, str]:
+    """Differences of pairs: mean and spread, Student's interval (bold where zero is outside), how often below zero."""
+    if not changes:
+        return GAP, GAP, GAP
+    interval, (centre, std) = GAP, mean_and_std(changes)
+    if std is not None and len(changes) - 2 < len(STUDENT):
+        reach = STUDENT[len(changes) - 2] * std / len(changes) ** 0.5
+        interval = f"{centre - reach:+.2f} to {centre + reach:+.2f}"
+        interval = f"**{interval}**" if reach < abs(centre) else interval
+    return spread(changes, "+.2f"), interval, f"{sum(c < 0 for c in changes)} of {len(changes)}"
+
+
+def sizes(results: Results) -> str:
+    """MNIST-Scale with the input sizes that the paper has for each method, on the splits of the ablations."""
+    rows = get_table("ablations").rows
+    ours = rows["SS-CNN, 56 px"][0]
+    lines = [["input size of the paper, error in %", "here", "paper", "SS-CNN minus it", "SS-CNN lower in"]]
+    for method, (cell, *_) in get_table("1").rows.items():
+        own = ours if method == "SS-CNN" else rows[f"{method}, 28 px"][0]
+        difference, _, lower = _compared(results.differences(ours.runs, own.runs) if own is not ours else [])
+        size = 56 if own is ours else 28
+        lines.append([f"{method}, {size} px", show(own, results), cell.paper or GAP, difference, lower])
     return layout(lines).strip()
 
 
@@ -283,26 +309,33 @@ def checks(results: Results) -> str:
 def claims(results: Results) -> str:
     """What the paper concludes from its tables, and whether our numbers say the same."""
     others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
-    first, second, third = (get_table(name).rows for name in ("1", "2", "3"))
-    said = {
-        "SS-CNN has the lowest error on MNIST-Scale": [(first["SS-CNN"][0], first[m][0]) for m in others],
+    first, second, third, variants = (get_table(name).rows for name in ("1", "2", "3", "ablations"))
+    small, large = ({m: variants[f"{m}, {size} px"][0] for m in METHODS} for size in (28, 56))
+    said: dict[str, list[tuple[Cell, Cell, float]]] = {
+        "SS-CNN has the lowest error on MNIST-Scale": [(first["SS-CNN"][0], first[m][0], 1) for m in others],
+        "the same with the paper's input sizes (splits 0 to 2)": [(large["SS-CNN"], small[m], 1) for m in others],
+        "A larger input helps SS-CNN": [(large["SS-CNN"], small["SS-CNN"], 1)],
+        "A larger input does not help the others": [(small[m], large[m], 1) for m in others],
         "Spatial Transformer has the lowest error on FMNIST-Scale": [
-            (first[others[0]][1], first[m][1]) for m in ("SS-CNN", *others[1:])
+            (first[others[0]][1], first[m][1], 1) for m in ("SS-CNN", *others[1:])
         ],
         "SS-CNN has a lower error on FMNIST-Scale than both other locally invariant networks": [
-            (first["SS-CNN"][1], first[m][1]) for m in others[1:]
+            (first["SS-CNN"][1], first[m][1], 1) for m in others[1:]
         ],
-        "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion": list(
-            zip(second["SS-CNN"], second["LocScaleInv-CNN"], strict=True)
-        ),
-        "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images": list(
-            zip(third["SS-CNN"], third["Spatial Transformer"], strict=True)
-        ),
+        "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion": [
+            (*pair, 1) for pair in zip(second["SS-CNN"], second["LocScaleInv-CNN"], strict=True)
+        ],
+        "SS-CNN is on par with Spatial Transformer at every strength (at most 1.1 times its error, as in the paper)": [
+            (*pair, 1.1) for pair in zip(second["SS-CNN"], second["Spatial Transformer"], strict=True)
+        ],
+        "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images": [
+            (*pair, 1) for pair in zip(third["SS-CNN"], third["Spatial Transformer"], strict=True)
+        ],
     }
     lines = [["claim of the paper", "here"]]
     for claim, compared in said.items():
-        ours = [(final(low, results), final(high, results)) for low, high in compared]
-        known = [low < high for low, high in ours if low is not None and high is not None]
+        ours = [(final(low, results), final(high, results), times) for low, high, times in compared]
+        known = [low < times * high for low, high, times in ours if low is not None and high is not None]
         lines.append([claim, GAP if len(known) < len(ours) else "yes" if all(known) else "**no**"])
     return layout(lines).strip()
 
