@@ -194,7 +194,6 @@ INTERRUPTED = """
 import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from scalesteer import LogRadialBasis
 from scalesteer.experiments import quickstart
 quickstart.home = lambda: Path(sys.argv[1])
 sys.exit(quickstart.main([]))

@@ -152,7 +152,7 @@ def test_distorted_images_are_the_same_for_all():
     rows = get_table("2").rows
     errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.03, "LocScaleInv-CNN": 0.04, "Plain CNN": 0.05}
 
-    def tested(splits):
+    def measured(splits):
         found = {
             (m, i): dict.fromkeys(("0", "10", "20", "30", "40"), e + 0.01 * i)
             for m, e in errors.items()
@@ -160,7 +160,7 @@ def test_distorted_images_are_the_same_for_all():
         }
         return {rows[m][0].runs[i]: {"errors": strengths} for (m, i), strengths in found.items()}
 
-    apart = tested([0, 2, 5])
+    apart = measured([0, 2, 5])
     del apart[rows["Plain CNN"][0].runs[2]]  # one network of split 2 is missing
     shown = reproduce.distorted(Results({}, apart))
     assert "| error in %, split 0, 5 | α = 0 |" in shown
