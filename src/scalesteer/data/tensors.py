@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .._checks import integer, real
-from .elastic import ELASTIC_SIGMA, distort
+from .elastic import ELASTIC_SIGMA, distort, move
 from .scale import Part, SplitSpec, load_part
 
 
@@ -83,6 +83,11 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     def distorted(self, alpha: float, *, sigma: float = ELASTIC_SIGMA, seed: int = 0) -> "ImageSet":
         """The same set with every image elastically deformed; see :func:`.elastic.distort`."""
         images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha, sigma=sigma, seed=seed))
+        return replace(self, images=images.to(self.device))
+
+    def moved(self, pixels: float) -> "ImageSet":
+        """The same set with every image moved left and up; see :func:`.elastic.move`."""
+        images = torch.from_numpy(move(self.images.cpu().numpy(), pixels))
         return replace(self, images=images.to(self.device))
 
     def batches(

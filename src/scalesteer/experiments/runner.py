@@ -15,7 +15,7 @@ from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
 from scalesteer.data.store import require
 from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.results import Result, collect, publish
-from scalesteer.experiments.tables import Table, get_table
+from scalesteer.experiments.tables import MOVES, Table, get_table
 from scalesteer.experiments.train import (
     RunError,
     environment,
@@ -99,6 +99,8 @@ def evaluate_elastic(
 ) -> Result:
     """Test the model of a finished run under elastic distortion of each strength, and publish that.
 
+    It is also tested on images that are moved by half a pixel, which blurs them without distortion, and by a whole one.
+
     Raises:
         CheckpointError: If the directory holds no model.
     """
@@ -107,8 +109,15 @@ def evaluate_elastic(
     model, images = model.to(place), load(config, "test", data_dir).to(place)
     bar = require("tqdm").tqdm(alphas, desc=f"{config.name}, elastic", disable=None)
     errors = {f"{a:g}": evaluate(model, images.distorted(a), config.precision)["error"] for a in bar}
+    moved = {f"{pixels:g}": evaluate(model, images.moved(pixels), config.precision)["error"] for pixels in MOVES}
     about = {"command": f"scalesteer run 2 --splits {config.split}", **environment(images)}
-    result = {"config": config.to_dict(), "sigma": ELASTIC_SIGMA, "errors": errors, "environment": about}
+    result = {
+        "config": config.to_dict(),
+        "sigma": ELASTIC_SIGMA,
+        "errors": errors,
+        "moved": moved,
+        "environment": about,
+    }
     publish(result, results, "elastic")
     return result
 
