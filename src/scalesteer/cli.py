@@ -244,12 +244,13 @@ class RunTable:
 
     Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table
     3 with less training data on MNIST-scale-local-2. `tuning` tries the settings to choose from on validation data,
-    `ablations` changes one thing at a time. Repeat the command after an interruption.
+    `ablations` changes one thing at a time, `choices` combines what the paper leaves open about the filters. Repeat the
+    command after an interruption.
 
     Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
 
-    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3,tuning,ablations}")]]
+    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3,tuning,ablations,choices}")]]
     """Which table."""
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits."""
@@ -279,12 +280,12 @@ class RunTable:
 @app.command(name="table")
 @dataclass(frozen=True)
 class ShowTable:
-    """Print the paper's tables with our numbers beside the paper's, tuning and ablations; what is missing is a gap.
+    """Print the paper's tables with our numbers beside the paper's, and those of our own; what is missing is a gap.
 
     Example: scalesteer table 1 --format markdown
     """
 
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3,tuning,ablations}")]] = None
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3,tuning,ablations,choices}")]] = None
     """Which table; by default all."""
     format: Literal["text", "markdown"] = "text"
     """For a terminal or for a document."""
@@ -313,8 +314,8 @@ class Reproduce:
 
     fresh: bool = False
     """Make the runs, also those that results/ has: their new results take the place of the old."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{1,2,3,tuning,ablations}...")] = (
-        "tuning", "1", "2", "3", "ablations"
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{1,2,3,tuning,ablations,choices}...")] = (
+        "tuning", "1", "2", "3", "ablations", "choices"
     )  # fmt: skip
     """With --fresh, which tables to run."""
     jobs: int = 1

@@ -64,9 +64,8 @@ def test_without_results_there_are_gaps_only(checkout):
     assert f"| SS-CNN | {GAP} | 1.91 ± 0.04 | {GAP} | 14.24 ± 0.31 |" in shown
     page = (checkout / "docs" / "reproduction.md").read_text()
     assert "Not drawn yet" in page
-    generated = "".join(
-        re.findall(r"<!-- (?:pairs|scales|costs|claims|checks|distorted) -->\n(.*?)<!-- end -->", page, re.S)
-    )
+    names = "pairs|scales|costs|claims|checks|distorted|repeats|effects"
+    generated = "".join(re.findall(rf"<!-- (?:{names}) -->\n(.*?)<!-- end -->", page, re.S))
     assert not re.search(r"\d\.\d\d|yes|no\*", generated)
 
 
@@ -111,7 +110,8 @@ def test_par_with_the_transformer_allows_a_tenth_more():
 
 
 def test_an_interval_is_students():
-    for degrees, point in enumerate(reproduce.STUDENT, start=1):
+    for values, point in reproduce.STUDENT.items():
+        degrees = values - 1
         t = np.linspace(-point, point, 100_001)
         scale = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
         inside = np.trapezoid(scale * (1 + t**2 / degrees) ** (-(degrees + 1) / 2), t)
@@ -148,24 +148,76 @@ def test_ratios_are_ours_beside_the_papers():
     assert f"| SS-CNN / LocScaleInv-CNN | {GAP} | 0.58 |" in shown
 
 
+def distorted_networks(error):
+    """Every network of Table 2 with invented errors under distortion: `error(row, split)`, four times that if moved."""
+    rows = get_table("2").rows
+    return {
+        config: {
+            "errors": dict.fromkeys(("0", "10", "20", "30", "40"), error(name, config.split)),
+            "moved": dict.fromkeys(("0.5", "1"), 4 * error(name, config.split)),
+        }
+        for name, row in rows.items()
+        for config in row[0].runs
+    }
+
+
 def test_distorted_images_are_the_same_for_all():
     rows = get_table("2").rows
-    errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.03, "LocScaleInv-CNN": 0.04, "Plain CNN": 0.05}
-
-    def measured(splits):
-        found = {
-            (m, i): dict.fromkeys(("0", "10", "20", "30", "40"), e + 0.01 * i)
-            for m, e in errors.items()
-            for i in splits
-        }
-        return {rows[m][0].runs[i]: {"errors": strengths} for (m, i), strengths in found.items()}
-
-    apart = measured([0, 2, 5])
-    del apart[rows["Plain CNN"][0].runs[2]]  # one network of split 2 is missing
+    apart = distorted_networks(lambda name, split: 0.02 + 0.01 * split + 0.001 * split * (name == "Plain CNN"))
+    for split, name in ((1, "SS-CNN"), (2, "Plain CNN"), (3, "SS-CNN, basis area"), (4, "LocScaleInv-CNN")):
+        del apart[rows[name][0].runs[split]]  # in these splits one network is missing
     shown = reproduce.distorted(Results({}, apart))
-    assert "| error in %, split 0, 5 | α = 0 |" in shown
+    assert "| error in %, splits 0, 5 | α = 0 |" in shown
     assert "| SS-CNN | 4.50 ± 3.54 |" in shown
+    assert "| 4.50 ± 3.54 | 18.00 ± 14.14 | 18.00 ± 14.14 |\n" in shown  # moved
+    assert "| LocScaleInv-CNN | +0.00 to +0.00 |" in shown
+    reach = 12.706 * 0.5 / 2  # of 0 and -0.5
+    assert f"| Plain CNN | {-0.25 - reach:+.2f} to {-0.25 + reach:+.2f} |" in shown
     assert f"| Plain CNN | {GAP} |" in reproduce.distorted(EMPTY)
+
+
+def test_ratios_of_means_are_over_the_same_splits():
+    twice = distorted_networks(lambda name, split: 0.01 * (1 + split) * (1 + (name == "SS-CNN")))
+    shown = reproduce.ratios(Results({}, twice))
+    assert shown.count("| means over splits | 2.00 |") == 2
+    assert f"| SS-CNN / Spatial Transformer | {GAP} | 1.00 |" in shown  # no run tells which network is the best
+
+
+def test_repeats_stand_beside_the_run_in_the_tables():
+    first, second = get_table("1").rows["SS-CNN"][0].runs[:2]
+    known = {config: invented(config, 0.02) for config in (first, second)}
+    again = {first: [invented(first, 0.024), invented(first, 0.022)], second: [invented(second, 0.018)]}
+    shown = reproduce.repeats(Results(known, {}, again))
+    gaps = " | ".join([GAP] * 4)
+    assert f"| SS-CNN, 56 px, in the tables | 2.00 | 2.00 | {gaps} | 2.00 |" in shown
+    assert f"| SS-CNN, 56 px, made again (1) | 2.40 | 1.80 | {gaps} | 2.10 |" in shown
+    assert f"| SS-CNN, 56 px, made again (2) | 2.20 | {GAP} | {gaps} | 2.20 |" in shown
+    assert f"its kind: {math.sqrt((2 * 0.2**2 + 2 * 0.1**2) / 3):.2f}." in shown
+
+
+def test_repeats_are_collected_beside_the_runs(tmp_path):
+    config = RunConfig("plain-cnn")
+    publish(invented(config, 0.02), tmp_path)
+    for number, error in ((1, 0.03), (2, 0.01)):
+        publish(invented(config, error), tmp_path, "repeats").rename(tmp_path / "repeats" / f"{number}.json")
+    found = collect(tmp_path)
+    assert found.test_errors([config]) == [0.02]
+    assert [result["test_error"] for result in found.repeats[config]] == [0.03, 0.01]
+
+
+def test_an_effect_is_between_runs_that_are_alike_in_all_else():
+    cells = {name: row[0] for name, row in get_table("choices").rows.items()}
+    known = {
+        config: invented(config, 0.01 + 0.002 * ("areas" in name) + 0.004 * ("crop" in name) + 0.001 * config.split)
+        for name, cell in cells.items()
+        for config in cell.runs
+    }
+    shown = reproduce.effects(Results(known, {}))
+    assert "| points: areas | +0.20 ± 0.00 | **+0.20 to +0.20** | 0 of 24 |" in shown
+    assert "| disc: crop | +0.40 ± 0.00 | **+0.40 to +0.40** | 0 of 24 |" in shown
+    assert "| m = 1: m = 0.5 | +0.00 ± 0.00 | +0.00 to +0.00 | 0 of 24 |" in shown
+    del known[cells["points, m = 1, disc, six scales"].runs[0]]
+    assert f"| points: areas | +0.20 ± 0.00 | {GAP} | 0 of 23 |" in reproduce.effects(Results(known, {}))
 
 
 def test_recipes_say_what_validation_chose():

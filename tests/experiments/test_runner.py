@@ -49,7 +49,11 @@ def test_table_is_run_published_and_not_run_again(cache, table, tiny, undisturbe
     best = found.best(table.runs)
     model, _ = load_model(tmp_path / "runs" / best.name)
     distorted = evaluate(model, load(best, "test").distorted(30))["error"]
+    moved = evaluate(model, load(best, "test").moved(1))["error"]
+    assert set(found.elastic) == set(table.runs)
     assert found.elastic[best]["errors"] == {"0": found.runs[best]["test_error"], "30": distorted}
+    assert set(found.elastic[best]["moved"]) == {"0.5", "1"}
+    assert found.elastic[best]["moved"]["1"] == moved
     assert f"| Plain | {100 * found.runs[best]['test_error']:.2f} | – |" in render(table, found, "markdown")
     for path in (tmp_path / "results").rglob("*.json"):
         assert str(tmp_path) not in path.read_text()
@@ -138,7 +142,7 @@ def test_result_without_its_model_is_told(cache, table, undisturbed, tmp_path):
     for path in (tmp_path / "results" / "elastic").iterdir():
         path.unlink()
     problems = run_table(table, **{**places(tmp_path), "runs": tmp_path / "elsewhere"})
-    assert len(problems) == 1
-    assert "no checkpoint can be read at" in problems[0]
+    assert len(problems) == len(table.runs)
+    assert all("no checkpoint can be read at" in problem for problem in problems)
     written = evaluate_elastic(undisturbed, tmp_path / "results", alphas=(0.0,), device="cpu")
     assert json.loads(next((tmp_path / "results" / "elastic").iterdir()).read_text()) == written

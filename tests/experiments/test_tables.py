@@ -11,6 +11,7 @@ from scalesteer.experiments.results import ResultError, Results, collect, publis
 from scalesteer.experiments.tables import (
     DATASETS,
     FEW_IMAGES,
+    GAP,
     GRID,
     METHODS,
     RECIPES,
@@ -127,8 +128,8 @@ def test_every_table_is_shown_without_results(tmp_path):
 def test_the_papers_grids():
     one, two, three = (get_table(name) for name in "123")
     assert list(one.rows) == list(METHODS)
-    assert (len(one.runs), len(two.runs), len(three.runs)) == (60, 24, 54)
-    assert set(two.runs) < set(one.runs)  # trained once
+    assert (len(one.runs), len(two.runs), len(three.runs)) == (60, 36, 54)
+    assert {config for config in two.runs if config.basis is None} < set(one.runs)  # trained once
     assert [cell.alpha for cell in two.rows["SS-CNN"]] == [0, 10, 20, 30, 40]
     assert [config.split for config in one.runs] == sorted([*range(6)] * 10)
     for config in three.runs:
@@ -192,6 +193,24 @@ def test_recipes_are_what_validation_chose():
     for (method, dataset), recipe in RECIPES.items():
         assert recipe in GRID
         assert chosen(results, method, dataset) in (recipe, None)
+
+
+def test_choices_are_combined_and_tested_only_where_a_table_shows_it():
+    rows = get_table("choices").rows
+    assert len(rows) == 2**4
+    elsewhere = {config for name in ("1", "2", "ablations") for config in get_table(name).runs}
+    runs = get_table("choices").runs
+    assert len(runs) == len({replace(config, tuning=False) for config in runs}) == 3 * 2**4
+    assert all(config.tuning or config in elsewhere for config in runs)
+    assert not any(replace(config, tuning=False) in elsewhere for config in runs if config.tuning)
+    first = rows["points, m = 1, disc, six scales"][0]
+    assert first.runs == get_table("1").rows["SS-CNN"][0].runs[:3]
+    last = rows["areas, m = 0.5, crop, three scales"][0].runs[0]
+    assert (last.basis, last.m, last.support, len(last.scales)) == ("area", 0.5, "crop", 3)
+    measured = {config: finished(config, 0.02, 0.01, val_loss=0.25) for config in first.runs}
+    shown = render(get_table("choices"), Results(measured, {}), "markdown")
+    assert "| points, m = 1, disc, six scales | 1.00 ± 0.00 | 0.250 |" in shown
+    assert f"| areas, m = 0.5, crop, three scales | {GAP} | {GAP} |" in shown
 
 
 def test_tuning_looks_at_split_0_and_at_no_test_set():

@@ -6,6 +6,7 @@ measured is a gap. `scalesteer reproduce --fresh` makes all runs first.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -21,9 +22,11 @@ from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.results import Result, Results, collect, mean_and_std
 from scalesteer.experiments.runner import run_table
 from scalesteer.experiments.tables import (
+    CHOICES,
     DATASETS,
     GAP,
     METHODS,
+    MOVES,
     RECIPES,
     TABLES,
     Cell,
@@ -39,13 +42,13 @@ from scalesteer.experiments.tables import (
 from scalesteer.experiments.train import SCALE_BINS
 
 README, PAGE, RESULTS = Path("README.md"), Path("docs/reproduction.md"), Path("results")
-ORDER = ("tuning", "1", "2", "3", "ablations")  # settings are chosen before they are used
+ORDER = ("tuning", "1", "2", "3", "ablations", "choices")  # settings are chosen before they are used
 TRAINED = (
     *("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "scale-tracking"),
     *("centrality", "entanglement"),
 )
 UNTRAINED = ("sensitivity", "resizing")
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)  # 97.5 % points of Student's t, from one degree of freedom on
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 24: 2.069}  # 97.5 % points of t, by number of values
 
 
 def reproduce(
@@ -144,6 +147,8 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
         "sizes": sizes(results),
         "ratios": ratios(results),
         "distorted": distorted(results),
+        "repeats": repeats(results),
+        "effects": effects(results),
         "scales": scales(results),
         "costs": costs(results),
         "checks": checks(results),
@@ -196,8 +201,8 @@ def _compared(changes: list[float]) -> tuple[str, str, str]:
     if not changes:
         return GAP, GAP, GAP
     interval, (centre, std) = GAP, mean_and_std(changes)
-    if std is not None:
-        reach = STUDENT[len(changes) - 2] * std / len(changes) ** 0.5
+    if std is not None and len(changes) in STUDENT:
+        reach = STUDENT[len(changes)] * std / len(changes) ** 0.5
         interval = f"{centre - reach:+.2f} to {centre + reach:+.2f}"
         interval = f"**{interval}**" if reach < abs(centre) else interval
     return spread(changes, "+.2f"), interval, f"{sum(c < 0 for c in changes)} of {len(changes)}"
@@ -217,29 +222,96 @@ def sizes(results: Results) -> str:
 
 
 def ratios(results: Results) -> str:
-    """Table 2 as ratios of errors."""
-    table = get_table("2")
-    lines = [["ratio of errors", *(text for column in table.columns for text in (column, "paper"))]]
+    """Table 2 as ratios of errors: of the best networks, and of means over the splits where all were tested."""
+    rows, columns, tested = get_table("2").rows, get_table("2").columns, _tested(results)
+    lines = [["ratio of errors", *(text for column in columns for text in (column, "paper"))]]
+
+    def ratio(pair: Iterable[float | None]) -> str:
+        top, bottom = pair
+        return f"{top / bottom:.2f}" if top is not None and bottom else GAP
+
     for other in ("LocScaleInv-CNN", "Spatial Transformer"):
-        line = [f"SS-CNN / {other}"]
-        for top, bottom in zip(table.rows["SS-CNN"], table.rows[other], strict=True):
-            ours = [final(cell, results) for cell in (top, bottom)]
-            line.append(f"{ours[0] / ours[1]:.2f}" if ours[0] is not None and ours[1] else GAP)
-            line.append(f"{float(top.paper) / float(bottom.paper):.2f}")
-        lines.append(line)
+        best, means = [f"SS-CNN / {other}"], ["means over splits"]
+        for cells in zip(rows["SS-CNN"], rows[other], strict=True):
+            paper = f"{float(cells[0].paper) / float(cells[1].paper):.2f}"
+            best += [ratio(final(cell, results) for cell in cells), paper]
+            errors = [_elastic(results, cell.runs, "errors", cell.alpha or 0, tested) for cell in cells]
+            means += [ratio(mean_and_std(found)[0] if found else None for found in errors), paper]
+        lines += [best, means]
     return layout(lines).strip()
 
 
+def _tested(results: Results) -> list[int]:
+    """The splits in which every network of Table 2 was tested under distortion: there all saw the same images."""
+    networks = [row[0].runs for row in get_table("2").rows.values()]
+    return [i for i in SPLITS if all(runs[i] in results.elastic for runs in networks)]
+
+
+def _elastic(results: Results, runs: tuple[RunConfig, ...], kind: str, value: float, splits: list[int]) -> list[float]:
+    """Errors in % of networks under distortion ("errors", by strength) or on moved images ("moved", by pixels)."""
+    return [100 * results.elastic[runs[i]][kind][f"{value:g}"] for i in splits]
+
+
 def distorted(results: Results) -> str:
-    """Table 2 on the same images for all: the mean over the splits in which every method has been tested."""
-    table = get_table("2")
-    networks = {method: row[0].runs for method, row in table.rows.items()}
-    tested = [i for i in SPLITS if all(runs[i] in results.elastic for runs in networks.values())]
-    lines = [[f"error in %, split {', '.join(map(str, tested)) or GAP}", *table.columns]]
-    for method, runs in networks.items():
-        found = [results.elastic[runs[i]]["errors"] for i in tested]
-        errors = [[100 * errors[f"{alpha:g}"] for errors in found] for alpha in ELASTIC_ALPHAS]
-        lines.append([method, *(spread(values) if values else GAP for values in errors)])
+    """Table 2 on the same images for all, as means over splits, also with images moved; and SS-CNN against each."""
+    rows, tested = get_table("2").rows, _tested(results)
+    columns = {f"α = {alpha:g}": ("errors", alpha) for alpha in ELASTIC_ALPHAS}
+    columns |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}
+    errors = {
+        m: [_elastic(results, row[0].runs, *what, tested) for what in columns.values()] for m, row in rows.items()
+    }
+    split = "split" if len(tested) == 1 else "splits"
+    lines = [[f"error in %, {split} {', '.join(map(str, tested)) or GAP}", *columns]]
+    lines += [[method, *(spread(found) if found else GAP for found in own)] for method, own in errors.items()]
+    pairs = [["SS-CNN minus", *columns]]
+    for method, own in errors.items():
+        if method != "SS-CNN":
+            changes = [
+                [a - b for a, b in zip(ours, theirs, strict=True)]
+                for ours, theirs in zip(errors["SS-CNN"], own, strict=True)
+            ]
+            pairs.append([method, *(_compared(found)[1] for found in changes)])
+    return layout(lines) + "\n" + layout(pairs).strip()
+
+
+def repeats(results: Results) -> str:
+    """Runs of the tables beside the same runs made another time, and how far a run lies from its own mean."""
+    rows: dict[tuple[str, int], dict[int, float]] = {}
+    squares, free = 0.0, 0
+    for config in results.finished(results.repeats):
+        others = results.repeats[config]
+        made = [100 * result["test_error"] for result in (results.runs[config], *others)]
+        name = f"{next(m for m in METHODS if METHODS[m] == config.model)}, {28 * (config.upsample or 1)} px"
+        for turn, error in enumerate(made):
+            rows.setdefault((name, turn), {})[config.split] = error
+        centre = mean_and_std(made)[0]
+        squares, free = squares + sum((error - centre) ** 2 for error in made), free + len(others)
+    lines = [["MNIST-Scale, error in %", *(f"split {i}" for i in SPLITS), "mean"]]
+    for (name, turn), errors in sorted(rows.items()):
+        called = f"made again ({turn})" if turn else "in the tables"
+        shown = [f"{errors[i]:.2f}" if i in errors else GAP for i in SPLITS]
+        lines.append([f"{name}, {called}", *shown, f"{mean_and_std(list(errors.values()))[0]:.2f}"])
+    notes = (
+        [f"Standard deviation of one run around the mean of its kind: {(squares / free) ** 0.5:.2f}."] if free else ()
+    )
+    return layout(lines, notes=notes).strip()
+
+
+def effects(results: Results) -> str:
+    """What each choice that the paper leaves open is worth on validation data, all others being equal."""
+    rows = get_table("choices").rows
+    lines = [["instead of", "validation error in %, mean ± std", "95 % interval of the mean", "lower in"]]
+    for i, options in enumerate(CHOICES):
+        ours, other = options
+        changes = []
+        for names in itertools.product(*CHOICES):
+            if names[i] == other:
+                twin = (*names[:i], ours, *names[i + 1 :])
+                for pair in zip(*(rows[", ".join(n)][0].runs for n in (names, twin)), strict=True):
+                    if len(results.finished(pair)) == 2:
+                        first, second = (results.runs[config]["val_error"] for config in pair)
+                        changes.append(100 * (first - second))
+        lines.append([f"{ours}: {other}", *_compared(changes)])
     return layout(lines).strip()
 
 

@@ -1,4 +1,8 @@
-"""What was measured: results/runs holds one small JSON a run, results/elastic one a network tested under distortion."""
+"""What was measured: results/runs holds one small JSON a run, results/elastic one a network tested under distortion.
+
+results/repeats holds runs that were made again, whichever result the tables do not use: by an earlier version, on
+another device, or just once more.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ class Results:
 
     runs: Mapping[RunConfig, Result]
     elastic: Mapping[RunConfig, Result]
+    repeats: Mapping[RunConfig, list[Result]] = field(default_factory=dict)
 
     def finished(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
         """Those of the runs that ended well; only they may be averaged."""
@@ -88,7 +93,7 @@ def collect(folder: Path) -> Results:
     Raises:
         ResultError: If a file holds something else.
     """
-    kinds: dict[str, dict[RunConfig, Result]] = {"runs": {}, "elastic": {}}
+    kinds: dict[str, dict[RunConfig, Any]] = {"runs": {}, "elastic": {}, "repeats": {}}
     for kind, found in kinds.items():
         for path in sorted((folder / kind).glob("[!.]*.json")):
             try:
@@ -102,7 +107,7 @@ def collect(folder: Path) -> Results:
                     )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ResultError(f"{path} does not hold a result ({type(error).__name__}: {error}).") from error
-            found[config] = result
+            found[config] = [*found.get(config, []), result] if kind == "repeats" else result
     return Results(**kinds)
 
 

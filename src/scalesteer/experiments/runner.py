@@ -80,12 +80,12 @@ def run_table(
     found = collect(results)
     for row in table.rows.values():
         alphas = tuple(cell.alpha for cell in row if cell.alpha is not None)
-        best = found.best(row[0].runs) if alphas else None
-        if best is not None and (fresh or best not in found.elastic):
-            try:
-                evaluate_elastic(runs / best.name, results, alphas=alphas, device=device, data_dir=data_dir)
-            except ValueError as error:
-                problems.append(f"{best.name}: {error}")
+        for config in found.finished(row[0].runs) if alphas else []:
+            if fresh or config not in found.elastic:
+                try:
+                    evaluate_elastic(runs / config.name, results, alphas=alphas, device=device, data_dir=data_dir)
+                except ValueError as error:
+                    problems.append(f"{config.name}: {error}")
     return problems
 
 

@@ -86,6 +86,14 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """For each variant of SS-CNN, what differs from its run in Table 1."""
 
+CHOICES: tuple[dict[str, dict[str, Any]], ...] = (
+    {"points": {}, "areas": {"basis": "area"}},
+    {"m = 1": {}, "m = 0.5": {"m": 0.5}},
+    {"disc": {}, "crop": {"support": "crop"}},
+    {"six scales": {}, "three scales": {"scales": ABLATIONS["three scales: 7, 11, 17"]["scales"]}},
+)
+"""What the paper leaves open about its filters; the first of each is what SS-CNN has in the tables."""
+
 MOVES = (0.5, 1.0)
 """Pixels that images are moved by where networks are tested under distortion: with blur, and without."""
 
@@ -244,17 +252,33 @@ def _ablations() -> Table:
     return Table("ablations", title, ("variant", "base"), rows)
 
 
+def _choices() -> Table:
+    base = _runs("SS-CNN", "mnist-scale")
+    tested = {config for table in (_table_2(), _ablations()) for config in table.runs}
+
+    def run(config: RunConfig) -> RunConfig:
+        return config if config in tested else replace(config, tuning=True)
+
+    rows = {}
+    for names in itertools.product(*CHOICES):
+        own = {k: v for name, options in zip(names, CHOICES, strict=True) for k, v in options[name].items()}
+        rows[", ".join(names)] = (Cell(tuple(run(replace(base[split], **own)) for split in ABLATION_SPLITS)),)
+    title = "SS-CNN with all combinations of what the paper leaves open; validation data of splits 0 to 2"
+    return Table("choices", title, ("validation",), rows)
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "1": _table_1,
     "2": _table_2,
     "3": _table_3,
     "tuning": _tuning,
     "ablations": _ablations,
+    "choices": _choices,
 }
 
 
 def get_table(name: str) -> Table:
-    """A table of the paper by its number, "tuning" or "ablations".
+    """A table of the paper by its number, "tuning", "ablations" or "choices".
 
     Example:
         >>> len(get_table("1").runs), len(get_table("3").runs)
@@ -274,7 +298,8 @@ def render(table: Table, results: Results, style: str = "text") -> str:
         results: What was measured.
         style: "text" or "markdown".
     """
-    lines = {"tuning": _tuning_lines, "ablations": _ablation_lines}.get(table.name, _paper_lines)(table, results)
+    own = {"tuning": _tuning_lines, "ablations": _ablation_lines, "choices": _choice_lines}
+    lines = own.get(table.name, _paper_lines)(table, results)
     title = f"{f'Table {table.name}' if table.name.isdigit() else table.name.capitalize()}. {table.title}"
     failed = results.failed(table.runs)
     notes = [f"{config.name} failed and is left out: {results.runs[config].get('reason')}." for config in failed]
@@ -329,6 +354,15 @@ def _ablation_lines(table: Table, results: Results) -> list[list[str]]:
         timed = [result for config, result in found.items() if config not in elsewhere]
         costs = mean(list(found.values()), "parameters"), mean(timed, "seconds")
         lines.append([name, show(variant, results), difference, *costs])
+    return lines
+
+
+def _choice_lines(table: Table, results: Results) -> list[list[str]]:
+    lines = [["filters", "validation error in %", "validation loss"]]
+    for name, (cell,) in table.rows.items():
+        found = [results.runs[config] for config in results.finished(cell.runs)]
+        errors, losses = [100 * run["val_error"] for run in found], [run["val_loss"] for run in found]
+        lines.append([name, *((spread(errors), f"{mean_and_std(losses)[0]:.3f}") if found else (GAP, GAP))])
     return lines
 
 
