@@ -244,8 +244,8 @@ class RunTable:
 
     Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table
     3 with less training data on MNIST-scale-local-2. `tuning` tries the settings to choose from on validation data,
-    `ablations` changes one thing at a time, `choices` combines what the paper leaves open about the filters. Repeat the
-    command after an interruption.
+    `ablations` changes one thing at a time, `choices` combines changes to the filters. Repeat the command after an
+    interruption.
 
     Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """

@@ -159,3 +159,9 @@ def test_move_by_whole_pixels_is_a_copy_and_between_them_bilinear(digits):
     four = wide[:, :-1, :-1] + wide[:, :-1, 1:] + wide[:, 1:, :-1] + wide[:, 1:, 1:]
     assert (move(images, 0.5) == (four + 2) // 4).all()
     assert move(images[:0], 1).shape == (0, 28, 28)
+
+
+@pytest.mark.parametrize("images", [np.zeros((28, 28), np.uint8), np.zeros((1, 28, 28)), [[0]]])
+def test_move_names_what_is_not_an_image(images):
+    with pytest.raises(TypeError, match=r"`images` must be a uint8 array \(N, H, W\)"):
+        move(images, 1)

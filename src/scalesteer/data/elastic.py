@@ -52,9 +52,7 @@ def distort(
     >>> bool((distort(digit, 0) == digit).all()), bool((distort(digit, 20) == digit).all())
     (True, False)
     """
-    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 3):
-        got = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
-        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got})")
+    _check(images)
     if not 0 <= real("alpha", alpha) <= 1000:
         raise ValueError(f"`alpha` must be 0 to 1000 pixels (got {alpha})")
     if not 0.1 <= real("sigma", sigma) <= 100:
@@ -85,9 +83,16 @@ def move(images: Images, pixels: float) -> Images:
     >>> move(np.array([[[0, 0], [0, 100]]], dtype=np.uint8), 0.5).tolist()
     [[[25, 25], [25, 25]]]
     """
+    _check(images)
     distance = np.full((2, 1, 1, 1), round(real("pixels", pixels) * _FINE), dtype=np.int32)
     starts = range(0, len(images), _CHUNK)
     return np.concatenate([images[:0], *(_warp(images[start : start + _CHUNK], distance) for start in starts)])
+
+
+def _check(images: Images) -> None:
+    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 3):
+        got = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
+        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got})")
 
 
 def _smoothing_matrix(size: int, sigma: float) -> NDArray[np.float64]:

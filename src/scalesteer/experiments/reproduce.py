@@ -197,13 +197,16 @@ def pairs(results: Results) -> str:
 
 
 def _compared(changes: list[float]) -> tuple[str, str, str]:
-    """Differences of pairs: mean and spread, Student's interval (bold where zero is outside), how often below zero."""
+    """Differences of pairs: mean and spread, Student's interval (bold where zero is outside), how often below zero.
+
+    There is an interval where `STUDENT` has the number of pairs.
+    """
     if not changes:
         return GAP, GAP, GAP
     interval, (centre, std) = GAP, mean_and_std(changes)
     if std is not None and len(changes) in STUDENT:
         reach = STUDENT[len(changes)] * std / len(changes) ** 0.5
-        interval = f"{centre - reach:+.2f} to {centre + reach:+.2f}"
+        interval = " to ".join(f"{end:+.{2 if abs(end) >= 0.005 else 3}f}" for end in (centre - reach, centre + reach))
         interval = f"**{interval}**" if reach < abs(centre) else interval
     return spread(changes, "+.2f"), interval, f"{sum(c < 0 for c in changes)} of {len(changes)}"
 
@@ -212,12 +215,13 @@ def sizes(results: Results) -> str:
     """MNIST-Scale with the input sizes that the paper has for each method, on the splits of the ablations."""
     rows = get_table("ablations").rows
     ours = rows["SS-CNN, 56 px"][0]
-    lines = [["input size of the paper, error in %", "here", "paper", "SS-CNN minus it", "SS-CNN lower in"]]
+    titles = ("here", "paper", "SS-CNN minus it", "95 % interval", "SS-CNN lower in")
+    lines = [["input size of the paper, error in %", *titles]]
     for method, (cell, *_) in get_table("1").rows.items():
         own = ours if method == "SS-CNN" else rows[f"{method}, 28 px"][0]
-        difference, _, lower = _compared(results.differences(ours.runs, own.runs) if own is not ours else [])
+        compared = _compared(results.differences(ours.runs, own.runs) if own is not ours else [])
         size = 56 if own is ours else 28
-        lines.append([f"{method}, {size} px", show(own, results), cell.paper or GAP, difference, lower])
+        lines.append([f"{method}, {size} px", show(own, results), cell.paper or GAP, *compared])
     return layout(lines).strip()
 
 
@@ -231,7 +235,7 @@ def ratios(results: Results) -> str:
         return f"{top / bottom:.2f}" if top is not None and bottom else GAP
 
     for other in ("LocScaleInv-CNN", "Spatial Transformer"):
-        best, means = [f"SS-CNN / {other}"], ["means over splits"]
+        best, means = [f"SS-CNN / {other}"], [f"SS-CNN / {other}, means over splits"]
         for cells in zip(rows["SS-CNN"], rows[other], strict=True):
             paper = f"{float(cells[0].paper) / float(cells[1].paper):.2f}"
             best += [ratio(final(cell, results) for cell in cells), paper]
@@ -244,7 +248,7 @@ def ratios(results: Results) -> str:
 def _tested(results: Results) -> list[int]:
     """The splits in which every network of Table 2 was tested under distortion: there all saw the same images."""
     networks = [row[0].runs for row in get_table("2").rows.values()]
-    return [i for i in SPLITS if all(runs[i] in results.elastic for runs in networks)]
+    return [i for i in SPLITS if all("moved" in results.elastic.get(runs[i], {}) for runs in networks)]
 
 
 def _elastic(results: Results, runs: tuple[RunConfig, ...], kind: str, value: float, splits: list[int]) -> list[float]:
@@ -271,34 +275,51 @@ def distorted(results: Results) -> str:
                 for ours, theirs in zip(errors["SS-CNN"], own, strict=True)
             ]
             pairs.append([method, *(_compared(found)[1] for found in changes)])
-    return layout(lines) + "\n" + layout(pairs).strip()
+    notes = []
+    for method, row in rows.items():
+        again = [str(i) for i in tested if _is_another_run(results, row[0].runs[i])]
+        notes += [f"{method}: in split {', '.join(again)} networks of another run than in Table 1."] if again else []
+    return layout(lines) + "\n" + layout(pairs, notes=notes).strip()
+
+
+def _is_another_run(results: Results, config: RunConfig) -> bool:
+    """Whether the network that was tested under distortion is not the one whose test error is published."""
+    published = results.test_errors([config])
+    return bool(published) and abs(results.elastic[config]["errors"]["0"] - published[0]) > 2e-4  # rounding is less
 
 
 def repeats(results: Results) -> str:
-    """Runs of the tables beside the same runs made another time, and how far a run lies from its own mean."""
-    rows: dict[tuple[str, int], dict[int, float]] = {}
-    squares, free = 0.0, 0
-    for config in results.finished(results.repeats):
-        others = results.repeats[config]
-        made = [100 * result["test_error"] for result in (results.runs[config], *others)]
-        name = f"{next(m for m in METHODS if METHODS[m] == config.model)}, {28 * (config.upsample or 1)} px"
-        for turn, error in enumerate(made):
-            rows.setdefault((name, turn), {})[config.split] = error
-        centre = mean_and_std(made)[0]
-        squares, free = squares + sum((error - centre) ** 2 for error in made), free + len(others)
-    lines = [["MNIST-Scale, error in %", *(f"split {i}" for i in SPLITS), "mean"]]
-    for (name, turn), errors in sorted(rows.items()):
-        called = f"made again ({turn})" if turn else "in the tables"
-        shown = [f"{errors[i]:.2f}" if i in errors else GAP for i in SPLITS]
-        lines.append([f"{name}, {called}", *shown, f"{mean_and_std(list(errors.values()))[0]:.2f}"])
-    notes = (
-        [f"Standard deviation of one run around the mean of its kind: {(squares / free) ** 0.5:.2f}."] if free else ()
-    )
-    return layout(lines, notes=notes).strip()
+    """Runs of the tables beside other runs of the same configuration, and how far a run lies from their mean."""
+    made = {
+        config: [results.runs[config], *(r for r in results.repeats[config] if r["status"] == "finished")]
+        for config in results.finished(results.repeats)
+        if not config.tuning
+    }
+    lines = [["error in %", *(f"split {i}" for i in SPLITS), "mean"]]
+    kinds: dict[RunConfig, dict[int, list[float]]] = {}
+    for config, found in made.items():
+        errors = [100 * result["test_error"] for result in found]
+        kinds.setdefault(replace(config, split=0), {})[config.split] = errors
+    for kind, by_split in kinds.items():
+        method = next(m for m in METHODS if METHODS[m] == kind.model)
+        name = f"{method}, {DATASETS.get(kind.dataset, kind.dataset)}, {28 * (kind.upsample or 1)} px"
+        for turn in range(max(map(len, by_split.values()))):
+            shown = {i: errors[turn] for i, errors in by_split.items() if turn < len(errors)}
+            line = [f"{name}, {f'another run ({turn})' if turn else 'in the tables'}"]
+            line += [f"{shown[i]:.2f}" if i in shown else GAP for i in SPLITS]
+            whole = len(shown) == len(by_split)  # means of other splits would not compare
+            lines.append([*line, f"{mean_and_std(list(shown.values()))[0]:.2f}" if whole else GAP])
+    groups = [errors for by_split in kinds.values() for errors in by_split.values() if len(errors) > 1]
+    if not groups:
+        return layout(lines).strip()
+    squares = sum((len(group) - 1) * (mean_and_std(group)[1] or 0) ** 2 for group in groups)
+    deviation = (squares / sum(len(group) - 1 for group in groups)) ** 0.5
+    note = f"Standard deviation of one run around the mean of its configuration: {deviation:.2f}."
+    return layout(lines, notes=[note]).strip()
 
 
 def effects(results: Results) -> str:
-    """What each choice that the paper leaves open is worth on validation data, all others being equal."""
+    """What each of the changes that were combined is worth on validation data, all others being equal."""
     rows = get_table("choices").rows
     lines = [["instead of", "validation error in %, mean ± std", "95 % interval of the mean", "lower in"]]
     for i, options in enumerate(CHOICES):
@@ -307,10 +328,8 @@ def effects(results: Results) -> str:
         for names in itertools.product(*CHOICES):
             if names[i] == other:
                 twin = (*names[:i], ours, *names[i + 1 :])
-                for pair in zip(*(rows[", ".join(n)][0].runs for n in (names, twin)), strict=True):
-                    if len(results.finished(pair)) == 2:
-                        first, second = (results.runs[config]["val_error"] for config in pair)
-                        changes.append(100 * (first - second))
+                changed, unchanged = (rows[", ".join(combined)][0].runs for combined in (names, twin))
+                changes += results.differences(changed, unchanged, "val_error")
         lines.append([f"{ours}: {other}", *_compared(changes)])
     return layout(lines).strip()
 

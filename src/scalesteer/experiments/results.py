@@ -46,10 +46,17 @@ class Results:
         """The test errors of the finished runs, as shares."""
         return [self.runs[config]["test_error"] for config in self.finished(configs)]
 
-    def differences(self, first: Iterable[RunConfig], second: Iterable[RunConfig]) -> list[float]:
-        """First minus second test error in %, for each pair of runs that are both finished."""
-        errors = map(self.test_errors, zip(first, second, strict=True))
-        return [100 * (pair[0] - pair[1]) for pair in errors if len(pair) == 2]
+    def mean(self, config: RunConfig, key: str) -> float:
+        """A number of a finished run; of one that was made more than once, the mean."""
+        made = [self.runs[config], *self.repeats.get(config, [])]
+        return statistics.fmean(result[key] for result in made if result["status"] == "finished")
+
+    def differences(
+        self, first: Iterable[RunConfig], second: Iterable[RunConfig], key: str = "test_error"
+    ) -> list[float]:
+        """First minus second error in %, for each pair of runs that are both finished; means, where made again."""
+        pairs = [pair for pair in zip(first, second, strict=True) if len(self.finished(pair)) == 2]
+        return [100 * (self.mean(one, key) - self.mean(two, key)) for one, two in pairs]
 
     def elsewhere(self, configs: Iterable[RunConfig]) -> dict[RunConfig, str]:
         """The finished runs that were made on another device than most of them, and on which."""

@@ -92,7 +92,7 @@ CHOICES: tuple[dict[str, dict[str, Any]], ...] = (
     {"disc": {}, "crop": {"support": "crop"}},
     {"six scales": {}, "three scales": {"scales": ABLATIONS["three scales: 7, 11, 17"]["scales"]}},
 )
-"""What the paper leaves open about its filters; the first of each is what SS-CNN has in the tables."""
+"""Changes to the filters that may be combined; the first of each is what SS-CNN has in the tables."""
 
 MOVES = (0.5, 1.0)
 """Pixels that images are moved by where networks are tested under distortion: with blur, and without."""
@@ -248,7 +248,7 @@ def _ablations() -> Table:
         name: (Cell(tuple(replace(config, **own) for config in bases[method])), Cell(bases[method]))
         for name, method, own in variants
     }
-    title = "MNIST-Scale, splits 0 to 2; differences are to the method's runs in Table 1"
+    title = "MNIST-Scale, splits 0 to 2; differences are to the method's runs in Table 1, or to their mean"
     return Table("ablations", title, ("variant", "base"), rows)
 
 
@@ -263,7 +263,7 @@ def _choices() -> Table:
     for names in itertools.product(*CHOICES):
         own = {k: v for name, options in zip(names, CHOICES, strict=True) for k, v in options[name].items()}
         rows[", ".join(names)] = (Cell(tuple(run(replace(base[split], **own)) for split in ABLATION_SPLITS)),)
-    title = "SS-CNN with all combinations of what the paper leaves open; validation data of splits 0 to 2"
+    title = "SS-CNN with all combinations of four changes to its filters; validation data of splits 0 to 2"
     return Table("choices", title, ("validation",), rows)
 
 
@@ -360,8 +360,9 @@ def _ablation_lines(table: Table, results: Results) -> list[list[str]]:
 def _choice_lines(table: Table, results: Results) -> list[list[str]]:
     lines = [["filters", "validation error in %", "validation loss"]]
     for name, (cell,) in table.rows.items():
-        found = [results.runs[config] for config in results.finished(cell.runs)]
-        errors, losses = [100 * run["val_error"] for run in found], [run["val_loss"] for run in found]
+        found = results.finished(cell.runs)
+        errors = [100 * results.mean(config, "val_error") for config in found]
+        losses = [results.mean(config, "val_loss") for config in found]
         lines.append([name, *((spread(errors), f"{mean_and_std(losses)[0]:.3f}") if found else (GAP, GAP))])
     return lines
 
