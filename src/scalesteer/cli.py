@@ -497,6 +497,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
+        print("scalesteer: interrupted; repeat the command to go on.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has gone, as with `| head`: nothing is left to say, nor to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
