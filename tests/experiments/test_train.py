@@ -204,7 +204,8 @@ def test_stopped_run_leaves_a_checkpoint_and_goes_on(
     os.kill(running.pid, number)
     running.join(60)
     assert time.perf_counter() - started < 5
-    assert (running.exitcode, log.read_text()) == (expected, "")
+    told = "scalesteer: interrupted; repeat the command to go on.\n" if number == signal.SIGINT else ""
+    assert (running.exitcode, log.read_text()) == (expected, told)
     directory = tmp_path / "runs" / tiny.name
     assert len(checkpoints(directory)) == (linger < 1) or phase == "saving"
     assert not list(directory.glob(".*.tmp"))
