@@ -267,19 +267,19 @@ def distorted(results: Results) -> str:
     split = "split" if len(tested) == 1 else "splits"
     lines = [[f"error in %, {split} {', '.join(map(str, tested)) or GAP}", *columns]]
     lines += [[method, *(spread(found) if found else GAP for found in own)] for method, own in errors.items()]
-    pairs = [["SS-CNN minus", *columns]]
+    against = [["SS-CNN minus", *columns]]
     for method, own in errors.items():
         if method != "SS-CNN":
             changes = [
                 [a - b for a, b in zip(ours, theirs, strict=True)]
                 for ours, theirs in zip(errors["SS-CNN"], own, strict=True)
             ]
-            pairs.append([method, *(_compared(found)[1] for found in changes)])
+            against.append([method, *(_compared(found)[1] for found in changes)])
     notes = []
     for method, row in rows.items():
         again = [str(i) for i in tested if _is_another_run(results, row[0].runs[i])]
         notes += [f"{method}: in split {', '.join(again)} networks of another run than in Table 1."] if again else []
-    return layout(lines) + "\n" + layout(pairs, notes=notes).strip()
+    return layout(lines) + "\n" + layout(against, notes=notes).strip()
 
 
 def _is_another_run(results: Results, config: RunConfig) -> bool:
@@ -290,16 +290,13 @@ def _is_another_run(results: Results, config: RunConfig) -> bool:
 
 def repeats(results: Results) -> str:
     """Runs of the tables beside other runs of the same configuration, and how far a run lies from their mean."""
-    made = {
-        config: [results.runs[config], *(r for r in results.repeats[config] if r["status"] == "finished")]
-        for config in results.finished(results.repeats)
-        if not config.tuning
-    }
-    lines = [["error in %", *(f"split {i}" for i in SPLITS), "mean"]]
     kinds: dict[RunConfig, dict[int, list[float]]] = {}
-    for config, found in made.items():
-        errors = [100 * result["test_error"] for result in found]
-        kinds.setdefault(replace(config, split=0), {})[config.split] = errors
+    for config in results.finished(results.repeats):
+        if not config.tuning:
+            made = [results.runs[config], *results.repeats[config]]
+            errors = [100 * result["test_error"] for result in made if result["status"] == "finished"]
+            kinds.setdefault(replace(config, split=0), {})[config.split] = errors
+    lines = [["error in %", *(f"split {i}" for i in SPLITS), "mean"]]
     for kind, by_split in kinds.items():
         method = next(m for m in METHODS if METHODS[m] == kind.model)
         name = f"{method}, {DATASETS.get(kind.dataset, kind.dataset)}, {28 * (kind.upsample or 1)} px"
