@@ -21,7 +21,7 @@ $(READY): constraints.txt pyproject.toml
 quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks, VARIANTS=1: SS-CNN without its parts
 	$(BIN)/python -m scalesteer.experiments.quickstart $(if $(filter-out 0,$(ALL)),--all) $(if $(filter-out 0,$(VARIANTS)),--variants)
 
-reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (an hour of training on an H200)
+reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (over an hour of training on an H200)
 	$(BIN)/scalesteer reproduce $(if $(filter-out 0,$(FRESH)),--fresh)
 
 bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json

@@ -13,6 +13,7 @@ from PIL import Image
 
 from scalesteer import PAPER_SCALES, cli, list_models
 from scalesteer.data import sheets
+from scalesteer.experiments import tables
 
 SRC = Path(cli.__file__).parents[1]
 SMALL = ["--sizes", "60", "10", "10"]
@@ -240,6 +241,10 @@ def test_python_m_works_and_closed_stdout_is_clean(own_cache):
         timeout=60,
     )
     assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_help_names_every_table():
+    assert f"{{{','.join(tables.TABLES)}}}" == cli.TABLES
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -45,6 +45,7 @@ Originals = Annotated[
     Path | None,
     tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
 ]
+TABLES = "{1,2,3,tuning,ablations,choices}"  # the names in experiments/tables.py, which is loaded when needed
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
 
@@ -250,7 +251,7 @@ class RunTable:
     Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
 
-    table: Positional[Annotated[str, tyro.conf.arg(metavar="{1,2,3,tuning,ablations,choices}")]]
+    table: Positional[Annotated[str, tyro.conf.arg(metavar=TABLES)]]
     """Which table."""
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits."""
@@ -285,7 +286,7 @@ class ShowTable:
     Example: scalesteer table 1 --format markdown
     """
 
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="{1,2,3,tuning,ablations,choices}")]] = None
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar=TABLES)]] = None
     """Which table; by default all."""
     format: Literal["text", "markdown"] = "text"
     """For a terminal or for a document."""
@@ -314,10 +315,8 @@ class Reproduce:
 
     fresh: bool = False
     """Make the runs, also those that results/ has: their new results take the place of the old."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{1,2,3,tuning,ablations,choices}...")] = (
-        "tuning", "1", "2", "3", "ablations", "choices"
-    )  # fmt: skip
-    """With --fresh, which tables to run."""
+    only: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar=f"{TABLES}...")] = None
+    """With --fresh, which tables to run; by default all."""
     jobs: int = 1
     """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
     device: Device = "auto"

@@ -202,7 +202,9 @@ def test_repeats_stand_beside_the_run_in_the_tables():
     known = {config: invented(config, 0.02) for config in (first, second)}
     again = {first: [invented(first, 0.024), invented(first, 0.022)], second: [invented(second, 0.018)]}
     again[second].append({"status": "failed", "config": second.to_dict()})
-    again[get_table("tuning").runs[0]] = []
+    untested = get_table("tuning").runs[0]
+    known[untested] = {key: value for key, value in invented(untested, 0.02).items() if key != "test_error"}
+    again[untested] = [known[untested]]
     shown = reproduce.repeats(Results(known, {}, again))
     name, gaps = "SS-CNN, MNIST-Scale, 56 px", " | ".join([GAP] * 4)
     assert f"| {name}, in the tables | 2.00 | 2.00 | {gaps} | 2.00 |" in shown

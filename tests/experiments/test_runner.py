@@ -58,6 +58,9 @@ def test_table_is_run_published_and_not_run_again(cache, table, tiny, undisturbe
     for path in (tmp_path / "results").rglob("*.json"):
         assert str(tmp_path) not in path.read_text()
     monkeypatch.setattr(runner, "train", None)
+    publish({k: v for k, v in found.elastic[best].items() if k != "moved"}, tmp_path / "results", "elastic")
+    assert run_table(table, **places(tmp_path)) == []  # what an earlier version left out is made up for
+    assert collect(tmp_path / "results").elastic == found.elastic
     monkeypatch.setattr(runner, "evaluate_elastic", None)
     assert run_table(table, **places(tmp_path)) == []
 

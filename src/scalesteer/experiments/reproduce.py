@@ -42,7 +42,7 @@ from scalesteer.experiments.tables import (
 from scalesteer.experiments.train import SCALE_BINS
 
 README, PAGE, RESULTS = Path("README.md"), Path("docs/reproduction.md"), Path("results")
-ORDER = ("tuning", "1", "2", "3", "ablations", "choices")  # settings are chosen before they are used
+ORDER = ("tuning", *(name for name in TABLES if name != "tuning"))  # settings are chosen before they are used
 TRAINED = (
     *("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "scale-tracking"),
     *("centrality", "entanglement"),
@@ -55,7 +55,7 @@ def reproduce(
     root: Path = Path(),
     *,
     fresh: bool = False,
-    only: Iterable[str] = ORDER,
+    only: Iterable[str] | None = None,
     runs: Path = Path("runs"),
     device: str = "auto",
     data_dir: Path | None = None,
@@ -68,7 +68,7 @@ def reproduce(
     Args:
         root: The checkout.
         fresh: Make the runs, whether or not results/ has them; their results take the place of the old.
-        only: With `fresh`, which tables to run.
+        only: With `fresh`, which tables to run; by default all.
         runs: Where runs are kept; figures of trained networks are drawn if the networks are there.
         device: Where to train.
         data_dir: Where the original files are, if not in the cache.
@@ -82,7 +82,7 @@ def reproduce(
             raise ValueError(f"{path} is not in {root.resolve()}: reproduce in a checkout of scalesteer.")
     problems: list[str] = []
     if fresh:
-        tables = sorted(map(get_table, only), key=lambda table: ORDER.index(table.name))
+        tables = sorted(map(get_table, ORDER if only is None else only), key=lambda table: ORDER.index(table.name))
         configs = dict.fromkeys(config for table in tables for config in table.runs)
         todo = [config for config in configs if not (runs / config.name / "result.json").exists()]
         print(forecast(todo, collect(root / RESULTS)), flush=True)
@@ -293,8 +293,7 @@ def repeats(results: Results) -> str:
     kinds: dict[RunConfig, dict[int, list[float]]] = {}
     for config in results.finished(results.repeats):
         if not config.tuning:
-            made = [results.runs[config], *results.repeats[config]]
-            errors = [100 * result["test_error"] for result in made if result["status"] == "finished"]
+            errors = [100 * error for error in results.made(config, "test_error")]
             kinds.setdefault(replace(config, split=0), {})[config.split] = errors
     lines = [["error in %", *(f"split {i}" for i in SPLITS), "mean"]]
     for kind, by_split in kinds.items():

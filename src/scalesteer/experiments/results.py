@@ -46,10 +46,14 @@ class Results:
         """The test errors of the finished runs, as shares."""
         return [self.runs[config]["test_error"] for config in self.finished(configs)]
 
+    def made(self, config: RunConfig, key: str) -> list[float]:
+        """A number of a finished run, first as in the tables, then as often as it was made again."""
+        found = [self.runs[config], *self.repeats.get(config, [])]
+        return [result[key] for result in found if result["status"] == "finished"]
+
     def mean(self, config: RunConfig, key: str) -> float:
         """A number of a finished run; of one that was made more than once, the mean."""
-        made = [self.runs[config], *self.repeats.get(config, [])]
-        return statistics.fmean(result[key] for result in made if result["status"] == "finished")
+        return statistics.fmean(self.made(config, key))
 
     def differences(
         self, first: Iterable[RunConfig], second: Iterable[RunConfig], key: str = "test_error"

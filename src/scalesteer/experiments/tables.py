@@ -87,10 +87,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 """For each variant of SS-CNN, what differs from its run in Table 1."""
 
 CHOICES: tuple[dict[str, dict[str, Any]], ...] = (
-    {"points": {}, "areas": {"basis": "area"}},
-    {"m = 1": {}, "m = 0.5": {"m": 0.5}},
-    {"disc": {}, "crop": {"support": "crop"}},
-    {"six scales": {}, "three scales": {"scales": ABLATIONS["three scales: 7, 11, 17"]["scales"]}},
+    {"points": {}, "areas": ABLATIONS["basis area"]},
+    {"m = 1": {}, "m = 0.5": ABLATIONS["m = 0.5"]},
+    {"disc": {}, "crop": ABLATIONS["support crop"]},
+    {"six scales": {}, "three scales": ABLATIONS["three scales: 7, 11, 17"]},
 )
 """Changes to the filters that may be combined; the first of each is what SS-CNN has in the tables."""
 
@@ -98,8 +98,8 @@ MOVES = (0.5, 1.0)
 """Pixels that images are moved by where networks are tested under distortion: with blur, and without."""
 
 SMOOTHER: dict[str, dict[str, Any]] = {
-    "SS-CNN, basis area": {"basis": "area"},
-    "SS-CNN, basis area, m = 0.5": {"basis": "area", "m": 0.5},
+    "SS-CNN, basis area": ABLATIONS["basis area"],
+    "SS-CNN, basis area, m = 0.5": ABLATIONS["basis area"] | ABLATIONS["m = 0.5"],
 }
 """Variants of SS-CNN in Table 2, whose filters are smoother than the paper's."""
 
