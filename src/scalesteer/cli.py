@@ -45,7 +45,7 @@ Originals = Annotated[
     Path | None,
     tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
 ]
-TABLES = "{1,2,3,tuning,ablations,choices}"  # the names in experiments/tables.py, which is loaded when needed
+TABLES = "{1,2,3,tuning,ablations,choices,longer}"  # the names in experiments/tables.py, which is loaded when needed
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
 
@@ -245,8 +245,8 @@ class RunTable:
 
     Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table
     3 with less training data on MNIST-scale-local-2. `tuning` tries the settings to choose from on validation data,
-    `ablations` changes one thing at a time, `choices` combines changes to the filters. Repeat the command after an
-    interruption.
+    `ablations` changes one thing at a time, `choices` combines changes to the filters, `longer` trains for more epochs.
+    Repeat the command after an interruption.
 
     Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """

@@ -189,6 +189,36 @@ def test_ratios_of_means_are_over_the_same_splits():
     assert f"| SS-CNN / Spatial Transformer | {GAP} | 1.00 |" in shown  # no run tells which network is the best
 
 
+def test_longer_training_is_compared_in_both_ways():
+    rows = get_table("longer").rows
+    # after 60 and 120 epochs; validation says the opposite of the test for SS-CNN
+    tested = {"SS-CNN": (0.02, 0.03), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.04, 0.04)}
+    validated = {"SS-CNN": (0.03, 0.02), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.01, 0.02)}
+    known, elastic = {}, {}
+    for name, row in rows.items():
+        method, _, label = name.rpartition(", ")
+        longer = label == "120 epochs"
+        for config in row[0].runs:
+            known[config] = invented(config, tested[method][longer]) | {"val_error": validated[method][longer]}
+            error = tested[method][longer] + 0.001 * config.split
+            elastic[config] = {"errors": dict.fromkeys(("0", "10", "20", "30", "40"), error)}
+            elastic[config]["moved"] = dict.fromkeys(("0.5", "1"), error)
+    shown = reproduce.longer(Results(known, elastic))
+    assert "| SS-CNN / Spatial Transformer, 120 epochs | 1.50 | 1.00 | 1.50 | 1.09 |" in shown
+    assert f"| SS-CNN / Spatial Transformer, 120 epochs, means over splits | {3.25 / 2.25:.2f} |" in shown
+    assert "| SS-CNN / Spatial Transformer, as validation chose | 3.00 |" in shown
+    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {3.25 / 1.25:.2f} |" in shown
+    assert "| SS-CNN, 120 epochs minus | α = 0 |" in shown
+    assert "| Spatial Transformer, 60 epochs | **+2.00 to +2.00** |" in shown
+    missing = rows["LocScaleInv-CNN, 120 epochs"][0].runs[4]
+    del known[missing], elastic[missing]
+    fewer = reproduce.longer(Results(known, elastic))
+    assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs | {GAP} |" in fewer  # which network is best is not known yet
+    assert f"| SS-CNN / Spatial Transformer, 120 epochs, means over splits | {3.22 / 2.22:.2f} |" in fewer
+    assert f"| SS-CNN / LocScaleInv-CNN, as validation chose | {GAP} |" in fewer
+    assert GAP in reproduce.longer(EMPTY)
+
+
 def test_network_of_another_run_is_named():
     config = get_table("2").rows["Plain CNN"][0].runs[3]
     networks = distorted_networks(lambda name, split: 0.02)

@@ -213,6 +213,24 @@ def test_choices_are_combined_and_tested_only_where_a_table_shows_it():
     assert f"| areas, m = 0.5, crop, three scales | {GAP} | {GAP} |" in shown
 
 
+def test_longer_training_differs_in_epochs_alone():
+    table, usual = get_table("longer"), get_table("2").rows
+    assert len(table.rows) == 6
+    assert len(table.runs) == 36
+    for method in ("LocScaleInv-CNN", "Spatial Transformer", "SS-CNN"):
+        more = table.rows[f"{method}, 120 epochs"]
+        assert table.rows[f"{method}, 60 epochs"] == usual[method]
+        assert [cell.alpha for cell in more] == [cell.alpha for cell in usual[method]]
+        assert {tuple(replace(run, epochs=60) for run in cell.runs) for cell in more} == {usual[method][0].runs}
+    first, second = table.rows["SS-CNN, 120 epochs"][0].runs[:2]
+    measured = {first: finished(first, 0.02, 0.01), second: finished(second, 0.02, 0.02)}
+    elastic = {first: {"errors": {"0": 0.02, "40": 0.2}}, second: {"errors": {"0": 0.04}}}
+    shown = render(table, Results(measured, elastic), "markdown")
+    gaps = " | ".join([GAP] * 3)
+    row = f"1.50 ± 0.71 (2 of 6) | 3.00 ± 1.41 (2 of 6) | {gaps} | 20.00 (1 of 6)"
+    assert f"| SS-CNN, 120 epochs | {row} |" in shown
+
+
 def test_tuning_looks_at_split_0_and_at_no_test_set():
     runs = get_table("tuning").runs
     assert len(runs) == len(METHODS) * len(DATASETS) * len(GRID)

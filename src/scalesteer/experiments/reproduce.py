@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from scalesteer.experiments.tables import (
     CHOICES,
     DATASETS,
     GAP,
+    LONGER,
     METHODS,
     MOVES,
     RECIPES,
@@ -48,6 +49,9 @@ TRAINED = (
     *("centrality", "entanglement"),
 )
 UNTRAINED = ("sensitivity", "resizing")
+DISTORTIONS = {f"α = {alpha:g}": ("errors", alpha) for alpha in ELASTIC_ALPHAS}
+DISTORTIONS |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}  # title: where a result has the error
+Rows = Mapping[str, tuple[Cell, ...]]
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 24: 2.069}  # 97.5 % points of t, by number of values
 
 
@@ -147,6 +151,7 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
         "sizes": sizes(results),
         "ratios": ratios(results),
         "distorted": distorted(results),
+        "longer": longer(results),
         "repeats": repeats(results),
         "effects": effects(results),
         "scales": scales(results),
@@ -227,59 +232,104 @@ def sizes(results: Results) -> str:
 
 def ratios(results: Results) -> str:
     """Table 2 as ratios of errors: of the best networks, and of means over the splits where all were tested."""
-    rows, columns, tested = get_table("2").rows, get_table("2").columns, _tested(results)
+    rows = get_table("2").rows
+    return _ratios(results, {"": (rows, rows)}, _tested(results, rows))
+
+
+def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]], tested: list[int]) -> str:
+    """SS-CNN's errors over those of the paper's other methods, beside the paper's ratios: for each group the best
+    networks of its first rows, and means over splits of its second."""
+    columns = get_table("2").columns
     lines = [["ratio of errors", *(text for column in columns for text in (column, "paper"))]]
 
     def ratio(pair: Iterable[float | None]) -> str:
         top, bottom = pair
         return f"{top / bottom:.2f}" if top is not None and bottom else GAP
 
-    for other in ("LocScaleInv-CNN", "Spatial Transformer"):
-        best, means = [f"SS-CNN / {other}"], [f"SS-CNN / {other}, means over splits"]
-        for cells in zip(rows["SS-CNN"], rows[other], strict=True):
-            paper = f"{float(cells[0].paper) / float(cells[1].paper):.2f}"
-            best += [ratio(final(cell, results) for cell in cells), paper]
-            errors = [_elastic(results, cell.runs, "errors", cell.alpha or 0, tested) for cell in cells]
-            means += [ratio(mean_and_std(found)[0] if found else None for found in errors), paper]
+    for other, (label, (single, several)) in itertools.product(
+        ("LocScaleInv-CNN", "Spatial Transformer"), groups.items()
+    ):
+        best, means = [f"SS-CNN / {other}{label}"], [f"SS-CNN / {other}{label}, means over splits"]
+        for cells in zip(single["SS-CNN"], single[other], strict=True):
+            best += [ratio(final(cell, results) for cell in cells), _paper_ratio(cells)]
+        for cells in zip(several["SS-CNN"], several[other], strict=True):
+            errors = [_distorted(results, cell.runs, "errors", cell.alpha or 0, tested) for cell in cells]
+            means += [ratio(mean_and_std(found)[0] if found else None for found in errors), _paper_ratio(cells)]
         lines += [best, means]
     return layout(lines).strip()
 
 
-def _tested(results: Results) -> list[int]:
-    """The splits in which every network of Table 2 was tested under distortion: there all saw the same images."""
-    networks = [row[0].runs for row in get_table("2").rows.values()]
+def _paper_ratio(cells: tuple[Cell, Cell]) -> str:
+    return f"{float(cells[0].paper) / float(cells[1].paper):.2f}"
+
+
+def _tested(results: Results, rows: Rows) -> list[int]:
+    """The splits in which every network of some rows was tested under distortion: there all saw the same images."""
+    networks = [row[0].runs for row in rows.values()]
     return [i for i in SPLITS if all("moved" in results.elastic.get(runs[i], {}) for runs in networks)]
 
 
-def _elastic(results: Results, runs: tuple[RunConfig, ...], kind: str, value: float, splits: list[int]) -> list[float]:
-    """Errors in % of networks under distortion ("errors", by strength) or on moved images ("moved", by pixels)."""
-    return [100 * results.elastic[runs[i]][kind][f"{value:g}"] for i in splits]
+def _distorted(
+    results: Results, runs: tuple[RunConfig, ...], kind: str, value: float, splits: list[int]
+) -> list[float]:
+    return results.distorted([runs[i] for i in splits], kind, value)
 
 
 def distorted(results: Results) -> str:
     """Table 2 on the same images for all, as means over splits, also with images moved; and SS-CNN against each."""
-    rows, tested = get_table("2").rows, _tested(results)
-    columns = {f"α = {alpha:g}": ("errors", alpha) for alpha in ELASTIC_ALPHAS}
-    columns |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}
-    errors = {
-        m: [_elastic(results, row[0].runs, *what, tested) for what in columns.values()] for m, row in rows.items()
-    }
+    rows = get_table("2").rows
+    tested = _tested(results, rows)
+    errors = _by_distortion(results, rows, tested)
     split = "split" if len(tested) == 1 else "splits"
-    lines = [[f"error in %, {split} {', '.join(map(str, tested)) or GAP}", *columns]]
+    lines = [[f"error in %, {split} {', '.join(map(str, tested)) or GAP}", *DISTORTIONS]]
     lines += [[method, *(spread(found) if found else GAP for found in own)] for method, own in errors.items()]
-    against = [["SS-CNN minus", *columns]]
-    for method, own in errors.items():
-        if method != "SS-CNN":
-            changes = [
-                [a - b for a, b in zip(ours, theirs, strict=True)]
-                for ours, theirs in zip(errors["SS-CNN"], own, strict=True)
-            ]
-            against.append([method, *(_compared(found)[1] for found in changes)])
     notes = []
     for method, row in rows.items():
         again = [str(i) for i in tested if _is_another_run(results, row[0].runs[i])]
         notes += [f"{method}: in split {', '.join(again)} networks of another run than in Table 1."] if again else []
-    return layout(lines) + "\n" + layout(against, notes=notes).strip()
+    return layout(lines) + "\n" + layout(_against("SS-CNN", errors), notes=notes).strip()
+
+
+def _by_distortion(results: Results, rows: Rows, tested: list[int]) -> dict[str, list[list[float]]]:
+    """For each row the errors in % of its networks under each of `DISTORTIONS`."""
+    return {
+        name: [_distorted(results, row[0].runs, *what, tested) for what in DISTORTIONS.values()]
+        for name, row in rows.items()
+    }
+
+
+def _against(name: str, errors: dict[str, list[list[float]]]) -> list[list[str]]:
+    """Intervals of one row's differences to each other row, under each of `DISTORTIONS`."""
+    lines = [[f"{name} minus", *DISTORTIONS]]
+    for other, own in errors.items():
+        if other != name:
+            pairs = zip(errors[name], own, strict=True)
+            changes = [[a - b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
+            lines.append([other, *(_compared(found)[1] for found in changes)])
+    return lines
+
+
+def longer(results: Results) -> str:
+    """What more epochs do to Table 2: ratios with them for all, and with what validation chose for each; intervals."""
+    rows = get_table("longer").rows
+    tested, usual = _tested(results, rows), f"{get_table('2').rows['SS-CNN'][0].runs[0].epochs} epochs"
+    methods = [name.removesuffix(f", {usual}") for name in rows if name.endswith(usual)]
+    more = {m: rows[f"{m}, {LONGER} epochs"] for m in methods}
+    either, chosen_epochs = {}, {}
+    for method in methods:
+        options = rows[f"{method}, {usual}"], more[method]
+        either[method] = tuple(replace(a, runs=a.runs + b.runs) for a, b in zip(*options, strict=True))
+        chosen_epochs[method] = min(options, key=lambda row: _validation(results, row[0].runs))
+    groups = {f", {LONGER} epochs": (more, more), ", as validation chose": (either, chosen_epochs)}
+    errors = _by_distortion(results, rows, tested)
+    return _ratios(results, groups, tested) + "\n\n" + layout(_against(f"SS-CNN, {LONGER} epochs", errors)).strip()
+
+
+def _validation(results: Results, runs: tuple[RunConfig, ...]) -> float:
+    """The mean error on validation data, infinite as long as a run is missing."""
+    ended = results.finished(runs)
+    whole = len(ended) == len(runs)
+    return mean_and_std([results.runs[c]["val_error"] for c in ended])[0] if whole else float("inf")
 
 
 def _is_another_run(results: Results, config: RunConfig) -> bool:
@@ -396,34 +446,56 @@ def checks(results: Results) -> str:
 def claims(results: Results) -> str:
     """What the paper concludes from its tables, and whether our numbers say the same."""
     others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
-    first, second, third, variants = (get_table(name).rows for name in ("1", "2", "3", "ablations"))
+    first, second, third, variants, after = (get_table(name).rows for name in ("1", "2", "3", "ablations", "longer"))
     small, large = ({m: variants[f"{m}, {size} px"][0] for m in METHODS} for size in (28, 56))
-    par = "SS-CNN is on par with Spatial Transformer at every strength (at most 1.1 times its error, as in the paper)"
-    said: dict[str, Iterable[tuple[Cell, Cell]]] = {
-        "SS-CNN has the lowest error on MNIST-Scale": [(first["SS-CNN"][0], first[m][0]) for m in others],
-        "the same with the paper's input sizes (splits 0 to 2)": [(large["SS-CNN"], small[m]) for m in others],
-        "A larger input helps SS-CNN": [(large["SS-CNN"], small["SS-CNN"])],
-        "A larger input does not help the others": [(small[m], large[m]) for m in others],
-        "Spatial Transformer has the lowest error on FMNIST-Scale": [
-            (first[others[0]][1], first[m][1]) for m in ("SS-CNN", *others[1:])
-        ],
-        "SS-CNN has a lower error on FMNIST-Scale than both other locally invariant networks": [
-            (first["SS-CNN"][1], first[m][1]) for m in others[1:]
-        ],
-        "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion": zip(
-            second["SS-CNN"], second["LocScaleInv-CNN"], strict=True
+    ours, many = {**second, **after}, f"{LONGER} epochs"
+
+    def distorted_pairs(other: str, label: str = "") -> list[tuple[Cell, Cell]]:
+        return list(zip(ours[f"SS-CNN{label}"], ours[f"{other}{label}"], strict=True))
+
+    said: list[tuple[str, list[tuple[Cell, Cell]], float]] = [
+        ("SS-CNN has the lowest error on MNIST-Scale", [(first["SS-CNN"][0], first[m][0]) for m in others], 1),
+        (
+            "the same with the paper's input sizes (splits 0 to 2)",
+            [(large["SS-CNN"], small[m]) for m in others],
+            1,
         ),
-        par: zip(second["SS-CNN"], second["Spatial Transformer"], strict=True),
-        "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images": zip(
-            third["SS-CNN"], third["Spatial Transformer"], strict=True
+        ("A larger input helps SS-CNN", [(large["SS-CNN"], small["SS-CNN"])], 1),
+        ("A larger input does not help the others", [(small[m], large[m]) for m in others], 1),
+        (
+            "Spatial Transformer has the lowest error on FMNIST-Scale",
+            [(first[others[0]][1], first[m][1]) for m in ("SS-CNN", *others[1:])],
+            1,
         ),
-    }
+        (
+            "SS-CNN has a lower error on FMNIST-Scale than both other locally invariant networks",
+            [(first["SS-CNN"][1], first[m][1]) for m in others[1:]],
+            1,
+        ),
+        (
+            "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion",
+            distorted_pairs(others[2]),
+            1,
+        ),
+        (f"the same after {many}", distorted_pairs(others[2], f", {many}"), 1),
+        (
+            "SS-CNN is on par with Spatial Transformer at every strength "
+            "(at most 1.1 times its error, as in the paper)",
+            distorted_pairs(others[0]),
+            1.1,
+        ),
+        (f"the same after {many}", distorted_pairs(others[0], f", {many}"), 1.1),
+        (
+            "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images",
+            list(zip(third["SS-CNN"], third["Spatial Transformer"], strict=True)),
+            1,
+        ),
+    ]
     lines = [["claim of the paper", "here"]]
-    for claim, compared in said.items():
-        ours = [(final(low, results), final(high, results)) for low, high in compared]
-        times = 1.1 if claim == par else 1
-        known = [low < times * high for low, high in ours if low is not None and high is not None]
-        lines.append([claim, GAP if len(known) < len(ours) else "yes" if all(known) else "**no**"])
+    for claim, compared, times in said:
+        errors = [(final(low, results), final(high, results)) for low, high in compared]
+        known = [low < times * high for low, high in errors if low is not None and high is not None]
+        lines.append([claim, GAP if len(known) < len(errors) else "yes" if all(known) else "**no**"])
     return layout(lines).strip()
 
 

@@ -62,6 +62,12 @@ class Results:
         pairs = [pair for pair in zip(first, second, strict=True) if len(self.finished(pair)) == 2]
         return [100 * (self.mean(one, key) - self.mean(two, key)) for one, two in pairs]
 
+    def distorted(self, configs: Iterable[RunConfig], kind: str, value: float) -> list[float]:
+        """Errors in % of the networks that were tested under distortion ("errors", by strength) or on moved images
+        ("moved", by pixels)."""
+        found = [self.elastic[config].get(kind, {}).get(f"{value:g}") for config in configs if config in self.elastic]
+        return [100 * error for error in found if error is not None]
+
     def elsewhere(self, configs: Iterable[RunConfig]) -> dict[RunConfig, str]:
         """The finished runs that were made on another device than most of them, and on which."""
         devices = {c: self.runs[c]["environment"]["device"] for c in self.finished(configs)}

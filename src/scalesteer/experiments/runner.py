@@ -83,7 +83,9 @@ def run_table(
         for config in found.finished(row[0].runs) if alphas else []:
             if fresh or "moved" not in found.elastic.get(config, {}):  # not tested, or by an earlier version
                 try:
-                    evaluate_elastic(runs / config.name, results, alphas=alphas, device=device, data_dir=data_dir)
+                    evaluate_elastic(
+                        runs / config.name, results, table=table.name, alphas=alphas, device=device, data_dir=data_dir
+                    )
                 except ValueError as error:
                     problems.append(f"{config.name}: {error}")
     return problems
@@ -93,6 +95,7 @@ def evaluate_elastic(
     directory: Path,
     results: Path = Path("results"),
     *,
+    table: str = "2",
     alphas: tuple[float, ...] = ELASTIC_ALPHAS,
     device: str = "auto",
     data_dir: Path | None = None,
@@ -100,6 +103,14 @@ def evaluate_elastic(
     """Test the model of a finished run under elastic distortion of each strength, and publish that.
 
     It is also tested on images that are moved by half a pixel, which blurs them without distortion, and by a whole one.
+
+    Args:
+        directory: The run's directory.
+        results: Where to publish.
+        table: The table whose command the result names as its own.
+        alphas: The strengths.
+        device: Where to compute.
+        data_dir: Where the original files are, if not in the cache.
 
     Raises:
         CheckpointError: If the directory holds no model.
@@ -110,7 +121,7 @@ def evaluate_elastic(
     bar = require("tqdm").tqdm(alphas, desc=f"{config.name}, elastic", disable=None)
     errors = {f"{a:g}": evaluate(model, images.distorted(a), config.precision)["error"] for a in bar}
     moved = {f"{pixels:g}": evaluate(model, images.moved(pixels), config.precision)["error"] for pixels in MOVES}
-    about = {"command": f"scalesteer run 2 --splits {config.split}", **environment(images)}
+    about = {"command": f"scalesteer run {table} --splits {config.split}", **environment(images)}
     result = {
         "config": config.to_dict(),
         "sigma": ELASTIC_SIGMA,

@@ -103,6 +103,9 @@ SMOOTHER: dict[str, dict[str, Any]] = {
 }
 """Variants of SS-CNN in Table 2, whose filters are smoother than the paper's."""
 
+LONGER = 120
+"""Epochs of the longer training that Table 2's methods were given besides."""
+
 GAP = "–"
 
 
@@ -215,6 +218,20 @@ def _table_3() -> Table:
     return Table("3", "MNIST-scale-local-2 with less and less training data", columns, rows)
 
 
+def _longer() -> Table:
+    """The paper's methods of Table 2 as they are there, and after more epochs."""
+    table = _table_2()
+    rows = {}
+    for method, cells in table.rows.items():
+        if cells[0].paper:
+            rows[f"{method}, {cells[0].runs[0].epochs} epochs"] = cells
+            rows[f"{method}, {LONGER} epochs"] = tuple(
+                replace(cell, runs=tuple(replace(config, epochs=LONGER) for config in cell.runs)) for cell in cells
+            )
+    title = "Table 2's methods after twice as many epochs, mean over splits"
+    return Table("longer", title, table.columns, rows)
+
+
 def tuning_runs(method: str, dataset: str) -> dict[Recipe, RunConfig]:
     """The runs that a method's recipe for a dataset is chosen from."""
     settings: dict[str, Any] = {"model": METHODS[method], "dataset": dataset, **PROTOCOL, "epochs": TUNING_EPOCHS}
@@ -274,11 +291,12 @@ TABLES: dict[str, Callable[[], Table]] = {
     "tuning": _tuning,
     "ablations": _ablations,
     "choices": _choices,
+    "longer": _longer,
 }
 
 
 def get_table(name: str) -> Table:
-    """A table of the paper by its number, "tuning", "ablations" or "choices".
+    """A table of the paper by its number, "tuning", "ablations", "choices" or "longer".
 
     Example:
         >>> len(get_table("1").runs), len(get_table("3").runs)
@@ -298,7 +316,12 @@ def render(table: Table, results: Results, style: str = "text") -> str:
         results: What was measured.
         style: "text" or "markdown".
     """
-    own = {"tuning": _tuning_lines, "ablations": _ablation_lines, "choices": _choice_lines}
+    own = {
+        "tuning": _tuning_lines,
+        "ablations": _ablation_lines,
+        "choices": _choice_lines,
+        "longer": _longer_lines,
+    }
     lines = own.get(table.name, _paper_lines)(table, results)
     title = f"{f'Table {table.name}' if table.name.isdigit() else table.name.capitalize()}. {table.title}"
     failed = results.failed(table.runs)
@@ -364,6 +387,18 @@ def _choice_lines(table: Table, results: Results) -> list[list[str]]:
         errors = [100 * results.mean(config, "val_error") for config in found]
         losses = [results.mean(config, "val_loss") for config in found]
         lines.append([name, *((spread(errors), f"{mean_and_std(losses)[0]:.3f}") if found else (GAP, GAP))])
+    return lines
+
+
+def _longer_lines(table: Table, results: Results) -> list[list[str]]:
+    lines = [["error in %", "validation", *table.columns]]
+    for name, row in table.rows.items():
+        runs = row[0].runs
+        validation = [100 * results.runs[config]["val_error"] for config in results.finished(runs)]
+        numbers = [validation, *(results.distorted(runs, "errors", cell.alpha or 0) for cell in row)]
+        counts = ["" if len(values) == len(runs) else f" ({len(values)} of {len(runs)})" for values in numbers]
+        shown = [f"{spread(values)}{n}" if values else GAP for values, n in zip(numbers, counts, strict=True)]
+        lines.append([name, *shown])
     return lines
 
 
