@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scalesteer.data import ELASTIC_ALPHAS
 from scalesteer.experiments import figures, reproduce
 from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.results import Results, collect, publish
@@ -189,34 +190,70 @@ def test_ratios_of_means_are_over_the_same_splits():
     assert f"| SS-CNN / Spatial Transformer | {GAP} | 1.00 |" in shown  # no run tells which network is the best
 
 
+def longer_training(tested, validated):
+    """Invented networks after 60 and 120 epochs: test and validation errors by method, one for each; splits differ by
+    0.1 %, and errors grow with the strength."""
+    known, elastic = {}, {}
+    for longer, name in enumerate(("2", "longer")):
+        for method in tested:
+            for config in get_table(name).rows[method][0].runs:
+                error = tested[method][longer] + 0.001 * config.split
+                known[config] = invented(config, error) | {"val_error": validated[method][longer]}
+                strengths = {f"{alpha:g}": error * (1 + alpha / 10 * (method == "SS-CNN")) for alpha in ELASTIC_ALPHAS}
+                elastic[config] = {"errors": strengths, "moved": {"0.5": error, "1": error}}
+    return known, elastic
+
+
 def test_longer_training_is_compared_in_both_ways():
-    rows = get_table("longer").rows
-    # after 60 and 120 epochs; validation says the opposite of the test for SS-CNN
     tested = {"SS-CNN": (0.02, 0.03), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.04, 0.04)}
     validated = {"SS-CNN": (0.03, 0.02), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.01, 0.02)}
-    known, elastic = {}, {}
-    for name, row in rows.items():
-        method, _, label = name.rpartition(", ")
-        longer = label == "120 epochs"
-        for config in row[0].runs:
-            known[config] = invented(config, tested[method][longer]) | {"val_error": validated[method][longer]}
-            error = tested[method][longer] + 0.001 * config.split
-            elastic[config] = {"errors": dict.fromkeys(("0", "10", "20", "30", "40"), error)}
-            elastic[config]["moved"] = dict.fromkeys(("0.5", "1"), error)
+    known, elastic = longer_training(tested, validated)
     shown = reproduce.longer(Results(known, elastic))
-    assert "| SS-CNN / Spatial Transformer, 120 epochs | 1.50 | 1.00 | 1.50 | 1.09 |" in shown
-    assert f"| SS-CNN / Spatial Transformer, 120 epochs, means over splits | {3.25 / 2.25:.2f} |" in shown
-    assert "| SS-CNN / Spatial Transformer, as validation chose | 3.00 |" in shown
-    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {3.25 / 1.25:.2f} |" in shown
-    assert "| SS-CNN, 120 epochs minus | α = 0 |" in shown
+    assert "| SS-CNN | **-1.00 to -1.00** | **+1.00 to +1.00** |" in shown  # in validation and on test data
     assert "| Spatial Transformer, 60 epochs | **+2.00 to +2.00** |" in shown
-    missing = rows["LocScaleInv-CNN, 120 epochs"][0].runs[4]
+    assert "| Spatial Transformer, 120 epochs | **+1.00 to +1.00** |" in shown
+    assert "| SS-CNN / Spatial Transformer, 120 epochs | 1.50 | 1.00 | 3.00 | 1.09 |" in shown
+    means = 3.25 / 2.25
+    ratio = f"{means:.2f} | 1.00 | {2 * means:.2f}"
+    assert f"| SS-CNN / Spatial Transformer, 120 epochs, means over splits | {ratio} |" in shown
+    assert "| SS-CNN / Spatial Transformer, as validation chose | 3.00 | 1.00 | 6.00 |" in shown
+    ratio = f"{3.25 / 1.25:.2f}"  # 120 epochs for SS-CNN, 60 for the other
+    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {ratio} |" in shown
+
+
+def test_longer_training_that_is_not_finished_chooses_nothing():
+    same = {"SS-CNN": (0.02, 0.03), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.04, 0.04)}
+    known, elastic = longer_training(same, same)
+    missing = get_table("longer").rows["LocScaleInv-CNN"][0].runs[4]
     del known[missing], elastic[missing]
+    shown = reproduce.longer(Results(known, elastic))
+    for which in (", 120 epochs", ", as validation chose", ", as validation chose, means over splits"):
+        assert f"| SS-CNN / LocScaleInv-CNN{which} | {GAP} | 0.58 |" in shown
+    assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs, means over splits | {3.22 / 4.22:.2f} |" in shown  # of five splits
+    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {2.22 / 1.22:.2f} |" in shown
+    del elastic[get_table("2").rows["SS-CNN"][0].runs[0]]["errors"]["30"]  # one strength is missing in split 0
     fewer = reproduce.longer(Results(known, elastic))
-    assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs | {GAP} |" in fewer  # which network is best is not known yet
-    assert f"| SS-CNN / Spatial Transformer, 120 epochs, means over splits | {3.22 / 2.22:.2f} |" in fewer
-    assert f"| SS-CNN / LocScaleInv-CNN, as validation chose | {GAP} |" in fewer
-    assert GAP in reproduce.longer(EMPTY)
+    assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs, means over splits | {3.275 / 4.275:.2f} |" in fewer
+    assert reproduce.longer(EMPTY).count(GAP) == 3 * 8 + 4 * 7 + 8 * 5
+
+
+def test_claims_tell_longer_training_apart():
+    invariant = "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion (the best networks)"
+    par = "SS-CNN is on par with Spatial Transformer at every strength (at most 1.1 times its error, as in the paper)"
+
+    def said(tested):
+        shown = reproduce.claims(Results(*longer_training(tested, tested)))
+        lines = [line.strip("| ").split(" | ") for line in shown.splitlines()]
+        answers = dict(line for line in lines if len(line) == 2)
+        return [answers[c] for c in (invariant, "the same after 120 epochs", par, "on par after 120 epochs")]
+
+    # SS-CNN's errors grow to five times theirs under the strongest distortion
+    ahead = {"SS-CNN": (0.02, 0.01), "Spatial Transformer": (0.095, 0.046), "LocScaleInv-CNN": (0.101, 0.2)}
+    assert said(ahead) == ["yes", "yes", "yes", "yes"]
+    assert said(ahead | {"LocScaleInv-CNN": (0.101, 0.01)}) == ["yes", "**no**", "yes", "yes"]
+    assert said(ahead | {"LocScaleInv-CNN": (0.01, 0.2)}) == ["**no**", "yes", "yes", "yes"]
+    assert said(ahead | {"Spatial Transformer": (0.095, 0.044)}) == ["yes", "yes", "yes", "**no**"]
+    assert said(ahead | {"Spatial Transformer": (0.08, 0.046)}) == ["yes", "yes", "**no**", "yes"]
 
 
 def test_network_of_another_run_is_named():

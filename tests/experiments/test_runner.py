@@ -51,6 +51,8 @@ def test_table_is_run_published_and_not_run_again(cache, table, tiny, undisturbe
     distorted = evaluate(model, load(best, "test").distorted(30))["error"]
     moved = evaluate(model, load(best, "test").moved(1))["error"]
     assert set(found.elastic) == set(table.runs)
+    about = found.elastic[best]["environment"]
+    assert about["command"] == f"scalesteer run {table.name} --splits {best.split}"
     assert found.elastic[best]["errors"] == {"0": found.runs[best]["test_error"], "30": distorted}
     assert set(found.elastic[best]["moved"]) == {"0.5", "1"}
     assert found.elastic[best]["moved"]["1"] == moved
@@ -147,5 +149,5 @@ def test_result_without_its_model_is_told(cache, table, undisturbed, tmp_path):
     problems = run_table(table, **{**places(tmp_path), "runs": tmp_path / "elsewhere"})
     assert len(problems) == len(table.runs)
     assert all("no checkpoint can be read at" in problem for problem in problems)
-    written = evaluate_elastic(undisturbed, tmp_path / "results", alphas=(0.0,), device="cpu")
+    written = evaluate_elastic(undisturbed, tmp_path / "results", table="2", alphas=(0.0,), device="cpu")
     assert json.loads(next((tmp_path / "results" / "elastic").iterdir()).read_text()) == written

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -233,103 +233,104 @@ def sizes(results: Results) -> str:
 def ratios(results: Results) -> str:
     """Table 2 as ratios of errors: of the best networks, and of means over the splits where all were tested."""
     rows = get_table("2").rows
-    return _ratios(results, {"": (rows, rows)}, _tested(results, rows))
+    return _ratios(results, {"": (rows, rows)}, _tested(results, rows.values()))
 
 
 def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]], tested: list[int]) -> str:
     """SS-CNN's errors over those of the paper's other methods, beside the paper's ratios: for each group the best
     networks of its first rows, and means over splits of its second."""
-    columns = get_table("2").columns
-    lines = [["ratio of errors", *(text for column in columns for text in (column, "paper"))]]
+    lines = [["ratio of errors", *(text for column in get_table("2").columns for text in (column, "paper"))]]
 
-    def ratio(pair: Iterable[float | None]) -> str:
-        top, bottom = pair
-        return f"{top / bottom:.2f}" if top is not None and bottom else GAP
+    def best(cell: Cell) -> float | None:
+        return final(cell, results)
 
-    for other, (label, (single, several)) in itertools.product(
-        ("LocScaleInv-CNN", "Spatial Transformer"), groups.items()
-    ):
-        best, means = [f"SS-CNN / {other}{label}"], [f"SS-CNN / {other}{label}, means over splits"]
-        for cells in zip(single["SS-CNN"], single[other], strict=True):
-            best += [ratio(final(cell, results) for cell in cells), _paper_ratio(cells)]
-        for cells in zip(several["SS-CNN"], several[other], strict=True):
-            errors = [_distorted(results, cell.runs, "errors", cell.alpha or 0, tested) for cell in cells]
-            means += [ratio(mean_and_std(found)[0] if found else None for found in errors), _paper_ratio(cells)]
-        lines += [best, means]
+    def average(cell: Cell) -> float | None:
+        found = _errors(results, cell.runs, ("errors", cell.alpha or 0), tested)
+        return mean_and_std(found)[0] if found else None
+
+    for other in ("LocScaleInv-CNN", "Spatial Transformer"):
+        for label, group in groups.items():
+            for rows, end, number in zip(group, ("", ", means over splits"), (best, average), strict=True):
+                line = [f"SS-CNN / {other}{label}{end}"]
+                for ours, theirs in zip(rows["SS-CNN"], rows[other], strict=True):
+                    top, bottom = number(ours), number(theirs)
+                    line.append(f"{top / bottom:.2f}" if top is not None and bottom else GAP)
+                    line.append(f"{float(ours.paper) / float(theirs.paper):.2f}")
+                lines.append(line)
     return layout(lines).strip()
 
 
-def _paper_ratio(cells: tuple[Cell, Cell]) -> str:
-    return f"{float(cells[0].paper) / float(cells[1].paper):.2f}"
+def _tested(results: Results, rows: Iterable[tuple[Cell, ...]]) -> list[int]:
+    """The splits in which every network of some rows was tested in all ways: there all saw the same images."""
+    networks = [row[0].runs for row in rows]
+    ways = DISTORTIONS.values()
+    return [i for i in SPLITS if all(len(results.distorted([runs[i]], *w)) for runs in networks for w in ways)]
 
 
-def _tested(results: Results, rows: Rows) -> list[int]:
-    """The splits in which every network of some rows was tested under distortion: there all saw the same images."""
-    networks = [row[0].runs for row in rows.values()]
-    return [i for i in SPLITS if all("moved" in results.elastic.get(runs[i], {}) for runs in networks)]
-
-
-def _distorted(
-    results: Results, runs: tuple[RunConfig, ...], kind: str, value: float, splits: list[int]
+def _errors(
+    results: Results, runs: tuple[RunConfig, ...], way: tuple[str, float], splits: Iterable[int]
 ) -> list[float]:
-    return results.distorted([runs[i] for i in splits], kind, value)
+    """Errors in % of the networks of some splits when they were tested in one of the ways of `DISTORTIONS`."""
+    return results.distorted([config for config in runs if config.split in splits], *way)
 
 
 def distorted(results: Results) -> str:
     """Table 2 on the same images for all, as means over splits, also with images moved; and SS-CNN against each."""
     rows = get_table("2").rows
-    tested = _tested(results, rows)
-    errors = _by_distortion(results, rows, tested)
+    tested = _tested(results, rows.values())
     split = "split" if len(tested) == 1 else "splits"
     lines = [[f"error in %, {split} {', '.join(map(str, tested)) or GAP}", *DISTORTIONS]]
-    lines += [[method, *(spread(found) if found else GAP for found in own)] for method, own in errors.items()]
+    for method, row in rows.items():
+        found = [_errors(results, row[0].runs, way, tested) for way in DISTORTIONS.values()]
+        lines.append([method, *(spread(errors) if errors else GAP for errors in found)])
+    against = [["SS-CNN minus", *DISTORTIONS]]
+    against += [[m, *_intervals(results, rows["SS-CNN"], rows[m], tested)] for m in rows if m != "SS-CNN"]
     notes = []
     for method, row in rows.items():
         again = [str(i) for i in tested if _is_another_run(results, row[0].runs[i])]
         notes += [f"{method}: in split {', '.join(again)} networks of another run than in Table 1."] if again else []
-    return layout(lines) + "\n" + layout(_against("SS-CNN", errors), notes=notes).strip()
+    return layout(lines) + "\n" + layout(against, notes=notes).strip()
 
 
-def _by_distortion(results: Results, rows: Rows, tested: list[int]) -> dict[str, list[list[float]]]:
-    """For each row the errors in % of its networks under each of `DISTORTIONS`."""
-    return {
-        name: [_distorted(results, row[0].runs, *what, tested) for what in DISTORTIONS.values()]
-        for name, row in rows.items()
-    }
-
-
-def _against(name: str, errors: dict[str, list[list[float]]]) -> list[list[str]]:
-    """Intervals of one row's differences to each other row, under each of `DISTORTIONS`."""
-    lines = [[f"{name} minus", *DISTORTIONS]]
-    for other, own in errors.items():
-        if other != name:
-            pairs = zip(errors[name], own, strict=True)
-            changes = [[a - b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
-            lines.append([other, *(_compared(found)[1] for found in changes)])
-    return lines
+def _intervals(results: Results, first: tuple[Cell, ...], second: tuple[Cell, ...], tested: list[int]) -> Iterator[str]:
+    """First minus second row, split by split: the interval of the mean in each of the ways of `DISTORTIONS`."""
+    for way in DISTORTIONS.values():
+        pairs = zip(*(_errors(results, row[0].runs, way, tested) for row in (first, second)), strict=True)
+        yield _compared([a - b for a, b in pairs])[1]
 
 
 def longer(results: Results) -> str:
-    """What more epochs do to Table 2: ratios with them for all, and with what validation chose for each; intervals."""
-    rows = get_table("longer").rows
-    tested, usual = _tested(results, rows), f"{get_table('2').rows['SS-CNN'][0].runs[0].epochs} epochs"
-    methods = [name.removesuffix(f", {usual}") for name in rows if name.endswith(usual)]
-    more = {m: rows[f"{m}, {LONGER} epochs"] for m in methods}
+    """What more epochs do to Table 2: intervals, and ratios with more for all or with what validation chose."""
+    more = get_table("longer").rows
+    usual = {method: get_table("2").rows[method] for method in more}
+    tested = _tested(results, [*usual.values(), *more.values()])
+    few, many = (f"{rows['SS-CNN'][0].runs[0].epochs} epochs" for rows in (usual, more))
+
+    changes = [[f"{many} minus {few}", "validation", *DISTORTIONS]]
+    against = [[f"SS-CNN, {many}, minus", *DISTORTIONS]]
     either, chosen_epochs = {}, {}
-    for method in methods:
-        options = rows[f"{method}, {usual}"], more[method]
+    for method in more:
+        options = usual[method], more[method]
+        validation = results.differences(more[method][0].runs, usual[method][0].runs, "val_error")
+        changes.append([method, _compared(validation)[1], *_intervals(results, more[method], usual[method], tested)])
+        if method != "SS-CNN":
+            for label, row in zip((few, many), options, strict=True):
+                against.append([f"{method}, {label}", *_intervals(results, more["SS-CNN"], row, tested)])
         either[method] = tuple(replace(a, runs=a.runs + b.runs) for a, b in zip(*options, strict=True))
-        chosen_epochs[method] = min(options, key=lambda row: _validation(results, row[0].runs))
-    groups = {f", {LONGER} epochs": (more, more), ", as validation chose": (either, chosen_epochs)}
-    errors = _by_distortion(results, rows, tested)
-    return _ratios(results, groups, tested) + "\n\n" + layout(_against(f"SS-CNN, {LONGER} epochs", errors)).strip()
+        chosen_epochs[method] = _lower_in_validation(results, options)
+    groups = {f", {many}": (more, more), ", as validation chose": (either, chosen_epochs)}
+    return "\n\n".join([layout(changes).strip(), layout(against).strip(), _ratios(results, groups, tested)])
 
 
-def _validation(results: Results, runs: tuple[RunConfig, ...]) -> float:
-    """The mean error on validation data, infinite as long as a run is missing."""
-    ended = results.finished(runs)
-    whole = len(ended) == len(runs)
-    return mean_and_std([results.runs[c]["val_error"] for c in ended])[0] if whole else float("inf")
+def _lower_in_validation(results: Results, rows: Iterable[tuple[Cell, ...]]) -> tuple[Cell, ...]:
+    """The row with the lower mean error on validation data; its cells have no runs as long as one is missing."""
+    means: list[tuple[float, tuple[Cell, ...]]] = []
+    for row in rows:
+        ended = results.finished(row[0].runs)
+        if len(ended) < len(row[0].runs):
+            return tuple(replace(cell, runs=()) for cell in row)
+        means.append((mean_and_std([results.runs[config]["val_error"] for config in ended])[0], row))
+    return min(means, key=lambda pair: pair[0])[1]
 
 
 def _is_another_run(results: Results, config: RunConfig) -> bool:
@@ -445,55 +446,44 @@ def checks(results: Results) -> str:
 
 def claims(results: Results) -> str:
     """What the paper concludes from its tables, and whether our numbers say the same."""
-    others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
-    first, second, third, variants, after = (get_table(name).rows for name in ("1", "2", "3", "ablations", "longer"))
+    names = ("1", "2", "3", "ablations", "longer")
+    first, second, third, variants, after = (get_table(name).rows for name in names)
+    transformer, *local = others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
     small, large = ({m: variants[f"{m}, {size} px"][0] for m in METHODS} for size in (28, 56))
-    ours, many = {**second, **after}, f"{LONGER} epochs"
+    par = "SS-CNN is on par with Spatial Transformer at every strength (at most 1.1 times its error, as in the paper)"
 
-    def distorted_pairs(other: str, label: str = "") -> list[tuple[Cell, Cell]]:
-        return list(zip(ours[f"SS-CNN{label}"], ours[f"{other}{label}"], strict=True))
+    def ours_against(other: str, rows: Rows) -> Iterable[tuple[Cell, Cell]]:
+        return zip(rows["SS-CNN"], rows[other], strict=True)
 
-    said: list[tuple[str, list[tuple[Cell, Cell]], float]] = [
-        ("SS-CNN has the lowest error on MNIST-Scale", [(first["SS-CNN"][0], first[m][0]) for m in others], 1),
-        (
-            "the same with the paper's input sizes (splits 0 to 2)",
-            [(large["SS-CNN"], small[m]) for m in others],
-            1,
-        ),
-        ("A larger input helps SS-CNN", [(large["SS-CNN"], small["SS-CNN"])], 1),
-        ("A larger input does not help the others", [(small[m], large[m]) for m in others], 1),
+    said: list[tuple[str, Iterable[tuple[Cell, Cell]]]] = [
+        ("SS-CNN has the lowest error on MNIST-Scale", [(first["SS-CNN"][0], first[m][0]) for m in others]),
+        ("the same with the paper's input sizes (splits 0 to 2)", [(large["SS-CNN"], small[m]) for m in others]),
+        ("A larger input helps SS-CNN", [(large["SS-CNN"], small["SS-CNN"])]),
+        ("A larger input does not help the others", [(small[m], large[m]) for m in others]),
         (
             "Spatial Transformer has the lowest error on FMNIST-Scale",
-            [(first[others[0]][1], first[m][1]) for m in ("SS-CNN", *others[1:])],
-            1,
+            [(first[transformer][1], first[m][1]) for m in ("SS-CNN", *local)],
         ),
         (
             "SS-CNN has a lower error on FMNIST-Scale than both other locally invariant networks",
-            [(first["SS-CNN"][1], first[m][1]) for m in others[1:]],
-            1,
+            [(first["SS-CNN"][1], first[m][1]) for m in local],
         ),
         (
-            "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion",
-            distorted_pairs(others[2]),
-            1,
+            "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion (the best networks)",
+            ours_against("LocScaleInv-CNN", second),
         ),
-        (f"the same after {many}", distorted_pairs(others[2], f", {many}"), 1),
-        (
-            "SS-CNN is on par with Spatial Transformer at every strength "
-            "(at most 1.1 times its error, as in the paper)",
-            distorted_pairs(others[0]),
-            1.1,
-        ),
-        (f"the same after {many}", distorted_pairs(others[0], f", {many}"), 1.1),
+        (f"the same after {LONGER} epochs", ours_against("LocScaleInv-CNN", after)),
+        (par, ours_against(transformer, second)),
+        (f"on par after {LONGER} epochs", ours_against(transformer, after)),
         (
             "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images",
-            list(zip(third["SS-CNN"], third["Spatial Transformer"], strict=True)),
-            1,
+            ours_against(transformer, third),
         ),
     ]
     lines = [["claim of the paper", "here"]]
-    for claim, compared, times in said:
+    for claim, compared in said:
         errors = [(final(low, results), final(high, results)) for low, high in compared]
+        times = 1.1 if "on par" in claim else 1
         known = [low < times * high for low, high in errors if low is not None and high is not None]
         lines.append([claim, GAP if len(known) < len(errors) else "yes" if all(known) else "**no**"])
     return layout(lines).strip()

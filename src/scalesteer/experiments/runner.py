@@ -95,7 +95,7 @@ def evaluate_elastic(
     directory: Path,
     results: Path = Path("results"),
     *,
-    table: str = "2",
+    table: str,
     alphas: tuple[float, ...] = ELASTIC_ALPHAS,
     device: str = "auto",
     data_dir: Path | None = None,

@@ -104,7 +104,7 @@ SMOOTHER: dict[str, dict[str, Any]] = {
 """Variants of SS-CNN in Table 2, whose filters are smoother than the paper's."""
 
 LONGER = 120
-"""Epochs of the longer training that Table 2's methods were given besides."""
+"""How many epochs the methods of the paper's Table 2 are trained for in the table "longer"."""
 
 GAP = "–"
 
@@ -219,17 +219,13 @@ def _table_3() -> Table:
 
 
 def _longer() -> Table:
-    """The paper's methods of Table 2 as they are there, and after more epochs."""
     table = _table_2()
-    rows = {}
-    for method, cells in table.rows.items():
-        if cells[0].paper:
-            rows[f"{method}, {cells[0].runs[0].epochs} epochs"] = cells
-            rows[f"{method}, {LONGER} epochs"] = tuple(
-                replace(cell, runs=tuple(replace(config, epochs=LONGER) for config in cell.runs)) for cell in cells
-            )
-    title = "Table 2's methods after twice as many epochs, mean over splits"
-    return Table("longer", title, table.columns, rows)
+    rows = {
+        method: tuple(replace(cell, runs=tuple(replace(c, epochs=LONGER) for c in cell.runs)) for cell in cells)
+        for method, cells in table.rows.items()
+        if cells[0].paper
+    }
+    return Table("longer", f"Table 2's methods after {LONGER} epochs, means over splits", table.columns, rows)
 
 
 def tuning_runs(method: str, dataset: str) -> dict[Recipe, RunConfig]:
@@ -391,14 +387,16 @@ def _choice_lines(table: Table, results: Results) -> list[list[str]]:
 
 
 def _longer_lines(table: Table, results: Results) -> list[list[str]]:
+    """Each method as in Table 2, then after more epochs; both columns are of the same networks."""
     lines = [["error in %", "validation", *table.columns]]
-    for name, row in table.rows.items():
-        runs = row[0].runs
-        validation = [100 * results.runs[config]["val_error"] for config in results.finished(runs)]
-        numbers = [validation, *(results.distorted(runs, "errors", cell.alpha or 0) for cell in row)]
-        counts = ["" if len(values) == len(runs) else f" ({len(values)} of {len(runs)})" for values in numbers]
-        shown = [f"{spread(values)}{n}" if values else GAP for values, n in zip(numbers, counts, strict=True)]
-        lines.append([name, *shown])
+    for method, row in table.rows.items():
+        for cells in (_table_2().rows[method], row):
+            runs = cells[0].runs
+            validation = [100 * results.runs[config]["val_error"] for config in results.finished(runs)]
+            numbers = [validation, *(results.distorted(runs, "errors", cell.alpha or 0) for cell in cells)]
+            counts = ["" if len(values) == len(runs) else f" ({len(values)} of {len(runs)})" for values in numbers]
+            shown = [f"{spread(values)}{n}" if values else GAP for values, n in zip(numbers, counts, strict=True)]
+            lines.append([f"{method}, {runs[0].epochs} epochs", *shown])
     return lines
 
 
