@@ -221,6 +221,17 @@ def test_errors_are_drawn_as_means_over_runs():
         figures.draw_errors({"a": [[0.1]]}, [0.5, 1.0], "size")
 
 
+def test_ratios_are_lines_with_a_dot_for_each_pair():
+    lines = {"paper": ([0.5, 0.6], []), "here": ([1.0, 1.2], [[0.9, 1.1], [1.1, 1.3]])}
+    figure = figures.draw_ratios({"a / b": lines, "a / c": lines}, [0, 10], "strength", {"a / b": 1.0, "a / c": 1.1})
+    for axis, level in zip(figure.axes, (1.0, 1.1), strict=True):
+        limit, paper, here, *dots = (line.get_ydata() for line in axis.lines)
+        assert list(limit) == [level, level]
+        assert (list(paper), list(here)) == ([0.5, 0.6], [1.0, 1.2])
+        assert [list(dot) for dot in dots] == [[0.9, 1.1], [1.1, 1.3]]
+    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["paper", "here"]
+
+
 def test_the_scale_error_is_that_of_the_images_in_each_bin(needed, image_set):
     figure = figures.plot_scale_error({"SS-CNN": needed["ss"]}, image_set)
     (line,) = figure.axes[0].get_lines()

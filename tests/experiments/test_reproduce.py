@@ -237,6 +237,26 @@ def test_longer_training_that_is_not_finished_chooses_nothing():
     assert reproduce.longer(EMPTY).count(GAP) == 3 * 8 + 4 * 7 + 8 * 5
 
 
+def test_ratios_are_drawn_beside_the_papers(tmp_path):
+    tested = {"SS-CNN": (0.02, 0.03), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.04, 0.04)}
+    known, elastic = longer_training(tested, tested)
+    for config in get_table("longer").rows["LocScaleInv-CNN"][0].runs:
+        del elastic[config]
+    panels = reproduce.ratio_lines(Results(known, elastic))
+    assert list(panels) == ["SS-CNN / LocScaleInv-CNN", "SS-CNN / Spatial Transformer"]
+    assert list(panels["SS-CNN / LocScaleInv-CNN"]) == ["paper", "here, 60 epochs"]  # the rest is not tested yet
+    lines = panels["SS-CNN / Spatial Transformer"]
+    assert lines["paper"] == ([pytest.approx(r, abs=0.005) for r in (1.0, 1.09, 1.09, 1.07, 1.04)], [])
+    means, splits = lines["here, 120 epochs"]
+    assert means == pytest.approx([3.25 / 2.25 * n for n in (1, 2, 3, 4, 5)])
+    assert len(splits) == 6
+    assert splits[1] == pytest.approx([3.1 / 2.1 * n for n in (1, 2, 3, 4, 5)])
+    reproduce.draw(Results({}, elastic), tmp_path, tmp_path)
+    assert (tmp_path / "distortion.png").exists()
+    reproduce.draw(EMPTY, tmp_path / "empty", tmp_path)
+    assert not (tmp_path / "empty" / "distortion.png").exists()
+
+
 def test_claims_tell_longer_training_apart():
     invariant = "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion (the best networks)"
     par = "SS-CNN is on par with Spatial Transformer at every strength (at most 1.1 times its error, as in the paper)"

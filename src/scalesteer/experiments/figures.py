@@ -347,6 +347,36 @@ def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) 
     return figure
 
 
+def draw_ratios(
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]],
+    positions: Sequence[float],
+    label: str,
+    limits: Mapping[str, float],
+) -> Figure:
+    """Ratios of errors against something, a panel each: a line, and a dot for each pair of runs.
+
+    Args:
+        panels: For each title its lines by name: the ratio at each position, and for each pair of runs its ratios.
+        positions: The horizontal axis.
+        label: Its label.
+        limits: For each title a ratio that means something; drawn as a level.
+    """
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        axis.axhline(limits[title], color="black", linewidth=1, linestyle=":")
+        for (name, (ratios, pairs)), colour, marker in zip(lines.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
+            axis.plot(positions, ratios, f"{marker}-", color=colour, label=name)
+            for pair in pairs:
+                axis.plot(positions, pair, ".", color=colour, alpha=0.4, markersize=5)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("ratio of test errors")
+    axes[-1].legend(fontsize=9)
+    return figure
+
+
 @_register("scale-error", "error against the object's scale, by network")
 def plot_scale_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     """Error in bins of the scale that images were drawn at."""

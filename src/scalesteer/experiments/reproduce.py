@@ -160,7 +160,7 @@ def documents(results: Results, root: Path = Path()) -> dict[Path, dict[str, str
         "claims": claims(results),
     }
     plots = [f"{kind}-{dataset}" for kind in ("validation", "scales") for dataset in DATASETS]
-    for name in (*plots, *TRAINED, *UNTRAINED):
+    for name in (*plots, "distortion", *TRAINED, *UNTRAINED):
         path = RESULTS / "figures" / f"{name}.png"
         caption = figures.FIGURES[name].description if name in figures.FIGURES else name
         page[f"figure {name}"] = f"![{caption}](../{path.as_posix()})" if (root / path).exists() else "*Not drawn yet.*"
@@ -320,6 +320,30 @@ def longer(results: Results) -> str:
         chosen_epochs[method] = _lower_in_validation(results, options)
     groups = {f", {many}": (more, more), ", as validation chose": (either, chosen_epochs)}
     return "\n\n".join([layout(changes).strip(), layout(against).strip(), _ratios(results, groups, tested)])
+
+
+Lines = dict[str, tuple[list[float], list[list[float]]]]  # by name: a ratio at each strength, and those of each split
+
+
+def ratio_lines(results: Results) -> dict[str, Lines]:
+    """SS-CNN's errors under distortion over those of the others: the paper's, ours after few epochs and after more."""
+    tables = [get_table(name).rows for name in ("2", "longer")]
+    drawn: dict[str, Lines] = {}
+    for other in ("LocScaleInv-CNN", "Spatial Transformer"):
+        pairs = list(zip(tables[0]["SS-CNN"], tables[0][other], strict=True))
+        lines: Lines = {"paper": ([float(a.paper) / float(b.paper) for a, b in pairs], [])}
+        for rows in tables:
+            tested, runs = _tested(results, [rows["SS-CNN"], rows[other]]), rows["SS-CNN"][0].runs
+            if tested:
+                errors = [
+                    [_errors(results, rows[m][0].runs, ("errors", alpha), tested) for alpha in ELASTIC_ALPHAS]
+                    for m in ("SS-CNN", other)
+                ]
+                ours, theirs = np.array(errors)  # (strengths, splits)
+                means = (ours.mean(1) / theirs.mean(1)).tolist()
+                lines[f"here, {runs[0].epochs} epochs"] = means, (ours / theirs).T.tolist()
+        drawn[f"SS-CNN / {other}"] = lines
+    return drawn
 
 
 def _lower_in_validation(results: Results, rows: Iterable[tuple[Cell, ...]]) -> tuple[Cell, ...]:
@@ -501,6 +525,11 @@ def draw(results: Results, folder: Path, runs: Path, data_dir: Path | None = Non
                 m: [r["history"]["val_error"] for r in runs] for m, runs in _finished(results, dataset).items()
             }
             drawn[f"validation-{dataset}"] = figures.draw_histories(histories, f"validation error on {title}, %")
+    limits = {"SS-CNN / LocScaleInv-CNN": 1.0, "SS-CNN / Spatial Transformer": 1.1}
+    if results.elastic:
+        drawn["distortion"] = figures.draw_ratios(
+            ratio_lines(results), ELASTIC_ALPHAS, "strength of distortion α", limits
+        )
     ss, lsi = (runs / get_table("1").rows[m][0].runs[0].name for m in ("SS-CNN", "LocScaleInv-CNN"))
     here = all((run / "model.safetensors").exists() for run in (ss, lsi))
     for name in (*UNTRAINED, *(TRAINED if here else ())):
