@@ -243,10 +243,10 @@ class Evaluate:
 class RunTable:
     """Make all runs of a table; finished ones are skipped, interrupted ones go on.
 
-    Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, table
-    3 with less training data on MNIST-scale-local-2. `tuning` tries the settings to choose from on validation data,
-    `ablations` changes one thing at a time, `choices` combines changes to the filters, `longer` trains for more epochs.
-    Repeat the command after an interruption.
+    Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, and
+    table 3 with less training data on MNIST-scale-local-2. Of our own, `tuning` tries the settings to choose from on
+    validation data, `ablations` changes one thing at a time, `choices` combines changes to the filters, and `longer`
+    trains table 2's methods for more epochs. Repeat the command after an interruption.
 
     Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
@@ -256,7 +256,7 @@ class RunTable:
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits."""
     methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD...")] = None
-    """Which rows, as `scalesteer table` names them; by default all."""
+    """Which methods, as `scalesteer table` names them; by default all."""
     datasets: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="DATASET...")] = None
     """Which datasets; by default all of the table."""
     jobs: int = 1
