@@ -52,6 +52,7 @@ UNTRAINED = ("sensitivity", "resizing")
 DISTORTIONS = {f"α = {alpha:g}": ("errors", alpha) for alpha in ELASTIC_ALPHAS}
 DISTORTIONS |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}  # title: where a result has the error
 Rows = Mapping[str, tuple[Cell, ...]]
+Lines = dict[str, tuple[list[float], list[list[float]]]]  # by name: a ratio at each strength, and those of each split
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 24: 2.069}  # 97.5 % points of t, by number of values
 
 
@@ -322,9 +323,6 @@ def longer(results: Results) -> str:
     return "\n\n".join([layout(changes).strip(), layout(against).strip(), _ratios(results, groups, tested)])
 
 
-Lines = dict[str, tuple[list[float], list[list[float]]]]  # by name: a ratio at each strength, and those of each split
-
-
 def ratio_lines(results: Results) -> dict[str, Lines]:
     """SS-CNN's errors under distortion over those of the others: the paper's, ours after few epochs and after more."""
     tables = [get_table(name).rows for name in ("2", "longer")]
@@ -525,8 +523,8 @@ def draw(results: Results, folder: Path, runs: Path, data_dir: Path | None = Non
                 m: [r["history"]["val_error"] for r in runs] for m, runs in _finished(results, dataset).items()
             }
             drawn[f"validation-{dataset}"] = figures.draw_histories(histories, f"validation error on {title}, %")
-    limits = {"SS-CNN / LocScaleInv-CNN": 1.0, "SS-CNN / Spatial Transformer": 1.1}
     if results.elastic:
+        limits = {"SS-CNN / LocScaleInv-CNN": 1.0, "SS-CNN / Spatial Transformer": 1.1}
         drawn["distortion"] = figures.draw_ratios(
             ratio_lines(results), ELASTIC_ALPHAS, "strength of distortion α", limits
         )
