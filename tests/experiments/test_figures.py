@@ -223,7 +223,7 @@ def test_errors_are_drawn_as_means_over_runs():
 
 def test_ratios_are_lines_with_a_dot_for_each_pair():
     lines = {"paper": ([0.5, 0.6], []), "here": ([1.0, 1.2], [[0.9, 1.1], [1.1, 1.3]])}
-    figure = figures.draw_ratios({"a / b": lines, "a / c": lines}, [0, 10], "strength", {"a / b": 1.0, "a / c": 1.1})
+    figure = figures.draw_ratios({"a / b": lines, "a / c": lines}, [0, 10], "strength", (1.0, 1.1))
     for axis, level in zip(figure.axes, (1.0, 1.1), strict=True):
         limit, paper, here, *dots = (line.get_ydata() for line in axis.lines)
         assert list(limit) == [level, level]

@@ -351,7 +351,7 @@ def draw_ratios(
     panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]],
     positions: Sequence[float],
     label: str,
-    limits: Mapping[str, float],
+    limits: Sequence[float],
 ) -> Figure:
     """Ratios of errors against something, a panel each: a line, and a dot for each pair of runs.
 
@@ -359,12 +359,12 @@ def draw_ratios(
         panels: For each title its lines by name: the ratio at each position, and for each pair of runs its ratios.
         positions: The horizontal axis.
         label: Its label.
-        limits: For each title a ratio that means something; drawn as a level.
+        limits: For each panel a ratio that means something; drawn as a level.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        axis.axhline(limits[title], color="black", linewidth=1, linestyle=":")
+    for axis, (title, lines), limit in zip(axes, panels.items(), limits, strict=True):
+        axis.axhline(limit, color="black", linewidth=1, linestyle=":")
         for (name, (ratios, pairs)), colour, marker in zip(lines.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
             axis.plot(positions, ratios, f"{marker}-", color=colour, label=name)
             for pair in pairs:

@@ -51,6 +51,10 @@ TRAINED = (
 UNTRAINED = ("sensitivity", "resizing")
 DISTORTIONS = {f"α = {alpha:g}": ("errors", alpha) for alpha in ELASTIC_ALPHAS}
 DISTORTIONS |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}  # title: where a result has the error
+RIVALS = {
+    "LocScaleInv-CNN": 1.0,
+    "Spatial Transformer": 1.1,
+}  # under distortion: SS-CNN's largest ratio to be as claimed
 Rows = Mapping[str, tuple[Cell, ...]]
 Lines = dict[str, tuple[list[float], list[list[float]]]]  # by name: a ratio at each strength, and those of each split
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 24: 2.069}  # 97.5 % points of t, by number of values
@@ -249,7 +253,7 @@ def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]], tested: l
         found = _errors(results, cell.runs, ("errors", cell.alpha or 0), tested)
         return mean_and_std(found)[0] if found else None
 
-    for other in ("LocScaleInv-CNN", "Spatial Transformer"):
+    for other in RIVALS:
         for label, group in groups.items():
             for rows, end, number in zip(group, ("", ", means over splits"), (best, average), strict=True):
                 line = [f"SS-CNN / {other}{label}{end}"]
@@ -327,7 +331,7 @@ def ratio_lines(results: Results) -> dict[str, Lines]:
     """SS-CNN's errors under distortion over those of the others: the paper's, ours after few epochs and after more."""
     tables = [get_table(name).rows for name in ("2", "longer")]
     drawn: dict[str, Lines] = {}
-    for other in ("LocScaleInv-CNN", "Spatial Transformer"):
+    for other in RIVALS:
         pairs = list(zip(tables[0]["SS-CNN"], tables[0][other], strict=True))
         lines: Lines = {"paper": ([float(a.paper) / float(b.paper) for a, b in pairs], [])}
         for rows in tables:
@@ -472,7 +476,8 @@ def claims(results: Results) -> str:
     first, second, third, variants, after = (get_table(name).rows for name in names)
     transformer, *local = others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
     small, large = ({m: variants[f"{m}, {size} px"][0] for m in METHODS} for size in (28, 56))
-    par = "SS-CNN is on par with Spatial Transformer at every strength (at most 1.1 times its error, as in the paper)"
+    most = RIVALS[transformer]
+    par = f"SS-CNN is on par with {transformer} at every strength (at most {most:g} times its error, as in the paper)"
 
     def ours_against(other: str, rows: Rows) -> Iterable[tuple[Cell, Cell]]:
         return zip(rows["SS-CNN"], rows[other], strict=True)
@@ -505,7 +510,7 @@ def claims(results: Results) -> str:
     lines = [["claim of the paper", "here"]]
     for claim, compared in said:
         errors = [(final(low, results), final(high, results)) for low, high in compared]
-        times = 1.1 if "on par" in claim else 1
+        times = most if "on par" in claim else 1
         known = [low < times * high for low, high in errors if low is not None and high is not None]
         lines.append([claim, GAP if len(known) < len(errors) else "yes" if all(known) else "**no**"])
     return layout(lines).strip()
@@ -524,10 +529,8 @@ def draw(results: Results, folder: Path, runs: Path, data_dir: Path | None = Non
             }
             drawn[f"validation-{dataset}"] = figures.draw_histories(histories, f"validation error on {title}, %")
     if results.elastic:
-        limits = {"SS-CNN / LocScaleInv-CNN": 1.0, "SS-CNN / Spatial Transformer": 1.1}
-        drawn["distortion"] = figures.draw_ratios(
-            ratio_lines(results), ELASTIC_ALPHAS, "strength of distortion α", limits
-        )
+        lines, limits = ratio_lines(results), list(RIVALS.values())
+        drawn["distortion"] = figures.draw_ratios(lines, ELASTIC_ALPHAS, "strength of distortion α", limits)
     ss, lsi = (runs / get_table("1").rows[m][0].runs[0].name for m in ("SS-CNN", "LocScaleInv-CNN"))
     here = all((run / "model.safetensors").exists() for run in (ss, lsi))
     for name in (*UNTRAINED, *(TRAINED if here else ())):

@@ -387,7 +387,8 @@ def _choice_lines(table: Table, results: Results) -> list[list[str]]:
 
 
 def _longer_lines(table: Table, results: Results) -> list[list[str]]:
-    """Each method as in Table 2, then after more epochs; both columns are of the same networks."""
+    """Each method as in Table 2, then after more epochs; validation errors are those of the networks that were
+    tested, not of repeated runs."""
     lines = [["error in %", "validation", *table.columns]]
     for method, row in table.rows.items():
         for cells in (_table_2().rows[method], row):
