@@ -51,10 +51,8 @@ TRAINED = (
 UNTRAINED = ("sensitivity", "resizing")
 DISTORTIONS = {f"α = {alpha:g}": ("errors", alpha) for alpha in ELASTIC_ALPHAS}
 DISTORTIONS |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}  # title: where a result has the error
-RIVALS = {
-    "LocScaleInv-CNN": 1.0,
-    "Spatial Transformer": 1.1,
-}  # under distortion: SS-CNN's largest ratio to be as claimed
+# Whom SS-CNN is held against under distortion, and what the ratio of errors must be below for the paper's claim to hold.
+RIVALS = {"LocScaleInv-CNN": 1.0, "Spatial Transformer": 1.1}
 Rows = Mapping[str, tuple[Cell, ...]]
 Lines = dict[str, tuple[list[float], list[list[float]]]]  # by name: a ratio at each strength, and those of each split
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 24: 2.069}  # 97.5 % points of t, by number of values
