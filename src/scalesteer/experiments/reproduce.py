@@ -51,7 +51,7 @@ TRAINED = (
 UNTRAINED = ("sensitivity", "resizing")
 DISTORTIONS = {f"α = {alpha:g}": ("errors", alpha) for alpha in ELASTIC_ALPHAS}
 DISTORTIONS |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}  # title: where a result has the error
-# Whom SS-CNN is held against under distortion, and what the ratio of errors must be below for the paper's claim to hold.
+# Whom SS-CNN is held against under distortion, and what the ratio of errors must be below for the claim to hold.
 RIVALS = {"LocScaleInv-CNN": 1.0, "Spatial Transformer": 1.1}
 Rows = Mapping[str, tuple[Cell, ...]]
 Lines = dict[str, tuple[list[float], list[list[float]]]]  # by name: a ratio at each strength, and those of each split
