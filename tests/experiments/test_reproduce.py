@@ -13,7 +13,7 @@ from scalesteer.data import ELASTIC_ALPHAS
 from scalesteer.experiments import figures, reproduce
 from scalesteer.experiments.config import RunConfig
 from scalesteer.experiments.results import Results, collect, publish
-from scalesteer.experiments.tables import DATASETS, GAP, get_table, tuning_runs
+from scalesteer.experiments.tables import DATASETS, GAP, after, get_table, tuning_runs
 from scalesteer.experiments.train import SCALE_BINS
 
 ROOT = Path(__file__).parents[2]
@@ -191,61 +191,77 @@ def test_ratios_of_means_are_over_the_same_splits():
 
 
 def longer_training(tested, validated):
-    """Invented networks after 60 and 120 epochs: test and validation errors by method, one for each; splits differ by
-    0.1 %, and errors grow with the strength."""
+    """Invented networks after 60, 120 and 300 epochs: test and validation errors by method, one for each; splits differ
+    by 0.1 %, and errors grow with the strength."""
     known, elastic = {}, {}
-    for longer, name in enumerate(("2", "longer")):
+    for i, epochs in enumerate((60, 120, 300)):
         for method in tested:
-            for config in get_table(name).rows[method][0].runs:
-                error = tested[method][longer] + 0.001 * config.split
-                known[config] = invented(config, error) | {"val_error": validated[method][longer]}
+            for config in after(epochs)[method][0].runs:
+                error = tested[method][i] + 0.001 * config.split
+                known[config] = invented(config, error) | {"val_error": validated[method][i]}
                 strengths = {f"{alpha:g}": error * (1 + alpha / 10 * (method == "SS-CNN")) for alpha in ELASTIC_ALPHAS}
                 elastic[config] = {"errors": strengths, "moved": {"0.5": error, "1": error}}
     return known, elastic
 
 
+FEWER_OR_MORE = {
+    "SS-CNN": (0.02, 0.03, 0.05),
+    "Spatial Transformer": (0.01, 0.02, 0.025),
+    "LocScaleInv-CNN": (0.04, 0.04, 0.04),
+}
+
+
 def test_longer_training_is_compared_in_both_ways():
-    tested = {"SS-CNN": (0.02, 0.03), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.04, 0.04)}
-    validated = {"SS-CNN": (0.03, 0.02), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.01, 0.02)}
-    known, elastic = longer_training(tested, validated)
+    validated = {
+        "SS-CNN": (0.03, 0.02, 0.03),
+        "Spatial Transformer": (0.01, 0.02, 0.02),
+        "LocScaleInv-CNN": (0.03, 0.02, 0.01),
+    }
+    known, elastic = longer_training(FEWER_OR_MORE, validated)
     shown = reproduce.longer(Results(known, elastic))
-    assert "| SS-CNN | **-1.00 to -1.00** | **+1.00 to +1.00** |" in shown  # in validation and on test data
-    assert "| Spatial Transformer, 60 epochs | **+2.00 to +2.00** |" in shown
-    assert "| Spatial Transformer, 120 epochs | **+1.00 to +1.00** |" in shown
-    assert "| SS-CNN / Spatial Transformer, 120 epochs | 1.50 | 1.00 | 3.00 | 1.09 |" in shown
-    means = 3.25 / 2.25
-    ratio = f"{means:.2f} | 1.00 | {2 * means:.2f}"
-    assert f"| SS-CNN / Spatial Transformer, 120 epochs, means over splits | {ratio} |" in shown
-    assert "| SS-CNN / Spatial Transformer, as validation chose | 3.00 | 1.00 | 6.00 |" in shown
-    ratio = f"{3.25 / 1.25:.2f}"  # 120 epochs for SS-CNN, 60 for the other
-    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {ratio} |" in shown
+    assert "| SS-CNN, 120 epochs | **-1.00 to -1.00** | **+1.00 to +1.00** |" in shown  # in validation and on test data
+    assert "| SS-CNN, 300 epochs | +0.000 to +0.000 | **+3.00 to +3.00** |" in shown
+    assert "| Spatial Transformer, 120 epochs | **+1.00 to +1.00** | **+4" in shown
+    assert "| Spatial Transformer, 300 epochs | **+2.50 to +2.50** |" in shown
+    assert "| Spatial Transformer, as validation chose | **+2.00 to +2.00** |" in shown  # 120 and 60 epochs
+    assert "| LocScaleInv-CNN, as validation chose | **-1.00 to -1.00** |" in shown  # 120 and 300 epochs
+    for label, best, means in (
+        ("120 epochs", 3 / 2, 3.25 / 2.25),
+        ("300 epochs", 5 / 2.5, 5.25 / 2.75),
+        ("as validation chose", 3 / 1, 3.25 / 1.25),
+    ):
+        name = f"| SS-CNN / Spatial Transformer, {label}"
+        assert f"{name} | {best:.2f} | 1.00 | {2 * best:.2f} | 1.09 |" in shown
+        assert f"{name}, means over splits | {means:.2f} | 1.00 | {2 * means:.2f} | 1.09 |" in shown
 
 
 def test_longer_training_that_is_not_finished_chooses_nothing():
-    same = {"SS-CNN": (0.02, 0.03), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.04, 0.04)}
-    known, elastic = longer_training(same, same)
-    missing = get_table("longer").rows["LocScaleInv-CNN"][0].runs[4]
+    known, elastic = longer_training(FEWER_OR_MORE, FEWER_OR_MORE)
+    missing = after(120)["LocScaleInv-CNN"][0].runs[4]
     del known[missing], elastic[missing]
     shown = reproduce.longer(Results(known, elastic))
     for which in (", 120 epochs", ", as validation chose", ", as validation chose, means over splits"):
         assert f"| SS-CNN / LocScaleInv-CNN{which} | {GAP} | 0.58 |" in shown
+    assert f"| LocScaleInv-CNN, as validation chose | {' | '.join([GAP] * 7)} |" in shown
     assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs, means over splits | {3.22 / 4.22:.2f} |" in shown  # of five splits
-    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {2.22 / 1.22:.2f} |" in shown
-    del elastic[get_table("2").rows["SS-CNN"][0].runs[0]]["errors"]["30"]  # one strength is missing in split 0
+    assert f"| SS-CNN / LocScaleInv-CNN, 300 epochs, means over splits | {5.25 / 4.25:.2f} |" in shown  # of six
+    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {2.25 / 1.25:.2f} |" in shown
+    del elastic[after(120)["SS-CNN"][0].runs[0]]["errors"]["30"]  # one strength is missing in split 0
     fewer = reproduce.longer(Results(known, elastic))
     assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs, means over splits | {3.275 / 4.275:.2f} |" in fewer
-    assert reproduce.longer(EMPTY).count(GAP) == 3 * 8 + 4 * 7 + 8 * 5
+    assert reproduce.longer(EMPTY).count(GAP) == 6 * 8 + 6 * 7 + 12 * 5
 
 
 def test_ratios_are_drawn_beside_the_papers(tmp_path):
-    tested = {"SS-CNN": (0.02, 0.03), "Spatial Transformer": (0.01, 0.02), "LocScaleInv-CNN": (0.04, 0.04)}
-    known, elastic = longer_training(tested, tested)
-    for config in get_table("longer").rows["LocScaleInv-CNN"][0].runs:
+    known, elastic = longer_training(FEWER_OR_MORE, FEWER_OR_MORE)
+    for config in after(120)["LocScaleInv-CNN"][0].runs:
         del elastic[config]
     panels = reproduce.ratio_lines(Results(known, elastic))
     assert list(panels) == ["SS-CNN / LocScaleInv-CNN", "SS-CNN / Spatial Transformer"]
-    assert list(panels["SS-CNN / LocScaleInv-CNN"]) == ["paper", "here, 60 epochs"]  # the rest is not tested yet
+    names = [f"here, {epochs} epochs" for epochs in (60, 120, 300)]
+    assert list(panels["SS-CNN / LocScaleInv-CNN"]) == ["paper", names[0], names[2]]  # the rest is not tested yet
     lines = panels["SS-CNN / Spatial Transformer"]
+    assert list(lines) == ["paper", *names]
     assert lines["paper"] == ([pytest.approx(r, abs=0.005) for r in (1.0, 1.09, 1.09, 1.07, 1.04)], [])
     means, splits = lines["here, 120 epochs"]
     assert means == pytest.approx([3.25 / 2.25 * n for n in (1, 2, 3, 4, 5)])
@@ -260,20 +276,27 @@ def test_ratios_are_drawn_beside_the_papers(tmp_path):
 def test_claims_tell_longer_training_apart():
     invariant = "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion (the best networks)"
     par = "SS-CNN is on par with Spatial Transformer at every strength (at most 1.1 times its error, as in the paper)"
+    same, on_par = ([f"{words} after {n} epochs" for n in (120, 300)] for words in ("the same", "on par"))
 
     def said(tested):
         shown = reproduce.claims(Results(*longer_training(tested, tested)))
         lines = [line.strip("| ").split(" | ") for line in shown.splitlines()]
         answers = dict(line for line in lines if len(line) == 2)
-        return [answers[c] for c in (invariant, "the same after 120 epochs", par, "on par after 120 epochs")]
+        return " ".join(answers[claim].strip("*") for claim in (invariant, *same, par, *on_par))
 
     # SS-CNN's errors grow to five times theirs under the strongest distortion
-    ahead = {"SS-CNN": (0.02, 0.01), "Spatial Transformer": (0.095, 0.046), "LocScaleInv-CNN": (0.101, 0.2)}
-    assert said(ahead) == ["yes", "yes", "yes", "yes"]
-    assert said(ahead | {"LocScaleInv-CNN": (0.101, 0.01)}) == ["yes", "**no**", "yes", "yes"]
-    assert said(ahead | {"LocScaleInv-CNN": (0.01, 0.2)}) == ["**no**", "yes", "yes", "yes"]
-    assert said(ahead | {"Spatial Transformer": (0.095, 0.044)}) == ["yes", "yes", "yes", "**no**"]
-    assert said(ahead | {"Spatial Transformer": (0.08, 0.046)}) == ["yes", "yes", "**no**", "yes"]
+    ahead = {
+        "SS-CNN": (0.02, 0.01, 0.005),
+        "Spatial Transformer": (0.095, 0.046, 0.023),
+        "LocScaleInv-CNN": (0.101, 0.2, 0.026),
+    }
+    assert said(ahead) == "yes yes yes yes yes yes"
+    assert said(ahead | {"LocScaleInv-CNN": (0.01, 0.2, 0.026)}) == "no yes yes yes yes yes"
+    assert said(ahead | {"LocScaleInv-CNN": (0.101, 0.01, 0.026)}) == "yes no yes yes yes yes"
+    assert said(ahead | {"LocScaleInv-CNN": (0.101, 0.2, 0.024)}) == "yes yes no yes yes yes"
+    assert said(ahead | {"Spatial Transformer": (0.08, 0.046, 0.023)}) == "yes yes yes no yes yes"
+    assert said(ahead | {"Spatial Transformer": (0.095, 0.044, 0.023)}) == "yes yes yes yes no yes"
+    assert said(ahead | {"Spatial Transformer": (0.095, 0.046, 0.022)}) == "yes yes yes yes yes no"
 
 
 def test_network_of_another_run_is_named():

@@ -31,6 +31,7 @@ from scalesteer.experiments.tables import (
     RECIPES,
     TABLES,
     Cell,
+    after,
     chosen,
     get_table,
     layout,
@@ -234,29 +235,27 @@ def sizes(results: Results) -> str:
 
 
 def ratios(results: Results) -> str:
-    """Table 2 as ratios of errors: of the best networks, and of means over the splits where all were tested."""
-    rows = get_table("2").rows
-    return _ratios(results, {"": (rows, rows)}, _tested(results, rows.values()))
+    """Table 2 as ratios of errors: of the best networks, and of means over the splits where both were tested."""
+    return _ratios(results, {"": (after(), after())})
 
 
-def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]], tested: list[int]) -> str:
+def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]]) -> str:
     """SS-CNN's errors over those of the paper's other methods, beside the paper's ratios: for each group the best
-    networks of its first rows, and means over splits of its second."""
+    networks of its first rows, and means of its second over the splits where both were tested."""
     lines = [["ratio of errors", *(text for column in get_table("2").columns for text in (column, "paper"))]]
 
-    def best(cell: Cell) -> float | None:
-        return final(cell, results)
-
-    def average(cell: Cell) -> float | None:
-        found = _errors(results, cell.runs, ("errors", cell.alpha or 0), tested)
+    def average(cell: Cell, splits: list[int]) -> float | None:
+        found = _errors(results, cell.runs, ("errors", cell.alpha or 0), splits)
         return mean_and_std(found)[0] if found else None
 
     for other in RIVALS:
         for label, group in groups.items():
-            for rows, end, number in zip(group, ("", ", means over splits"), (best, average), strict=True):
+            for rows, end in zip(group, ("", ", means over splits"), strict=True):
                 line = [f"SS-CNN / {other}{label}{end}"]
-                for ours, theirs in zip(rows["SS-CNN"], rows[other], strict=True):
-                    top, bottom = number(ours), number(theirs)
+                pair = rows["SS-CNN"], rows[other]
+                tested = _tested(results, pair)
+                for ours, theirs in zip(*pair, strict=True):
+                    top, bottom = (average(c, tested) if end else final(c, results) for c in (ours, theirs))
                     line.append(f"{top / bottom:.2f}" if top is not None and bottom else GAP)
                     line.append(f"{float(ours.paper) / float(theirs.paper):.2f}")
                 lines.append(line)
@@ -265,9 +264,8 @@ def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]], tested: l
 
 def _tested(results: Results, rows: Iterable[tuple[Cell, ...]]) -> list[int]:
     """The splits in which every network of some rows was tested in all ways: there all saw the same images."""
-    networks = [row[0].runs for row in rows]
-    ways = DISTORTIONS.values()
-    return [i for i in SPLITS if all(len(results.distorted([runs[i]], *w)) for runs in networks for w in ways)]
+    networks, ways = [row[0].runs for row in rows], DISTORTIONS.values()
+    return [i for i in SPLITS if all(_errors(results, runs, way, [i]) for runs in networks for way in ways)]
 
 
 def _errors(
@@ -295,8 +293,12 @@ def distorted(results: Results) -> str:
     return layout(lines) + "\n" + layout(against, notes=notes).strip()
 
 
-def _intervals(results: Results, first: tuple[Cell, ...], second: tuple[Cell, ...], tested: list[int]) -> Iterator[str]:
-    """First minus second row, split by split: the interval of the mean in each of the ways of `DISTORTIONS`."""
+def _intervals(
+    results: Results, first: tuple[Cell, ...], second: tuple[Cell, ...], splits: list[int] | None = None
+) -> Iterator[str]:
+    """First minus second row: the interval of the mean in each of the ways of `DISTORTIONS`, over some splits or all
+    in which both were tested."""
+    tested = _tested(results, [first, second]) if splits is None else splits
     for way in DISTORTIONS.values():
         pairs = zip(*(_errors(results, row[0].runs, way, tested) for row in (first, second)), strict=True)
         yield _compared([a - b for a, b in pairs])[1]
@@ -304,35 +306,35 @@ def _intervals(results: Results, first: tuple[Cell, ...], second: tuple[Cell, ..
 
 def longer(results: Results) -> str:
     """What more epochs do to Table 2: intervals, and ratios with more for all or with what validation chose."""
-    more = get_table("longer").rows
-    usual = {method: get_table("2").rows[method] for method in more}
-    tested = _tested(results, [*usual.values(), *more.values()])
-    few, many = (f"{rows['SS-CNN'][0].runs[0].epochs} epochs" for rows in (usual, more))
-
-    changes = [[f"{many} minus {few}", "validation", *DISTORTIONS]]
-    against = [[f"SS-CNN, {many}, minus", *DISTORTIONS]]
-    either, chosen_epochs = {}, {}
-    for method in more:
-        options = usual[method], more[method]
-        validation = results.differences(more[method][0].runs, usual[method][0].runs, "val_error")
-        changes.append([method, _compared(validation)[1], *_intervals(results, more[method], usual[method], tested)])
-        if method != "SS-CNN":
-            for label, row in zip((few, many), options, strict=True):
-                against.append([f"{method}, {label}", *_intervals(results, more["SS-CNN"], row, tested)])
-        either[method] = tuple(replace(a, runs=a.runs + b.runs) for a, b in zip(*options, strict=True))
-        chosen_epochs[method] = _lower_in_validation(results, options)
-    groups = {f", {many}": (more, more), ", as validation chose": (either, chosen_epochs)}
-    return "\n\n".join([layout(changes).strip(), layout(against).strip(), _ratios(results, groups, tested)])
+    usual = after()
+    changes = [[f"minus {usual['SS-CNN'][0].runs[0].epochs} epochs", "validation", *DISTORTIONS]]
+    either: dict[str, tuple[Cell, ...]] = {}
+    selected: dict[str, tuple[Cell, ...]] = {}
+    for method, row in usual.items():
+        more = [after(epochs)[method] for epochs in LONGER]
+        for epochs, trained in zip(LONGER, more, strict=True):
+            validation = results.differences(trained[0].runs, row[0].runs, "val_error")
+            intervals = _compared(validation)[1], *_intervals(results, trained, row)
+            changes.append([f"{method}, {epochs} epochs", *intervals])
+        cells = zip(row, *more, strict=True)
+        either[method] = tuple(replace(same[0], runs=tuple(c for cell in same for c in cell.runs)) for same in cells)
+        selected[method] = _lowest_in_validation(results, [row, *more])
+    groups: dict[str, tuple[Rows, Rows]] = {f", {epochs} epochs": (after(epochs), after(epochs)) for epochs in LONGER}
+    groups[", as validation chose"] = either, selected
+    against = [["SS-CNN minus", *DISTORTIONS]]
+    for other in RIVALS:
+        for label, (_, rows) in groups.items():
+            against.append([f"{other}{label}", *_intervals(results, rows["SS-CNN"], rows[other])])
+    return "\n\n".join([layout(changes).strip(), layout(against).strip(), _ratios(results, groups)])
 
 
 def ratio_lines(results: Results) -> dict[str, Lines]:
     """SS-CNN's errors under distortion over those of the others: the paper's, ours after few epochs and after more."""
-    tables = [get_table(name).rows for name in ("2", "longer")]
     drawn: dict[str, Lines] = {}
     for other in RIVALS:
-        pairs = list(zip(tables[0]["SS-CNN"], tables[0][other], strict=True))
+        pairs = list(zip(after()["SS-CNN"], after()[other], strict=True))
         lines: Lines = {"paper": ([float(a.paper) / float(b.paper) for a, b in pairs], [])}
-        for rows in tables:
+        for rows in map(after, (None, *LONGER)):
             tested, runs = _tested(results, [rows["SS-CNN"], rows[other]]), rows["SS-CNN"][0].runs
             if tested:
                 errors = [
@@ -346,8 +348,8 @@ def ratio_lines(results: Results) -> dict[str, Lines]:
     return drawn
 
 
-def _lower_in_validation(results: Results, rows: Iterable[tuple[Cell, ...]]) -> tuple[Cell, ...]:
-    """The row with the lower mean error on validation data; its cells have no runs as long as one is missing."""
+def _lowest_in_validation(results: Results, rows: Iterable[tuple[Cell, ...]]) -> tuple[Cell, ...]:
+    """The row with the lowest mean error on validation data; its cells have no runs as long as one is missing."""
     means: list[tuple[float, tuple[Cell, ...]]] = []
     for row in rows:
         ended = results.finished(row[0].runs)
@@ -470,8 +472,7 @@ def checks(results: Results) -> str:
 
 def claims(results: Results) -> str:
     """What the paper concludes from its tables, and whether our numbers say the same."""
-    names = ("1", "2", "3", "ablations", "longer")
-    first, second, third, variants, after = (get_table(name).rows for name in names)
+    first, second, third, variants = (get_table(name).rows for name in ("1", "2", "3", "ablations"))
     transformer, *local = others = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
     small, large = ({m: variants[f"{m}, {size} px"][0] for m in METHODS} for size in (28, 56))
     most = RIVALS[transformer]
@@ -497,9 +498,9 @@ def claims(results: Results) -> str:
             "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion (the best networks)",
             ours_against("LocScaleInv-CNN", second),
         ),
-        (f"the same after {LONGER} epochs", ours_against("LocScaleInv-CNN", after)),
+        *((f"the same after {n} epochs", ours_against("LocScaleInv-CNN", after(n))) for n in LONGER),
         (par, ours_against(transformer, second)),
-        (f"on par after {LONGER} epochs", ours_against(transformer, after)),
+        *((f"on par after {n} epochs", ours_against(transformer, after(n))) for n in LONGER),
         (
             "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images",
             ours_against(transformer, third),
