@@ -235,21 +235,33 @@ def test_longer_training_is_compared_in_both_ways():
         assert f"{name}, means over splits | {means:.2f} | 1.00 | {2 * means:.2f} | 1.09 |" in shown
 
 
-def test_longer_training_that_is_not_finished_chooses_nothing():
+def test_epochs_are_chosen_from_runs_that_have_ended():
     known, elastic = longer_training(FEWER_OR_MORE, FEWER_OR_MORE)
+    chosen = "Epochs that validation chose: {}; Spatial Transformer 60 of 60, 120, 300; SS-CNN 60 of 60, 120, 300."
+    shown = reproduce.longer(Results(known, elastic))
+    assert chosen.format("LocScaleInv-CNN 60 of 60, 120, 300") in shown
     missing = after(120)["LocScaleInv-CNN"][0].runs[4]
     del known[missing], elastic[missing]
     shown = reproduce.longer(Results(known, elastic))
-    for which in (", 120 epochs", ", as validation chose", ", as validation chose, means over splits"):
-        assert f"| SS-CNN / LocScaleInv-CNN{which} | {GAP} | 0.58 |" in shown
+    assert chosen.format("LocScaleInv-CNN 60 of 60, 300") in shown
+    ratios = "| SS-CNN / LocScaleInv-CNN"
+    assert f"{ratios}, 120 epochs | {GAP} | 0.58 |" in shown
+    assert f"{ratios}, 120 epochs, means over splits | {3.22 / 4.22:.2f} |" in shown  # of five splits
+    assert f"{ratios}, 300 epochs, means over splits | {5.25 / 4.25:.2f} |" in shown  # of six
+    assert f"{ratios}, as validation chose | {2 / 4:.2f} |" in shown
+    assert f"{ratios}, as validation chose, means over splits | {2.25 / 4.25:.2f} |" in shown
+    del known[after(300)["LocScaleInv-CNN"][0].runs[0]]
+    shown = reproduce.longer(Results(known, elastic))
+    assert chosen.format("").replace(": ; ", ": ") in shown
+    assert f"{ratios}, as validation chose | {GAP} | 0.58 |" in shown  # nothing to choose from
+    assert f"{ratios}, as validation chose, means over splits | {GAP} | 0.58 |" in shown
     assert f"| LocScaleInv-CNN, as validation chose | {' | '.join([GAP] * 7)} |" in shown
-    assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs, means over splits | {3.22 / 4.22:.2f} |" in shown  # of five splits
-    assert f"| SS-CNN / LocScaleInv-CNN, 300 epochs, means over splits | {5.25 / 4.25:.2f} |" in shown  # of six
-    assert f"| SS-CNN / Spatial Transformer, as validation chose, means over splits | {2.25 / 1.25:.2f} |" in shown
     del elastic[after(120)["SS-CNN"][0].runs[0]]["errors"]["30"]  # one strength is missing in split 0
     fewer = reproduce.longer(Results(known, elastic))
-    assert f"| SS-CNN / LocScaleInv-CNN, 120 epochs, means over splits | {3.275 / 4.275:.2f} |" in fewer
-    assert reproduce.longer(EMPTY).count(GAP) == 6 * 8 + 6 * 7 + 12 * 5
+    assert f"{ratios}, 120 epochs, means over splits | {3.275 / 4.275:.2f} |" in fewer
+    empty = reproduce.longer(EMPTY)
+    assert empty.count(GAP) == 6 * 8 + 6 * 7 + 12 * 5
+    assert "chose:" not in empty
 
 
 def test_ratios_are_drawn_beside_the_papers(tmp_path):

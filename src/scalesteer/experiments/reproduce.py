@@ -306,26 +306,29 @@ def _intervals(
 
 def longer(results: Results) -> str:
     """What more epochs do to Table 2: intervals, and ratios with more for all or with what validation chose."""
-    usual = after()
-    changes = [[f"minus {usual['SS-CNN'][0].runs[0].epochs} epochs", "validation", *DISTORTIONS]]
-    either: dict[str, tuple[Cell, ...]] = {}
-    selected: dict[str, tuple[Cell, ...]] = {}
-    for method, row in usual.items():
+    changes = [[f"minus {after()['SS-CNN'][0].runs[0].epochs} epochs", "validation", *DISTORTIONS]]
+    pooled: dict[str, tuple[Cell, ...]] = {}
+    lowest: dict[str, tuple[Cell, ...]] = {}
+    said = []
+    for method, row in after().items():
         more = [after(epochs)[method] for epochs in LONGER]
         for epochs, trained in zip(LONGER, more, strict=True):
             validation = results.differences(trained[0].runs, row[0].runs, "val_error")
             intervals = _compared(validation)[1], *_intervals(results, trained, row)
             changes.append([f"{method}, {epochs} epochs", *intervals])
-        cells = zip(row, *more, strict=True)
-        either[method] = tuple(replace(same[0], runs=tuple(c for cell in same for c in cell.runs)) for same in cells)
-        selected[method] = _lowest_in_validation(results, [row, *more])
+        pooled[method], lowest[method] = _as_validation_chose(results, [row, *more])
+        options = sorted({config.epochs for config in pooled[method][0].runs})
+        if options:
+            said.append(f"{method} {lowest[method][0].runs[0].epochs} of {', '.join(map(str, options))}")
     groups: dict[str, tuple[Rows, Rows]] = {f", {epochs} epochs": (after(epochs), after(epochs)) for epochs in LONGER}
-    groups[", as validation chose"] = either, selected
+    groups[", as validation chose"] = pooled, lowest
     against = [["SS-CNN minus", *DISTORTIONS]]
     for other in RIVALS:
         for label, (_, rows) in groups.items():
             against.append([f"{other}{label}", *_intervals(results, rows["SS-CNN"], rows[other])])
-    return "\n\n".join([layout(changes).strip(), layout(against).strip(), _ratios(results, groups)])
+    notes = [f"Epochs that validation chose: {'; '.join(said)}."] if said else []
+    parts = layout(changes), layout(against, notes=notes), _ratios(results, groups)
+    return "\n\n".join(part.strip() for part in parts)
 
 
 def ratio_lines(results: Results) -> dict[str, Lines]:
@@ -348,15 +351,16 @@ def ratio_lines(results: Results) -> dict[str, Lines]:
     return drawn
 
 
-def _lowest_in_validation(results: Results, rows: Iterable[tuple[Cell, ...]]) -> tuple[Cell, ...]:
-    """The row with the lowest mean error on validation data; its cells have no runs as long as one is missing."""
-    means: list[tuple[float, tuple[Cell, ...]]] = []
-    for row in rows:
-        ended = results.finished(row[0].runs)
-        if len(ended) < len(row[0].runs):
-            return tuple(replace(cell, runs=()) for cell in row)
-        means.append((mean_and_std([results.runs[config]["val_error"] for config in ended])[0], row))
-    return min(means, key=lambda pair: pair[0])[1]
+def _as_validation_chose(results: Results, rows: list[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+    """Of the rows whose runs have all ended: their runs together, and the row with the lowest mean error on validation
+    data. Fewer than two leave no choice; then there are no runs."""
+    ended = [row for row in rows if len(results.finished(row[0].runs)) == len(row[0].runs)]
+    if len(ended) < 2:
+        none = tuple(replace(cell, runs=()) for cell in rows[0])
+        return none, none
+    alike = zip(*ended, strict=True)  # cells of one strength
+    pooled = tuple(replace(cells[0], runs=tuple(run for cell in cells for run in cell.runs)) for cells in alike)
+    return pooled, min(ended, key=lambda row: sum(results.runs[config]["val_error"] for config in row[0].runs))
 
 
 def _is_another_run(results: Results, config: RunConfig) -> bool:
