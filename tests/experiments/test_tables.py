@@ -13,6 +13,7 @@ from scalesteer.experiments.tables import (
     FEW_IMAGES,
     GAP,
     GRID,
+    LENGTHS,
     METHODS,
     RECIPES,
     TABLES,
@@ -20,6 +21,7 @@ from scalesteer.experiments.tables import (
     Recipe,
     Table,
     chosen,
+    distorted_after,
     get_table,
     render,
     tuning_runs,
@@ -216,6 +218,7 @@ def test_choices_are_combined_and_tested_only_where_a_table_shows_it():
 def test_longer_training_differs_in_epochs_alone():
     table, usual = get_table("longer"), get_table("2").rows
     methods = ("LocScaleInv-CNN", "Spatial Transformer", "SS-CNN")
+    assert distorted_after(LENGTHS[0]) == {method: usual[method] for method in methods}
     assert list(table.rows) == [f"{method}, {epochs} epochs" for method in methods for epochs in (120, 300)]
     assert len(table.runs) == 36
     for name, row in table.rows.items():

@@ -25,14 +25,14 @@ from scalesteer.experiments.tables import (
     CHOICES,
     DATASETS,
     GAP,
-    LONGER,
+    LENGTHS,
     METHODS,
     MOVES,
     RECIPES,
     TABLES,
     Cell,
-    after,
     chosen,
+    distorted_after,
     get_table,
     layout,
     mean,
@@ -236,12 +236,12 @@ def sizes(results: Results) -> str:
 
 def ratios(results: Results) -> str:
     """Table 2 as ratios of errors: of the best networks, and of means over the splits where both were tested."""
-    return _ratios(results, {"": (after(), after())})
+    return _ratios(results, {"": get_table("2").rows})
 
 
-def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]]) -> str:
-    """SS-CNN's errors over those of the paper's other methods, beside the paper's ratios: for each group the best
-    networks of its first rows, and means of its second over the splits where both were tested."""
+def _ratios(results: Results, groups: Mapping[str, Rows]) -> str:
+    """In each group of rows SS-CNN's errors over those of the paper's other methods, beside the paper's ratios: of the
+    best networks, and of means over the splits where both were tested."""
     lines = [["ratio of errors", *(text for column in get_table("2").columns for text in (column, "paper"))]]
 
     def average(cell: Cell, splits: list[int]) -> float | None:
@@ -249,16 +249,16 @@ def _ratios(results: Results, groups: Mapping[str, tuple[Rows, Rows]]) -> str:
         return mean_and_std(found)[0] if found else None
 
     for other in RIVALS:
-        for label, group in groups.items():
-            for rows, end in zip(group, ("", ", means over splits"), strict=True):
-                line = [f"SS-CNN / {other}{label}{end}"]
-                pair = rows["SS-CNN"], rows[other]
-                tested = _tested(results, pair)
-                for ours, theirs in zip(*pair, strict=True):
-                    top, bottom = (average(c, tested) if end else final(c, results) for c in (ours, theirs))
-                    line.append(f"{top / bottom:.2f}" if top is not None and bottom else GAP)
-                    line.append(f"{float(ours.paper) / float(theirs.paper):.2f}")
-                lines.append(line)
+        for label, rows in groups.items():
+            pair = rows["SS-CNN"], rows[other]
+            tested = _tested(results, pair)
+            paper = [f"{float(a.paper) / float(b.paper):.2f}" for a, b in zip(*pair, strict=True)]
+            best = [[final(cell, results) for cell in row] for row in pair]
+            means = [[average(cell, tested) for cell in row] for row in pair]
+            for end, numbers in {"": best, ", means over splits": means}.items():
+                ours = [f"{a / b:.2f}" if a is not None and b else GAP for a, b in zip(*numbers, strict=True)]
+                shown = (text for both in zip(ours, paper, strict=True) for text in both)
+                lines.append([f"SS-CNN / {other}{label}{end}", *shown])
     return layout(lines).strip()
 
 
@@ -306,39 +306,52 @@ def _intervals(
 
 def longer(results: Results) -> str:
     """What more epochs do to Table 2: intervals, and ratios with more for all or with what validation chose."""
-    changes = [[f"minus {after()['SS-CNN'][0].runs[0].epochs} epochs", "validation", *DISTORTIONS]]
-    pooled: dict[str, tuple[Cell, ...]] = {}
-    lowest: dict[str, tuple[Cell, ...]] = {}
+    few, *more = LENGTHS
+    lengths = {epochs: distorted_after(epochs) for epochs in LENGTHS}
+    changes = [[f"minus its error after {few} epochs", "validation", *DISTORTIONS]]
+    selected: dict[str, tuple[Cell, ...]] = {}
     said = []
-    for method, row in after().items():
-        more = [after(epochs)[method] for epochs in LONGER]
-        for epochs, trained in zip(LONGER, more, strict=True):
-            validation = results.differences(trained[0].runs, row[0].runs, "val_error")
-            intervals = _compared(validation)[1], *_intervals(results, trained, row)
+    for method, usual in lengths[few].items():
+        for epochs in more:
+            row = lengths[epochs][method]
+            validation = results.differences(row[0].runs, usual[0].runs, "val_error")
+            intervals = _compared(validation)[1], *_intervals(results, row, usual)
             changes.append([f"{method}, {epochs} epochs", *intervals])
-        pooled[method], lowest[method] = _as_validation_chose(results, [row, *more])
-        options = sorted({config.epochs for config in pooled[method][0].runs})
-        if options:
-            said.append(f"{method} {lowest[method][0].runs[0].epochs} of {', '.join(map(str, options))}")
-    groups: dict[str, tuple[Rows, Rows]] = {f", {epochs} epochs": (after(epochs), after(epochs)) for epochs in LONGER}
-    groups[", as validation chose"] = pooled, lowest
-    against = [["SS-CNN minus", *DISTORTIONS]]
+        options = {n: rows[method] for n, rows in lengths.items() if _all_finished(results, rows[method])}
+        selected[method] = tuple(replace(cell, runs=()) for cell in usual)
+        if len(options) > 1:  # else there was nothing to choose from
+            lowest = min(options, key=lambda n: _mean_in_validation(results, options[n]))
+            selected[method] = options[lowest]
+            said.append(f"{method} {lowest} (of {', '.join(map(str, options))})")
+    groups: dict[str, Rows] = {f", {epochs} epochs": lengths[epochs] for epochs in more}
+    groups[", as validation chose"] = selected
+    against = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
     for other in RIVALS:
-        for label, (_, rows) in groups.items():
+        for label, rows in groups.items():
             against.append([f"{other}{label}", *_intervals(results, rows["SS-CNN"], rows[other])])
     notes = [f"Epochs that validation chose: {'; '.join(said)}."] if said else []
     parts = layout(changes), layout(against, notes=notes), _ratios(results, groups)
     return "\n\n".join(part.strip() for part in parts)
 
 
+def _all_finished(results: Results, row: tuple[Cell, ...]) -> bool:
+    return len(results.finished(row[0].runs)) == len(row[0].runs)
+
+
+def _mean_in_validation(results: Results, row: tuple[Cell, ...]) -> float:
+    return mean_and_std([results.runs[config]["val_error"] for config in row[0].runs])[0]
+
+
 def ratio_lines(results: Results) -> dict[str, Lines]:
     """SS-CNN's errors under distortion over those of the others: the paper's, ours after few epochs and after more."""
     drawn: dict[str, Lines] = {}
     for other in RIVALS:
-        pairs = list(zip(after()["SS-CNN"], after()[other], strict=True))
+        table = get_table("2").rows
+        pairs = zip(table["SS-CNN"], table[other], strict=True)
         lines: Lines = {"paper": ([float(a.paper) / float(b.paper) for a, b in pairs], [])}
-        for rows in map(after, (None, *LONGER)):
-            tested, runs = _tested(results, [rows["SS-CNN"], rows[other]]), rows["SS-CNN"][0].runs
+        for epochs in LENGTHS:
+            rows = distorted_after(epochs)
+            tested = _tested(results, [rows["SS-CNN"], rows[other]])
             if tested:
                 errors = [
                     [_errors(results, rows[m][0].runs, ("errors", alpha), tested) for alpha in ELASTIC_ALPHAS]
@@ -346,21 +359,9 @@ def ratio_lines(results: Results) -> dict[str, Lines]:
                 ]
                 ours, theirs = np.array(errors)  # (strengths, splits)
                 means = (ours.mean(1) / theirs.mean(1)).tolist()
-                lines[f"here, {runs[0].epochs} epochs"] = means, (ours / theirs).T.tolist()
+                lines[f"here, {epochs} epochs"] = means, (ours / theirs).T.tolist()
         drawn[f"SS-CNN / {other}"] = lines
     return drawn
-
-
-def _as_validation_chose(results: Results, rows: list[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
-    """Of the rows whose runs have all ended: their runs together, and the row with the lowest mean error on validation
-    data. Fewer than two leave no choice; then there are no runs."""
-    ended = [row for row in rows if len(results.finished(row[0].runs)) == len(row[0].runs)]
-    if len(ended) < 2:
-        none = tuple(replace(cell, runs=()) for cell in rows[0])
-        return none, none
-    alike = zip(*ended, strict=True)  # cells of one strength
-    pooled = tuple(replace(cells[0], runs=tuple(run for cell in cells for run in cell.runs)) for cells in alike)
-    return pooled, min(ended, key=lambda row: sum(results.runs[config]["val_error"] for config in row[0].runs))
 
 
 def _is_another_run(results: Results, config: RunConfig) -> bool:
@@ -502,9 +503,9 @@ def claims(results: Results) -> str:
             "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion (the best networks)",
             ours_against("LocScaleInv-CNN", second),
         ),
-        *((f"the same after {n} epochs", ours_against("LocScaleInv-CNN", after(n))) for n in LONGER),
+        *((f"the same after {n} epochs", ours_against("LocScaleInv-CNN", distorted_after(n))) for n in LENGTHS[1:]),
         (par, ours_against(transformer, second)),
-        *((f"on par after {n} epochs", ours_against(transformer, after(n))) for n in LONGER),
+        *((f"on par after {n} epochs", ours_against(transformer, distorted_after(n))) for n in LENGTHS[1:]),
         (
             "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images",
             ours_against(transformer, third),

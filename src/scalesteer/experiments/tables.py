@@ -103,8 +103,9 @@ SMOOTHER: dict[str, dict[str, Any]] = {
 }
 """Variants of SS-CNN in Table 2, whose filters are smoother than the paper's."""
 
-LONGER = (120, 300)
-"""How many epochs the methods of the paper's Table 2 are trained for in the table "longer"; the paper allows 300."""
+LENGTHS = (60, 120, 300)
+"""Epochs that the paper's methods in Table 2 are trained for: those of that table, and more, up to the 300 that the
+paper allows."""
 
 GAP = "–"
 
@@ -218,18 +219,18 @@ def _table_3() -> Table:
     return Table("3", "MNIST-scale-local-2 with less and less training data", columns, rows)
 
 
-def after(epochs: int | None = None) -> dict[str, tuple[Cell, ...]]:
-    """The paper's methods in Table 2 as they are there, or with another number of epochs."""
-
-    def trained(cell: Cell) -> Cell:
-        return cell if epochs is None else replace(cell, runs=tuple(replace(c, epochs=epochs) for c in cell.runs))
-
-    paper = {method: row for method, row in _table_2().rows.items() if row[0].paper}
-    return {method: tuple(map(trained, row)) for method, row in paper.items()}
+def distorted_after(epochs: int) -> dict[str, tuple[Cell, ...]]:
+    """Table 2 for the paper's methods, trained for so many epochs."""
+    return {
+        method: tuple(replace(cell, runs=tuple(replace(c, epochs=epochs) for c in cell.runs)) for cell in row)
+        for method, row in _table_2().rows.items()
+        if row[0].paper
+    }
 
 
 def _longer() -> Table:
-    rows = {f"{method}, {epochs} epochs": after(epochs)[method] for method in after() for epochs in LONGER}
+    more = {epochs: distorted_after(epochs) for epochs in LENGTHS[1:]}
+    rows = {f"{method}, {epochs} epochs": more[epochs][method] for method in more[LENGTHS[1]] for epochs in more}
     return Table("longer", "Table 2's methods after more epochs, means over splits", _table_2().columns, rows)
 
 
@@ -395,8 +396,9 @@ def _longer_lines(table: Table, results: Results) -> list[list[str]]:
     """Each method as in Table 2, then after more epochs; validation errors are those of the networks that were
     tested, not of repeated runs."""
     lines = [["error in %", "validation", *table.columns]]
-    for method in after():
-        for cells in (after(epochs)[method] for epochs in (None, *LONGER)):
+    lengths = [distorted_after(epochs) for epochs in LENGTHS]
+    for method in lengths[0]:
+        for cells in (rows[method] for rows in lengths):
             runs = cells[0].runs
             validation = [100 * results.runs[config]["val_error"] for config in results.finished(runs)]
             numbers = [validation, *(results.distorted(runs, "errors", cell.alpha or 0) for cell in cells)]
