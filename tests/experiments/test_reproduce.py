@@ -208,6 +208,7 @@ FEWER_OR_MORE = {
     "SS-CNN": (0.02, 0.03, 0.05),
     "Spatial Transformer": (0.01, 0.02, 0.025),
     "LocScaleInv-CNN": (0.04, 0.04, 0.04),
+    "Plain CNN": (0.03, 0.05, 0.01),
 }
 
 
@@ -216,6 +217,7 @@ def test_longer_training_is_compared_in_both_ways():
         "SS-CNN": (0.03, 0.02, 0.03),
         "Spatial Transformer": (0.01, 0.02, 0.02),
         "LocScaleInv-CNN": (0.03, 0.02, 0.01),
+        "Plain CNN": (0.02, 0.01, 0.02),
     }
     known, elastic = longer_training(FEWER_OR_MORE, validated)
     shown = reproduce.longer(Results(known, elastic))
@@ -226,6 +228,9 @@ def test_longer_training_is_compared_in_both_ways():
     assert "| Spatial Transformer, 300 epochs | **+2.50 to +2.50** |" in shown
     assert "| Spatial Transformer, as validation chose | **+2.00 to +2.00** |" in shown  # 120 and 60 epochs
     assert "| LocScaleInv-CNN, as validation chose | **-1.00 to -1.00** |" in shown  # 120 and 300 epochs
+    assert "| Plain CNN, 300 epochs | +0.000 to +0.000 | **-2.00 to -2.00** |" in shown  # the control's change
+    assert "| Plain CNN, 300 epochs | **+4.00 to +4.00** |" in shown  # SS-CNN against it
+    assert "SS-CNN / Plain CNN" not in shown  # the paper has no such ratio
     for label, best, means in (
         ("120 epochs", 3 / 2, 3.25 / 2.25),
         ("300 epochs", 5 / 2.5, 5.25 / 2.75),
@@ -238,7 +243,8 @@ def test_longer_training_is_compared_in_both_ways():
 
 def test_epochs_are_chosen_from_runs_that_are_finished():
     known, elastic = longer_training(FEWER_OR_MORE, FEWER_OR_MORE)
-    chosen = "Epochs that validation chose: {}Spatial Transformer 60 (of 60, 120, 300); SS-CNN 60 (of 60, 120, 300)."
+    others = ("Spatial Transformer 60", "SS-CNN 60", "Plain CNN 300")
+    chosen = "Epochs that validation chose: {}" + "; ".join(f"{other} (of 60, 120, 300)" for other in others) + "."
     shown = reproduce.longer(Results(known, elastic))
     assert chosen.format("LocScaleInv-CNN 60 (of 60, 120, 300); ") in shown
     known[distorted_after(120)["LocScaleInv-CNN"][0].runs[4]]["status"] = "failed"
@@ -258,7 +264,7 @@ def test_epochs_are_chosen_from_runs_that_are_finished():
     assert f"{ratios}, as validation chose, means over splits | {GAP} | 0.58 |" in shown
     assert f"| LocScaleInv-CNN, as validation chose | {' | '.join([GAP] * 7)} |" in shown
     empty = reproduce.longer(EMPTY)
-    assert empty.count(GAP) == 8 * 8 + 6 * 7 + 12 * 5
+    assert empty.count(GAP) == 8 * 8 + 9 * 7 + 12 * 5
     assert "chose:" not in empty
 
 

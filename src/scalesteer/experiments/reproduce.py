@@ -326,7 +326,7 @@ def longer(results: Results) -> str:
     groups: dict[str, Rows] = {f", {epochs} epochs": lengths[epochs] for epochs in more}
     groups[", as validation chose"] = selected
     against = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
-    for other in RIVALS:
+    for other in (method for method in selected if method != "SS-CNN"):
         for label, rows in groups.items():
             against.append([f"{other}{label}", *_intervals(results, rows["SS-CNN"], rows[other])])
     notes = [f"Epochs that validation chose: {'; '.join(said)}."] if said else []
