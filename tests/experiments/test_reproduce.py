@@ -230,6 +230,13 @@ def test_longer_training_is_compared_in_both_ways():
     assert "| LocScaleInv-CNN, as validation chose | **-1.00 to -1.00** |" in shown  # 120 and 300 epochs
     assert "| Plain CNN, 300 epochs | +0.000 to +0.000 | **-2.00 to -2.00** |" in shown  # the control's change
     assert "| Plain CNN, 300 epochs | **+4.00 to +4.00** |" in shown  # SS-CNN against it
+    assert "| Plain CNN, as validation chose | **-2.00 to -2.00** |" in shown  # 120 epochs for both
+    compared = [line.split(" | ")[0] for line in shown.split("\n\n")[1].splitlines()[2:]]
+    methods, ways = (
+        ("LocScaleInv-CNN", "Spatial Transformer", "Plain CNN"),
+        ("120 epochs", "300 epochs", "as validation chose"),
+    )
+    assert compared[:9] == [f"| {method}, {way}" for method in methods for way in ways]
     assert "SS-CNN / Plain CNN" not in shown  # the paper has no such ratio
     for label, best, means in (
         ("120 epochs", 3 / 2, 3.25 / 2.25),
@@ -268,15 +275,17 @@ def test_epochs_are_chosen_from_runs_that_are_finished():
     assert "chose:" not in empty
 
 
-def test_epochs_are_chosen_by_the_mean_of_the_networks_that_were_tested():
+def test_epochs_are_chosen_by_the_mean_of_all_runs():
     validated = dict.fromkeys(FEWER_OR_MORE, (0.03, 0.02, 0.04))
     known, elastic = longer_training(FEWER_OR_MORE, validated)
     chosen = "LocScaleInv-CNN 120 (of 60, 120, 300); Spatial Transformer 120 (of 60, 120, 300); SS-CNN 120 (of"
     assert chosen in reproduce.longer(Results(known, elastic))
     runs = distorted_after(300)["SS-CNN"][0].runs
     known[runs[0]]["val_error"] = 0.001  # the best of all in one split, not in the mean
-    repeats = {config: [dict(known[config], val_error=0.0)] * 9 for config in runs}
+    repeats = {runs[1]: [dict(known[runs[1]], val_error=0.0)] * 9}  # one split of six however often it was run
     assert chosen in reproduce.longer(Results(known, elastic, repeats))
+    repeats = {config: [dict(known[config], val_error=0.0)] * 9 for config in runs}
+    assert "SS-CNN 300 (of" in reproduce.longer(Results(known, elastic, repeats))
 
 
 def test_means_are_over_splits_tested_in_all_ways():

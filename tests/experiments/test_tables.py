@@ -234,11 +234,14 @@ def test_longer_training_differs_in_epochs_alone():
     lines = render(table, Results(measured, elastic), "markdown").splitlines()
     gaps = " | ".join([GAP] * 5)
     row = f"1.50 ± 0.71 (2 of 6) | 3.00 ± 1.41 (2 of 6) | {GAP} | {GAP} | {GAP} | 20.00 (1 of 6)"
-    assert lines[-6:-3] == [
+    assert lines[-6:] == [
         f"| SS-CNN, 60 epochs | 5.00 (1 of 6) | {gaps} |",
         f"| SS-CNN, 120 epochs | {row} |",
         f"| SS-CNN, 300 epochs | {GAP} | {gaps} |",
+        *(f"| Plain CNN, {epochs} epochs | {GAP} | {gaps} |" for epochs in LENGTHS),
     ]
+    again = Results(measured, elastic, {before: [finished(before, 0.02, 0.03)]})
+    assert f"| SS-CNN, 60 epochs | 4.00 (1 of 6) | {gaps} |" in render(table, again, "markdown")
 
 
 def test_tuning_looks_at_split_0_and_at_no_test_set():

@@ -56,7 +56,7 @@ DISTORTIONS |= {f"moved {pixels:g} px": ("moved", pixels) for pixels in MOVES}  
 RIVALS = {"LocScaleInv-CNN": 1.0, "Spatial Transformer": 1.1}
 Rows = Mapping[str, tuple[Cell, ...]]
 Lines = dict[str, tuple[list[float], list[list[float]]]]  # by name: a ratio at each strength, and those of each split
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 24: 2.069}  # 97.5 % points of t, by number of values
+STUDENT = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645, 6: 2.57058, 24: 2.06866}  # 97.5 % of t, by number of values
 
 
 def reproduce(
@@ -326,8 +326,8 @@ def longer(results: Results) -> str:
     groups: dict[str, Rows] = {f", {epochs} epochs": lengths[epochs] for epochs in more}
     groups[", as validation chose"] = selected
     against = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
-    for other in (method for method in selected if method != "SS-CNN"):
-        for label, rows in groups.items():
+    for other in selected:
+        for label, rows in groups.items() if other != "SS-CNN" else ():
             against.append([f"{other}{label}", *_intervals(results, rows["SS-CNN"], rows[other])])
     notes = [f"Epochs that validation chose: {'; '.join(said)}."] if said else []
     parts = layout(changes), layout(against, notes=notes), _ratios(results, groups)
@@ -339,7 +339,7 @@ def _all_finished(results: Results, row: tuple[Cell, ...]) -> bool:
 
 
 def _mean_in_validation(results: Results, row: tuple[Cell, ...]) -> float:
-    return mean_and_std([results.runs[config]["val_error"] for config in row[0].runs])[0]
+    return mean_and_std([results.mean(config, "val_error") for config in row[0].runs])[0]
 
 
 def ratio_lines(results: Results) -> dict[str, Lines]:

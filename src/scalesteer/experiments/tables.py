@@ -392,14 +392,13 @@ def _choice_lines(table: Table, results: Results) -> list[list[str]]:
 
 
 def _longer_lines(table: Table, results: Results) -> list[list[str]]:
-    """Each method as in Table 2, then after more epochs; validation errors are those of the networks that were
-    tested, not of repeated runs."""
+    """Each method as in Table 2, then after more epochs."""
     lines = [["error in %", "validation", *table.columns]]
     lengths = [distorted_after(epochs) for epochs in LENGTHS]
     for method in lengths[0]:
         for cells in (rows[method] for rows in lengths):
             runs = cells[0].runs
-            validation = [100 * results.runs[config]["val_error"] for config in results.finished(runs)]
+            validation = [100 * results.mean(config, "val_error") for config in results.finished(runs)]
             numbers = [validation, *(results.distorted(runs, "errors", cell.alpha or 0) for cell in cells)]
             counts = ["" if len(values) == len(runs) else f" ({len(values)} of {len(runs)})" for values in numbers]
             shown = [f"{spread(values)}{n}" if values else GAP for values, n in zip(numbers, counts, strict=True)]
