@@ -19,13 +19,13 @@ $(READY): constraints.txt pyproject.toml
 	touch $@
 
 quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks, VARIANTS=1: SS-CNN without its parts
-	$(BIN)/python -m scalesteer.experiments.quickstart $(if $(filter-out 0,$(ALL)),--all) $(if $(filter-out 0,$(VARIANTS)),--variants)
+	$(BIN)/python -m paper.quickstart $(if $(filter-out 0,$(ALL)),--all) $(if $(filter-out 0,$(VARIANTS)),--variants)
 
 reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (over an hour of training on an H200)
-	$(BIN)/scalesteer reproduce $(if $(filter-out 0,$(FRESH)),--fresh)
+	$(BIN)/python -m paper report $(if $(filter-out 0,$(FRESH)),--fresh)
 
 bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json
-	$(BIN)/scalesteer bench
+	$(BIN)/python -m benchmarks bench
 
 lint: $(READY)  ## style: ruff
 	$(BIN)/ruff check .
@@ -38,9 +38,9 @@ test: lint types  ## lint, types, then the whole test suite
 	$(BIN)/pytest -n 2
 
 docs: $(READY)  ## redraw plots, refresh the tables in docs/ and README
-	$(BIN)/python -m docs.guide.plots
-	$(BIN)/python docs/data.py
-	$(BIN)/python -m docs.speed
+	$(BIN)/python -m paper.guide_page
+	$(BIN)/python -m paper.data_page
+	$(BIN)/python -m benchmarks.report
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paper import tables
 from scalesteer import PAPER_SCALES, cli, list_models
 from scalesteer.data import sheets
-from scalesteer.experiments import tables
 
 SRC = Path(cli.__file__).parents[1]
 SMALL = ["--sizes", "60", "10", "10"]

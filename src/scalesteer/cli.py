@@ -3,16 +3,12 @@
 To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `SubcommandApp` of its own.
 """
 
-import io
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -24,9 +20,10 @@ except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[data]'", file=sys.stderr)
     raise SystemExit(2) from None
 
+from . import files
 from ._checks import choice
-from .data import scale, sheets, sources, store
-from .experiments.config import RunConfig
+from .data import scale, sheets, sources
+from .training.config import RunConfig
 
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
@@ -45,7 +42,6 @@ Originals = Annotated[
     Path | None,
     tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
 ]
-TABLES = "{1,2,3,tuning,ablations,choices,longer}"  # the names in experiments/tables.py, which is loaded when needed
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
 
@@ -140,7 +136,7 @@ class List:
 
     def run(self) -> None:
         """Print one line a file, from its description alone."""
-        _report(lambda path: store.read(path, None)[1])
+        _report(lambda path: files.read(path, None)[1])
 
 
 @data.command(name="verify")
@@ -150,18 +146,18 @@ class Verify:
 
     def run(self) -> None:
         """Print one line a file."""
-        damaged = _report(lambda path: store.read(path)[1])
+        damaged = _report(lambda path: files.read(path)[1])
         if damaged:
-            raise store.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}")
+            raise files.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}")
 
 
 def _report(read: Callable[[Path], dict[str, Any]]) -> list[str]:
-    folder, damaged = store.cache_dir(), []
+    folder, damaged = files.cache_dir(), []
     print(folder)
     for path in sorted(folder.glob("*/[!.]*.npz")):
         try:
             digest = read(path)["digest"]
-        except store.DataError:
+        except files.DataError:
             digest = "damaged"
             damaged.append(path.name)
         print(f"{path.stat().st_size / 1e6:8.1f} MB  {digest}  {path.relative_to(folder)}")
@@ -194,7 +190,7 @@ class Train(RunConfig):
 
     def run(self) -> None:
         """Train and print the result."""
-        from .experiments import train
+        from .training import train
 
         config = self.config
         result = train.train(config, self.runs / config.name, device=self.device, data_dir=self.data_dir)
@@ -226,7 +222,7 @@ class Evaluate:
 
     def run(self) -> None:
         """Evaluate and print the errors."""
-        from .experiments import train
+        from .training import train
 
         model, config = train.load_model(self.checkpoint)
         device = train.pick_device(self.device)
@@ -236,161 +232,6 @@ class Evaluate:
         print(f"{self.part} error {_percent(found['error'])} ({len(images):,} images)")
         for row in found["by_scale"]:
             print(f"  scale {row['from']}–{row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
-
-
-@app.command(name="run")
-@dataclass(frozen=True)
-class RunTable:
-    """Make all runs of a table; finished ones are skipped, interrupted ones go on.
-
-    Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, and
-    table 3 with less training data on MNIST-scale-local-2. Of our own, `tuning` tries the settings to choose from on
-    validation data, `ablations` changes one thing at a time, `choices` combines changes to the filters, and `longer`
-    trains table 2's methods for 120 and 300 epochs. Repeat the command after an interruption.
-
-    Example: scalesteer run 1 --splits 0 --methods SS-CNN "Plain CNN"
-    """
-
-    table: Positional[Annotated[str, tyro.conf.arg(metavar=TABLES)]]
-    """Which table."""
-    splits: tuple[int, ...] = tuple(scale.SPLITS)
-    """Which splits."""
-    methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD...")] = None
-    """Which methods, as the table names them ("SS-CNN"; in longer "SS-CNN, 300 epochs"); by default all."""
-    datasets: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="DATASET...")] = None
-    """Which datasets; by default all of the table."""
-    jobs: int = 1
-    """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
-    device: Device = "auto"
-    data_dir: Originals = None
-    runs: Folder = Path("runs")
-    """Where runs are kept."""
-    results: Folder = Path("results")
-    """Where results are kept, a small file a run."""
-
-    def run(self) -> None:
-        """Run, then print the table."""
-        from .experiments import results, runner, tables
-
-        problems = runner.run_table(**vars(self))
-        print(tables.render(tables.get_table(self.table), results.collect(self.results)), end="")
-        if problems:
-            raise ValueError(f"not finished: {'; '.join(problems)}")
-
-
-@app.command(name="table")
-@dataclass(frozen=True)
-class ShowTable:
-    """Print the paper's tables with our numbers beside the paper's, and those of our own; what is missing is a gap.
-
-    Example: scalesteer table 1 --format markdown
-    """
-
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar=TABLES)]] = None
-    """Which table; by default all."""
-    format: Literal["text", "markdown"] = "text"
-    """For a terminal or for a document."""
-    results: Folder = Path("results")
-    """Where results are kept."""
-
-    def run(self) -> None:
-        """Print them."""
-        from .experiments import results, tables
-
-        names = tables.TABLES if self.name is None else [self.name]
-        chosen, found = [tables.get_table(name) for name in names], results.collect(self.results)
-        print("\n".join(tables.render(table, found, self.format) for table in chosen), end="")
-
-
-@app.command(name="reproduce")
-@dataclass(frozen=True)
-class Reproduce:
-    """Regenerate the tables and plots of README.md and docs/reproduction.md from results/, in a checkout.
-
-    What has not been run is a gap. With --fresh all runs are made first; it says how long that takes, may be
-    interrupted, and goes on when the command is repeated.
-
-    Example: scalesteer reproduce --fresh --only 1 2
-    """
-
-    fresh: bool = False
-    """Make the runs, also those that results/ has: their new results take the place of the old."""
-    only: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar=f"{TABLES}...")] = None
-    """With --fresh, which tables to run; by default all."""
-    jobs: int = 1
-    """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
-    device: Device = "auto"
-    data_dir: Originals = None
-    runs: Folder = Path("runs")
-    """Where runs are kept; figures of trained networks are drawn from those that are there."""
-
-    def run(self) -> None:
-        """Run if asked to, then write."""
-        from .experiments import reproduce
-
-        problems = reproduce.reproduce(**vars(self))
-        print(f"refreshed {reproduce.README}, {reproduce.PAGE} and {reproduce.RESULTS / 'figures'}")
-        if problems:
-            raise ValueError(f"not finished: {'; '.join(problems)}")
-
-
-@app.command(name="figure")
-@dataclass(frozen=True)
-class DrawFigure:
-    """Draw a figure of the paper, or what its discussion claims, measured; without a name, list them.
-
-    Example: scalesteer figure filters --ss runs/NAME --lsi runs/NAME
-    """
-
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="NAME")]] = None
-    """Which figure."""
-    ss: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
-    """A run of ss-cnn, for figures of trained networks."""
-    lsi: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
-    """A run of locally-scale-invariant-cnn, for figures that compare with it."""
-    output: Path = Path("figure.png")
-    """The PNG, SVG or PDF to write."""
-    data_dir: Originals = None
-
-    def run(self) -> None:
-        """Write the figure and say where, or list the figures."""
-        from .experiments import figures
-
-        if self.name is None:
-            for name, entry in figures.FIGURES.items():
-                print(f"{name:16}{entry.description}")
-            return
-        choice("output", self.output.suffix, (".png", ".svg", ".pdf"))
-        figures.draw(self.name, self.ss, self.lsi, self.data_dir).savefig(self.output, dpi=110)
-        print(self.output)
-
-
-@app.command(name="bench")
-@dataclass(frozen=True)
-class Bench:
-    """Measure speed and memory: ours, one convolution a scale, and plain convolutions, side by side.
-
-    Groups are network, layer, sweep (cost against batch, image, scales and filters), large (an image of 512 x 512) and
-    baselines (the compared networks). The file is written after every case.
-
-    Example: scalesteer bench --quick --only layer
-    """
-
-    device: Device = "auto"
-    quick: bool = False
-    """Under a minute: network and layer only, with a quarter of the batch and fewer samples."""
-    only: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP,...")] = None
-    """Which groups; by default all."""
-    output: Path = Path("bench.json")
-    """The file to write; those of results/bench are what docs/speed.md shows."""
-
-    def run(self) -> None:
-        """Measure and print the table."""
-        from .experiments import bench
-
-        only = None if self.only is None else ",".join(self.only).split(",")
-        print(bench.render(bench.run(self.output, device=self.device, quick=self.quick, only=only)), end="")
-        print(self.output)
 
 
 @app.command(name="models")
@@ -434,8 +275,8 @@ class Predict:
 
     def run(self) -> None:
         """Print class, confidence and winning scale of each."""
-        from .experiments.predict import predict
-        from .experiments.train import load_model
+        from .training.predict import predict
+        from .training.train import load_model
 
         if not self.images:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
@@ -451,40 +292,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def parse(argv: Sequence[str]) -> Command:
-    """The command that the arguments describe.
-
-    Raises:
-        ValueError: They describe none; one line that says what is wrong and proposes the nearest.
-    """
-    box = io.StringIO()
-    try:
-        with redirect_stderr(box):
-            command: Command = app.cli(prog="scalesteer", args=argv)
-            return command
-    except SystemExit as stop:
-        if not stop.code:  # --help
-            raise
-    # tyro draws a box with rules: what is wrong, then what would be right. Without UTF-8 its title comes first.
-    sections = re.split(r"(?m)^[╭├╰│ ]*[─-]+(?: .*[─-]+)?[╮┤╯│ ]*$", box.getvalue())
-    texts = [" ".join(line.strip("│ ") for line in section.split("\n")).strip() for section in sections]
-    message, *others = [text for text in texts[1:] if text]
-    rest = " ".join(others)
-    message = re.sub(r" \(applied to .*?\)| Arguments are applied .*|\[/?bold\]", "", message).rstrip(".")
-    message = re.sub(
-        r"Error parsing (\S+): no type matching (?:\{None\}\|)?\{?(.+?)\}? could be instantiated from \[(.*?)\]\..*",
-        r"\1 takes \2 (got \3)",
-        message,
-    )
-    wrong = re.search(r"(?:options: |choice ')([^\s,']+)", message)
-    known = set(re.findall(r"[\w-]+", rest + message.partition("Expected")[2])) - set(argv)
-    near = get_close_matches(wrong[1], known, n=1) if wrong else []
-    hint = f"; did you mean {near[0]}?" if near else ""
-    understood = argv[:1] if argv[:1] == ["data"] or (wrong and wrong[1].startswith("-")) else []
-    raise ValueError(f"{message}{hint} (see {' '.join(['scalesteer', *understood, '--help'])})")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog: str = "scalesteer") -> int:
     """Run a command: 0 if all went well, 2 with one line on what is wrong, 130 or 143 when stopped."""
     logging.basicConfig(format="scalesteer: %(message)s")
     if sys.stdout is None:  # closed by the caller
@@ -492,7 +300,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         try:
-            parse(sys.argv[1:] if argv is None else argv).run()
+            command: Command = commands.cli(prog=prog, args=sys.argv[1:] if argv is None else argv)
+            command.run()
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer import fast, spectral
+from scalesteer import fast
+from scalesteer.fast import spectral
 
 BACKENDS = ("auto", "direct", "spectral")
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")

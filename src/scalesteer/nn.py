@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalesteer import _checks, functional, harmonics, spectral
+from scalesteer import _checks, functional, harmonics
+from scalesteer.fast import spectral
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from scalesteer.data import DATASETS, PARTS, SplitSpec, build, load_part, scale, sources, store
+from scalesteer import files
+from scalesteer.data import DATASETS, PARTS, SplitSpec, build, load_part, scale, sources
 
 SRC = Path(scale.__file__).parents[2]
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
@@ -30,7 +31,7 @@ def parts(pools):
 def digest_of(parts):
     """The digest of built parts, from the arrays themselves."""
     arrays = {f"{part}/{name}": array for part in parts for name, array in vars(parts[part]).items()}
-    return store.combined_digest({name: store.array_digest(array) for name, array in arrays.items()})
+    return files.combined_digest({name: files.array_digest(array) for name, array in arrays.items()})
 
 
 @pytest.mark.parametrize("split", scale.SPLITS)

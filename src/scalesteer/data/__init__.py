@@ -5,10 +5,10 @@
 (0.3, 1.0)
 """
 
+from ..files import DataError, cache_dir
 from .elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, distort
 from .scale import DATASETS, PARTS, SplitSpec, build, load_part
 from .sources import SOURCES, fetch
-from .store import DataError, cache_dir
 from .tensors import ImageSet, load_split
 
 __all__ = [

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from .._checks import choice, integer, reals
-from . import sources, store
+from ..files import DataError, log
+from . import sources
 from .sources import SIDE, Identity, Images, Pool
-from .store import DataError, log
 from .streams import random_below, random_bits, random_uniform, stream_key
 
 PARTS = ("train", "val", "test")
@@ -221,7 +222,7 @@ def _ink_columns(images: Images) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def split_path(spec: SplitSpec, identity: Identity) -> Path:
     """Where the cache keeps a split: any difference in spec or source gives another file."""
     digest = hashlib.sha256(json.dumps(_about(spec, identity), sort_keys=True).encode()).hexdigest()
-    return store.cache_dir() / "splits" / f"{spec.dataset}-{spec.split}-{digest[:12]}.npz"
+    return files.cache_dir() / "splits" / f"{spec.dataset}-{spec.split}-{digest[:12]}.npz"
 
 
 def _about(spec: SplitSpec, identity: Identity) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def build(
         For each split its description: spec, source, the digest of every array and of the whole.
     """
     specs = [SplitSpec(dataset, split, **options) for split in splits]
-    bar = store.require("tqdm").tqdm(specs, f"building {dataset}", unit="split", disable=None, leave=False)
+    bar = files.require("tqdm").tqdm(specs, f"building {dataset}", unit="split", disable=None, leave=False)
     identity = _identity(specs[0], data_dir) if specs else None
     return {spec.split: _open(spec, "", identity)[1] for spec in bar if identity}
 
@@ -276,23 +277,23 @@ def _identity(spec: SplitSpec, data_dir: str | Path | None) -> Identity:
     return cached or sources.fetch(spec.source, data_dir).identity
 
 
-def _open(spec: SplitSpec, prefix: str, identity: Identity) -> tuple[store.Arrays, dict[str, Any]]:
+def _open(spec: SplitSpec, prefix: str, identity: Identity) -> tuple[files.Arrays, dict[str, Any]]:
     path = split_path(spec, identity)
     found = _read(path, prefix, spec, identity)
     if found is None:
-        with store.building(path):
+        with files.building(path):
             found = _read(path, prefix, spec, identity)  # made by another process meanwhile?
             if found is None:
                 parts = build_split(sources.load(identity), spec)
                 arrays = {f"{p}/{field}": array for p in PARTS for field, array in vars(parts[p]).items()}
-                store.write(path, arrays, _about(spec, identity))
-                found = store.read(path, prefix)
+                files.write(path, arrays, _about(spec, identity))
+                found = files.read(path, prefix)
     return found
 
 
-def _read(path: Path, prefix: str, spec: SplitSpec, identity: Identity) -> tuple[store.Arrays, dict[str, Any]] | None:
+def _read(path: Path, prefix: str, spec: SplitSpec, identity: Identity) -> tuple[files.Arrays, dict[str, Any]] | None:
     try:
-        found = store.read(path, prefix)
+        found = files.read(path, prefix)
         if found[1]["about"] != _about(spec, identity):
             raise DataError(f"{path} holds another split than its name says")
     except FileNotFoundError:

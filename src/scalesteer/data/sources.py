@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from .._checks import choice
-from . import store
-from .store import DataError, log
+from ..files import DataError, log
 
 Images = NDArray[np.uint8]
 
@@ -221,7 +221,7 @@ def make_pool(source: str, release: str, images: Images, labels: Images) -> Pool
     rows = [label.tobytes() + image.tobytes() for image, label in zip(images, labels, strict=True)]
     order = sorted(range(len(rows)), key=rows.__getitem__)
     arrays = {"images": images[order], "labels": labels[order]}
-    digest = store.combined_digest({name: store.array_digest(array) for name, array in arrays.items()})
+    digest = files.combined_digest({name: files.array_digest(array) for name, array in arrays.items()})
     expected = SOURCES[source].releases[release].pool
     if digest != (expected or digest):
         title = SOURCES[source].title
@@ -256,16 +256,16 @@ def _from_payloads(source: str, payloads: Mapping[str, bytes], where: str) -> Po
 
 def from_mirrors(source: str) -> Pool:
     """Download the four files from the first public mirror that has the right ones."""
-    pooch = store.require("pooch")
+    pooch = files.require("pooch")
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=20)
     failures = []
     for mirror in SOURCES[source].mirrors:
         with tempfile.TemporaryDirectory(prefix="scalesteer-") as folder:
-            files = pooch.create(folder, mirror, registry={f"{f}.gz": None for f in FILES}, retry_if_failed=_RETRIES)
+            mirrored = pooch.create(folder, mirror, registry={f"{f}.gz": None for f in FILES}, retry_if_failed=_RETRIES)
             try:
                 for file in FILES:
-                    files.fetch(f"{file}.gz", downloader=downloader)
+                    mirrored.fetch(f"{file}.gz", downloader=downloader)
                 return from_directory(source, Path(folder))
             except (OSError, ValueError) as error:
                 failures.append(f"{mirror}: {_brief(error)}")
@@ -362,14 +362,14 @@ def _brief(error: object) -> str:
 
 def pool_path(source: str, release: str) -> Path:
     """Where the cache keeps a source."""
-    return store.cache_dir() / "pools" / f"{source}-{release}.npz"
+    return files.cache_dir() / "pools" / f"{source}-{release}.npz"
 
 
 def cached_identity(source: str) -> Identity | None:
     """What the cache holds of a source, the preferred release first; None if nothing good."""
     for release in SOURCES[source].releases:
         try:
-            return Identity(**store.read(pool_path(source, release), None)[1]["about"])
+            return Identity(**files.read(pool_path(source, release), None)[1]["about"])
         except FileNotFoundError:
             continue
         except DataError as error:
@@ -380,7 +380,7 @@ def cached_identity(source: str) -> Identity | None:
 def load(identity: Identity) -> Pool:
     """The pool with this identity, from the cache, or obtained again if the cached one is damaged."""
     try:
-        arrays, meta = store.read(pool_path(identity.source, identity.release))
+        arrays, meta = files.read(pool_path(identity.source, identity.release))
         if meta["digest"] != identity.digest:
             raise DataError(f"the cached {identity.source} is not the one that was asked for")
         return Pool(identity, arrays["images"], arrays["labels"])
@@ -408,7 +408,7 @@ def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
         return _keep(from_directory(source, Path(named).expanduser()))
     if identity := cached_identity(source):
         return load(identity)
-    with store.building(store.cache_dir() / "pools" / source):  # whoever else wants it waits, then finds it
+    with files.building(files.cache_dir() / "pools" / source):  # whoever else wants it waits, then finds it
         return load(found) if (found := cached_identity(source)) else _keep(_obtain(source))
 
 
@@ -432,6 +432,6 @@ def _keep(pool: Pool) -> Pool:
     if remark:
         log.warning("%s: this is the %s", SOURCES[identity.source].title, remark)
     path = pool_path(identity.source, identity.release)
-    with store.building(path):
-        store.write(path, {"images": pool.images, "labels": pool.labels}, vars(identity))
+    with files.building(path):
+        files.write(path, {"images": pool.images, "labels": pool.labels}, vars(identity))
     return pool

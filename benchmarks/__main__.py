@@ -1,0 +1,47 @@
+"""Speed and memory beside plain convolutions: `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.extras import SubcommandApp
+
+from scalesteer.cli import Device, main
+
+app = SubcommandApp()
+
+
+@app.command(name="bench")
+@dataclass(frozen=True)
+class Bench:
+    """Measure speed and memory: ours, one convolution a scale, and plain convolutions, side by side.
+
+    Groups are network, layer, sweep (cost against batch, image, scales and filters), large (an image of 512 x 512) and
+    baselines (the compared networks). The file is written after every case.
+
+    Example: python -m benchmarks bench --quick --only layer
+    """
+
+    device: Device = "auto"
+    quick: bool = False
+    """Under a minute: network and layer only, with a quarter of the batch and fewer samples."""
+    only: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP,...")] = None
+    """Which groups; by default all."""
+    output: Path = Path("bench.json")
+    """The file to write; those of results/bench are what docs/speed.md shows."""
+
+    def run(self) -> None:
+        """Measure and print the table."""
+        from benchmarks import bench
+
+        only = None if self.only is None else ",".join(self.only).split(",")
+        print(bench.render(bench.run(self.output, device=self.device, quick=self.quick, only=only)), end="")
+        print(self.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main(commands=app, prog="python -m benchmarks"))

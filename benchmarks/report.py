@@ -1,0 +1,275 @@
+"""Refreshes the tables of speed.md from results/bench/*.json and draws its plots: `python -m docs.speed`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import describe
+from paper.reproduce import fill
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "bench"
+PAGE = ROOT / "docs" / "speed.md"
+README = ROOT / "README.md"
+COMMANDS = {
+    "cpu": "scalesteer bench --device cpu --output results/bench/cpu.json",
+    "h200": "scalesteer bench --device cuda --output results/bench/h200.json",
+}
+LABELS = {"spectral": "ours, `spectral`", "auto": "ours, `auto`", "direct": "`direct`", "plain": "plain"}
+COLOURS = {"spectral": "#1f77b4", "auto": "#9ecae1", "direct": "#d62728", "plain": "#7f7f7f"}
+AXES = ("batch", "image, pixels a side", "scales", "largest filter")
+Record = dict[str, Any]
+
+
+def load() -> dict[str, Record]:
+    """What was measured, by device. `<device>-<group>.json` is a group measured again later, in place of the first."""
+    found = {name: json.loads(path.read_text()) for name in COMMANDS if (path := RESULTS / f"{name}.json").exists()}
+    for name, result in found.items():
+        result["later"] = {}
+        for path in sorted(RESULTS.glob(f"{name}-*.json")):
+            again = json.loads(path.read_text())
+            groups = {case["group"] for case in again["measurements"]}
+            kept = [case for case in result["measurements"] if case["group"] not in groups]
+            result["measurements"] = kept + again["measurements"]
+            result["later"] |= dict.fromkeys(groups, again["environment"])
+    return found
+
+
+def parts(results: dict[str, Record]) -> dict[str, str]:
+    """The generated text of the page, by the name of its place."""
+    missing = {name: f"Not measured yet: `{command}`, then `make docs`." for name, command in COMMANDS.items()}
+    return missing | {name: section(result, name) for name, result in results.items()}
+
+
+def readme_parts(results: dict[str, Record]) -> dict[str, str]:
+    """The whole network on each device, for the front page."""
+    lines = ["| whole SS-CNN, images a second | ours | one convolution a scale | plain CNN |", "|---|---:|---:|---:|"]
+    for result in results.values():
+        device = result["environment"]["device"].replace("(R)", "").replace(" Processor", "")
+        threads = "" if "NVIDIA" in device else f", {result['environment']['threads']} threads"
+        for case in of_group(result, "network"):
+            found = case["contenders"]
+            if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and (
+                case["train"] or not case["graph"]
+            ):
+                rates = [number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain")]
+                rates[0] = f"**{rates[0]}** ({found['spectral']['times_direct']:.3g} x)"
+                what = describe(case).removeprefix("network, ")
+                lines.append(f"| {device}{threads}: {what} | {' | '.join(rates)} |")
+    return {"speed": "\n".join(lines)}
+
+
+def of_group(result: Record, group: str) -> list[Record]:
+    return [case for case in result["measurements"] if case["group"] == group]
+
+
+def section(result: Record, name: str) -> str:
+    """All about one device."""
+    about = result["environment"]
+    blocks = [f"{about['device']}, CPU threads: {about['threads']}; {origin(about)}"]
+    if about["load"] > 0.5 * about["threads"]:
+        blocks.append(f"Provisional: other work kept the machine busy (load {about['load']}), which spoils times.")
+    if networks := of_group(result, "network"):
+        blocks += [headline(networks), f"![Images a second of the whole network](../results/bench/{name}-network.png)"]
+        blocks.append(contender_table(networks))
+    if layers := of_group(result, "layer"):
+        blocks += ["**One layer**, milliseconds:", layer_table(layers)]
+        blocks.append(choices([*layers, *of_group(result, "sweep")]))
+    if sweep := of_group(result, "sweep"):
+        blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
+        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), room(sweep)]
+    for group, title in (("large", "**A large image:**"), ("baselines", "**The compared networks:**")):
+        if cases := of_group(result, group):
+            later = result["later"].get(group)
+            blocks += [f"{title} {origin(later)}" if later else title, contender_table(cases)]
+    return "\n\n".join(filter(None, blocks))
+
+
+def origin(about: Record) -> str:
+    """Where numbers come from."""
+    return f"torch {about['torch']}, Python {about['python']}, commit {about['commit'][:7]}; `{about['command']}`."
+
+
+def headline(networks: list[Record]) -> str:
+    """The first training and the first inference case in a sentence."""
+    said = []
+    for train, verb in ((True, "trains"), (False, "classifies")):
+        ours = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
+        if {"times_direct", "times_plain"} <= set(ours):
+            rate, direct, plain = (number(ours[key]) for key in ("images_per_s", "times_direct", "times_plain"))
+            said.append(f"{verb} {rate} images a second, {direct} times `direct` and {plain} times the plain CNN")
+    mode = ("TF32" if networks[0]["precision"] == "tf32" else "float32") + ", as a CUDA graph" * networks[0]["graph"]
+    return f"**The whole network.** SS-CNN, {mode}: {'; it '.join(said) or 'see below'}."
+
+
+def contender_table(cases: list[Record]) -> str:
+    """A row a case and contender, with everything that was measured."""
+    lines = ["| | | images/s | ms (quartiles) | x `direct` | x plain | memory |", "|---|---" + "|---:" * 5 + "|"]
+    for case in cases:
+        what = describe(case)
+        for name, found in case["contenders"].items():
+            label = f"| {what} | {LABELS.get(name, name)} | "
+            if "error" in found:
+                lines.append(f"{label}{found['error']} | | | | |")
+            else:
+                times = f"{number(found['ms'])} ({number(found['q1'])}–{number(found['q3'])})"
+                ratios = [f"{found[key]:.3g}" if key in found else "" for key in ("times_direct", "times_plain")]
+                memory = f"{found['memory_mib']:,.0f} MiB" if "memory_mib" in found else ""
+                lines.append(label + " | ".join([number(found["images_per_s"]), times, *ratios, memory]) + " |")
+            what = ""
+    return "\n".join(lines)
+
+
+def layer_table(cases: list[Record]) -> str:
+    """A row a case; where ours loses, the ratio says so."""
+    lines = [f"| | {' | '.join(LABELS.values())} | `spectral` x `direct` |", "|---" + "|---:" * 5 + "|"]
+    for case in cases:
+        ratio = case["contenders"]["spectral"].get("times_direct")
+        shown = "" if ratio is None else f"{ratio:.3g}" + (" (slower)" if ratio < 1 else "")
+        lines.append("| " + " | ".join([describe(case), *(milliseconds(case, name) for name in LABELS), shown]) + " |")
+    return "\n".join(lines)
+
+
+def choices(cases: list[Record]) -> str:
+    """How good the choices of "auto" were: its time against that of the faster backend."""
+    names = ("auto", "spectral", "direct")
+    whole = [case for case in cases if all("ms" in case["contenders"][name] for name in names)]
+    losses = []
+    for case in whole:
+        auto, *backends = (case["contenders"][name]["ms"] for name in names)
+        losses.append((auto / min(backends), describe(case)))
+    loss, where = max(losses, default=(0, ""))
+    return where and (
+        f"In the {len(losses)} cases of this table and the next, `auto` takes at most {loss:.2f} times the time of the "
+        f"faster backend (in {where})."
+    )
+
+
+def milliseconds(case: Record, name: str) -> str:
+    found = case["contenders"][name]
+    return number(found["ms"]) if "ms" in found else str(found["error"])
+
+
+def place(case: Record) -> tuple[int, ...]:
+    """Where a case lies on each of `AXES`."""
+    sizes = case["filters"].split()
+    return case["batch"], case["size"], len(sizes), int(sizes[-1])
+
+
+def along(sweep: list[Record]) -> dict[str, list[tuple[int, Record]]]:
+    """The cases that differ from the paper's layer along one axis only, in order."""
+    batches = sorted(place(case)[0] for case in sweep)
+    base = (max(set(batches), key=batches.count), 28, 6, 17)
+    found = {}
+    for axis, name in enumerate(AXES):
+        same = [c for c in sweep if all(place(c)[i] == base[i] for i in range(len(AXES)) if i != axis)]
+        found[name] = sorted(((place(c)[axis], c) for c in same), key=lambda point: point[0])
+    return found
+
+
+def growth_table(sweep: list[Record]) -> str:
+    """How many times the time of the first point the last one takes; the doubling of all filters is its own row."""
+    lines = [f"| | {' | '.join(LABELS.values())} |", "|---" + "|---:" * len(LABELS) + "|"]
+    rows = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items() if found]
+    doubled = [point for point in along(sweep)[AXES[3]] if point[0] in (17, 33)]
+    rows.append(("**all six filters doubled**, 7–17 → 13–33", doubled))
+    for title, found in rows:
+        if len(found) < 2:  # of a run that was cut short
+            continue
+        cells = []
+        for name in LABELS:
+            first, last = (found[i][1]["contenders"][name].get("ms") for i in (0, -1))
+            known = first is not None and last is not None
+            cells.append(f"{last / first:.3g} x ({number(first)} → {number(last)} ms)" if known else "failed")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def room(sweep: list[Record]) -> str:
+    """What twice the batch gains, and with it what several runs at once could gain."""
+    rates = {batch: case["contenders"]["spectral"].get("images_per_s") for batch, case in along(sweep)[AXES[0]]}
+    last = max(rates, default=0)
+    if not rates.get(last) or not rates.get(last // 2):
+        return ""
+    gain = rates[last] / rates[last // 2]
+    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images a second in this layer."
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def draw(result: Record) -> dict[str, Any]:
+    """The plots of a device, by name."""
+    drawn = {"network": (plot_network, of_group(result, "network")), "growth": (plot_growth, of_group(result, "sweep"))}
+    return {name: plot(cases) for name, (plot, cases) in drawn.items() if cases}
+
+
+def plot_network(cases: list[Record]) -> Any:
+    """Images a second: a panel for training and one for inference, a group of bars a mode."""
+    from matplotlib import pyplot as plt
+
+    modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
+    works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
+    figure, axes = plt.subplots(
+        1, len(works), figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained", squeeze=False
+    )
+    for axis, train in zip(axes[0], works, strict=True):
+        shown = {(c["precision"], c["graph"]): c for c in cases if c["train"] == train}
+        for i, name in enumerate(("spectral", "direct", "plain")):
+            rates = [shown[mode]["contenders"][name].get("images_per_s", 0) if mode in shown else 0 for mode in modes]
+            label = "ours" if name == "spectral" else name
+            bars = axis.bar([m + 0.27 * i for m in range(len(modes))], rates, 0.25, color=COLOURS[name], label=label)
+            axis.bar_label(bars, [number(rate) if rate else "failed" for rate in rates], fontsize=8, padding=2)
+        names = [p.replace("tf", "TF") + (",\nCUDA graph" if graph else "") for p, graph in modes]
+        axis.set_xticks([m + 0.27 for m in range(len(modes))], names)
+        axis.set_title(
+            f"{'training' if train else 'inference'}, batch {next(iter(shown.values()))['batch']}", fontsize=11
+        )
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(y=0.1)
+    axes[0, 0].set_ylabel("images a second")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def plot_growth(sweep: list[Record]) -> Any:
+    """Milliseconds of forward and backward against each axis, both logarithmic; bars are quartiles."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 4, figsize=(13, 3.8), layout="constrained", sharey=True)
+    for axis, (name, points) in zip(axes, along(sweep).items(), strict=True):
+        for contender, colour in COLOURS.items():
+            found = [(x, case["contenders"][contender]) for x, case in points if "ms" in case["contenders"][contender]]
+            spread = [[a["ms"] - a["q1"] for _, a in found], [a["q3"] - a["ms"] for _, a in found]]
+            style: Record = {"marker": "o", "ms": 4, "color": colour, "label": LABELS[contender].replace("`", "")}
+            style |= {"linestyle": "--", "zorder": 3} if contender == "auto" else {}
+            axis.errorbar([x for x, _ in found], [a["ms"] for _, a in found], spread, capsize=2, **style)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_xticks([x for x, _ in points], [str(x) for x, _ in points])
+        axis.minorticks_off()
+        axis.set_xlabel(name)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("ms, forward + backward")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def main() -> None:
+    results = load()
+    for name, result in results.items():
+        for plot, figure in draw(result).items():
+            figure.savefig(RESULTS / f"{name}-{plot}.png", dpi=110, metadata={"Software": None})
+    PAGE.write_text(fill(PAGE.read_text(), parts(results)))
+    README.write_text(fill(README.read_text(), readme_parts(results)))
+    print(f"refreshed {PAGE.relative_to(ROOT)} and {README.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""What is particular to the fast algorithm: few channels, tiles, pieces, caches. test_functional has the agreement."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from scalesteer import ScaleSteerableConv2d
+from scalesteer.fast import max_response, spectral, steerable, taps
+from scalesteer.functional import PADDING_MODES, Geometry, scale_conv2d
+
+SCALES = (0.6, 1.0, 1.8)
+
+
+def pair(in_channels, **arguments):
+    """The same layer with both backends."""
+    torch.manual_seed(2)
+    arguments = {"kernel_size": 5, "scales": SCALES, "padding": 2, "dtype": torch.float64, **arguments}
+    direct = ScaleSteerableConv2d(in_channels, 4, backend="direct", **arguments)
+    torch.nn.init.normal_(direct.coefficients)
+    fast = copy.deepcopy(direct)
+    fast.backend = "spectral"
+    return direct, fast
+
+
+def check(direct, fast, x, tolerance=1e-10):
+    """Equal outputs, winners, and gradients of image and coefficients."""
+    results = []
+    for layer in (direct, fast):
+        image = x.clone().requires_grad_()
+        out, winner = layer(image, return_scales=True)
+        layer.zero_grad()
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+        results.append((out.detach(), image.grad, layer.coefficients.grad, layer.bias.grad, winner.to(out.dtype)))
+    for expected, actual in zip(*results, strict=True):
+        assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("mode", PADDING_MODES)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_few_channels_equal_direct(mode, channels):
+    for stride, dilation, padding in itertools.product((1, 2), (1, 2), (0, 2, (4, 1))):
+        direct, fast = pair(channels, stride=stride, dilation=dilation, padding=padding, padding_mode=mode)
+        check(direct, fast, torch.randn(2, channels, 14, 17, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_of_every_kind_pass_gradcheck_and_gradgradcheck(channels):
+    layer = ScaleSteerableConv2d(
+        channels, 2, 3, scales=(1.0, 5 / 3), dtype=torch.float64, backend="spectral", bias=False
+    )
+    x = torch.randn(1, channels, 4, 5, dtype=torch.float64, requires_grad=True)
+    coefficients = torch.randn_like(layer.coefficients, requires_grad=True)
+
+    def apply(x, coefficients):
+        return torch.func.functional_call(layer, {"coefficients": coefficients}, (x,))
+
+    assert torch.autograd.gradcheck(apply, (x, coefficients))
+    assert torch.autograd.gradgradcheck(apply, (x, coefficients))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("stride", "padding", "mode"), [(1, "same", "zeros"), (2, 0, "zeros"), (1, 5, "reflect")])
+def test_large_images_are_cut_into_tiles_with_the_same_result(channels, stride, padding, mode):
+    direct, fast = pair(channels, stride=stride, padding=padding, padding_mode=mode)
+    check(direct, fast, torch.randn(2, channels, 101 * stride, 41, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("budget", [200_000, 20_000])  # with and without room for the transforms of all filters
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (4, 2)])
+def test_small_memory_budget_gives_the_same_result(channels, groups, budget, monkeypatch):
+    direct, fast = pair(channels, groups=groups)
+    shown = []
+    kind = taps.Taps if channels == 1 else spectral.Frequencies
+    original = kind.show
+    monkeypatch.setattr(kind, "show", lambda self, x: shown.append(len(x)) or original(self, x))
+    monkeypatch.setattr(spectral, "memory_budget", budget)
+    check(direct, fast, torch.randn(7, channels, 16, 16, dtype=torch.float64))
+    assert len(shown) > 2
+    assert sum(shown) == 2 * 7  # forward and backward
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 1 << 22, 1 << 18])  # one piece; several; and no room for transforms
+@pytest.mark.parametrize(("groups", "mode", "dtype"), [(1, "zeros", torch.float64), (2, "reflect", torch.float32)])
+def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dtype, budget, monkeypatch):
+    scales = tuple(1 + i / 3.5 for i in range(6))
+    direct, fast = pair(4, groups=groups, kernel_size=7, scales=scales, padding=3, padding_mode=mode, dtype=dtype)
+    monkeypatch.setattr(spectral, "memory_budget", budget)
+    x = torch.randn(5, 4, 12, 13, dtype=torch.float64).to(dtype)
+    assert steerable(x, fast._bank(), fast.geometry)
+    if dtype == torch.float64:
+        check(direct, fast, x)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), direct(x), rtol=1e-4, atol=1e-3)
+
+
+def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
+    layer = ScaleSteerableConv2d(3, 2, scales=(1.0, 1.5, 2.0), dtype=torch.float64, backend="spectral", bias=False)
+    x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert steerable(x, layer._bank(), layer.geometry)
+    part = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)  # one function of the basis, for speed
+
+    def apply(x, part):
+        coefficients = torch.nn.functional.pad(part[..., None, None, None], (0, 1, 0, 7, 0, 2)).contiguous()
+        return torch.func.functional_call(layer, {"coefficients": coefficients}, (x,))
+
+    assert layer.coefficients.shape[2:] == (3, 8, 2)
+    assert torch.autograd.gradcheck(apply, (x, part))
+    assert torch.autograd.gradgradcheck(apply, (x, part))
+
+
+def test_transforms_of_a_basis_follow_its_changes():
+    direct, fast = (ScaleSteerableConv2d(3, 2, backend=b) for b in ("direct", "spectral"))
+    fast.load_state_dict(direct.state_dict())
+    x = torch.randn(1, 3, 12, 12)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fast(torch.randn(1, 3, 12, 12))
+    torch.testing.assert_close(fast(x), direct(x), rtol=1e-4, atol=1e-4)
+    for layer in (direct, fast):
+        layer.steered_basis *= 2
+    torch.testing.assert_close(fast(x), direct(x), rtol=1e-4, atol=1e-4)
+    assert fast(x.double().float()).equal(fast(x))
+
+
+def test_1024_by_1024_image_is_right():
+    direct, fast = pair(1, dtype=torch.float32, scales=(1.0, 1.8))
+    x = torch.randn(1, 1, 1024, 1024)
+    with torch.no_grad():
+        expected, actual = direct(x), fast(x)
+    assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_periods_are_even_and_as_short_as_no_window_seeing_twice_allows():
+    same = spectral.Axis(length=28, first=0, stride=1, count=28, dilation=1, radius=8)
+    assert same.period == 36
+    valid = spectral.Axis(length=28, first=8, stride=1, count=12, dilation=1, radius=8)
+    assert valid.period == 28
+    odd = spectral.Axis(length=27, first=0, stride=2, count=14, dilation=2, radius=3)
+    assert odd.period == 34
+
+
+def test_plans_are_shared_between_layers_and_not_in_their_state():
+    spectral._plans.clear()
+    _, fast = pair(3)
+    size = len(copy.deepcopy(fast).state_dict())
+    fast(torch.randn(1, 3, 12, 12, dtype=torch.float64))
+    pair(3)[1](torch.randn(2, 3, 12, 12, dtype=torch.float64))
+    assert len(spectral._plans) == 1
+    assert len(fast.state_dict()) == size
+    for height in range(12, 100):
+        fast(torch.randn(1, 3, height, 12, dtype=torch.float64))
+    assert len(spectral._plans) <= 64
+
+
+def test_tracing_leaves_no_plan_without_numbers_behind():
+    spectral._plans.clear()
+    _, fast = pair(3)
+    torch.export.export(fast, (torch.randn(2, 3, 12, 12, dtype=torch.float64),))
+    assert not spectral._plans
+
+
+def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
+    layer = ScaleSteerableConv2d(8, 8, scales=tuple(1 + i / 8 for i in range(12)), backend="spectral")
+    x = torch.randn(2, 8, 20, 20)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        layer(x)
+    maps = 2 * 8 * 20 * 20
+    filters = sum(f.numel() for f in layer.filters())
+    assert sum(saved) <= 2 * maps + 2 * filters + 12 * layer.coefficients.numel()
+
+
+@pytest.mark.parametrize("reduce", ["max", None])
+def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
+    spectral._plans.clear()
+    _, fast = pair(3, reduce=reduce)
+    x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
+    with torch.inference_mode():
+        fast(x)
+    (grad,) = torch.autograd.grad(fast(x).square().sum(), fast.coefficients, create_graph=True)
+    grad.sum().backward()
+    assert fast.coefficients.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("channels", "out", "batch"), [(1, 4, 2), (3, 1, 1), (3, 4, 2)])
+def test_output_can_be_changed_in_place(channels, out, batch):
+    layer = ScaleSteerableConv2d(channels, out, 3, bias=False, backend="spectral")
+    torch.nn.functional.relu(layer(torch.randn(batch, channels, 9, 9)), inplace=True).sum().backward()
+    assert layer.coefficients.grad.isfinite().all()
+
+
+def test_second_derivatives_do_not_follow_an_image_that_depends_on_the_filters():
+    direct, _ = pair(4)
+    geometry, grads = Geometry(5, padding=(2, 2)), []
+    x = torch.randn(1, 4, 9, 9, dtype=torch.float64)
+    for backend in ("direct", "spectral"):
+        filters = [f.detach().requires_grad_() for f in direct.filters()]
+        symmetric = [(f + f.flip(-1, -2)) / 2 for f in filters]
+        once = scale_conv2d(x, symmetric, None, geometry, backend=backend)
+        twice = scale_conv2d(once, symmetric, None, geometry, backend=backend)
+        grads.append(torch.autograd.grad(twice.square().sum(), filters, create_graph=True))
+    for expected, actual in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_gradients_of_symmetric_filters_are_those_of_direct():
+    for channels in (1, 4):
+        direct, _ = pair(channels)
+        grads = []
+        for backend in ("direct", "spectral"):
+            filters = [f.detach().requires_grad_() for f in direct.filters()]
+            x = torch.randn(1, channels, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            scale_conv2d(x, filters, None, Geometry(5, padding=(2, 2)), backend=backend).square().sum().backward()
+            grads.append([(f.grad + f.grad.flip(-1, -2)) / 2 if backend == "direct" else f.grad for f in filters])
+        for expected, actual in zip(*grads, strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in forward AD
+@pytest.mark.parametrize("channels", [1, 3])
+def test_torch_func_and_forward_derivatives_equal_those_of_direct(channels):
+    direct, fast = pair(channels)
+    x, v = torch.randn(2, 2, channels, 8, 8, dtype=torch.float64)
+    results = []
+    for layer in (direct, fast):
+        parameters = dict(layer.named_parameters())
+
+        def loss(parameters, image, layer=layer):
+            return torch.func.functional_call(layer, parameters, (image[None],)).square().sum()
+
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        _, tangent = torch.func.jvp(layer, (x,), (v,))
+        with torch.autograd.forward_ad.dual_level():
+            dual = layer(torch.autograd.forward_ad.make_dual(x, v))
+            forward = torch.autograd.forward_ad.unpack_dual(dual).tangent
+        jacobian = torch.func.jacrev(lambda x, layer=layer: layer(x).sum((1, 2, 3)))(x)
+        results.append((each["coefficients"], tangent, forward, jacobian))
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_backward_under_autocast_works_in_float32(channels):
+    grads = []
+    for inside in (False, True):
+        layer = ScaleSteerableConv2d(channels, 4, backend="spectral", scales=(1.0, 2.0))
+        torch.nn.init.ones_(layer.coefficients)
+        x = torch.randn(2, channels, 12, 12, generator=torch.Generator().manual_seed(0))
+        best, _ = max_response(x, (0, 0), filters := layer.filters(), layer.geometry)
+        del layer
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            grads.append(torch.autograd.grad(best.square().sum(), filters))
+    for expected, actual in zip(*grads, strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_autocast_leaves_float64_alone():
+    _, fast = pair(3)
+    x = torch.randn(1, 3, 9, 9, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast(x).dtype == torch.float64
+        with pytest.raises(TypeError, match=r"input is torch.float64 but the layer is torch.float32"):
+            ScaleSteerableConv2d(3, 4)(x)
+
+
+@pytest.mark.parametrize("backend", ["direct", "spectral"])
+def test_meta_and_fake_tensors_pass_through_whatever_came_before(backend):
+    layer = ScaleSteerableConv2d(3, 4, backend=backend)
+    layer(torch.randn(2, 3, 12, 12))
+    meta = ScaleSteerableConv2d(3, 4, backend=backend, device="meta")
+    assert meta(torch.randn(2, 3, 12, 12, device="meta")).shape == (2, 4, 12, 12)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert layer(torch.randn(2, 3, 12, 12)).shape == (2, 4, 12, 12)
+    assert layer(torch.randn(2, 3, 12, 12)).isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_ties_go_to_the_lowest_scale_with_the_gradient_of_direct(channels):
+    direct, fast = pair(channels)
+    for layer in (direct, fast):
+        torch.nn.init.zeros_(layer.coefficients)
+    x = torch.randn(1, channels, 9, 9, dtype=torch.float64)
+    assert not fast(x, return_scales=True)[1].any()
+    check(direct, fast, x)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_a_half_precision_layer_can_be_differentiated_twice(channels):
+    layer = ScaleSteerableConv2d(channels, 2, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="spectral")
+    x = torch.randn(1, channels, 9, 9, dtype=torch.bfloat16, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(x).float().square().sum(), x, create_graph=True)
+    first.float().square().sum().backward()
+    assert layer.coefficients.grad.isfinite().all()
+
+
+def test_a_basis_that_changes_at_every_step_is_not_kept():
+    layer = ScaleSteerableConv2d(4, 2, backend="spectral")
+    x = torch.randn(1, 4, 20, 20)
+    before = layer(x)
+    for _ in range(5):
+        layer.steered_basis.copy_(layer.steered_basis.clone())  # as DistributedDataParallel does
+        torch.testing.assert_close(layer(x), before)
+    _, kept = spectral._tables[layer.steered_basis]
+    assert len(kept) == 1
+
+
+def test_a_basis_may_be_learned():
+    layer = ScaleSteerableConv2d(4, 2, backend="spectral", dtype=torch.float64)
+    layer.steered_basis.requires_grad_()
+    grads = []
+    for layer.backend in ("direct", "spectral"):
+        layer.steered_basis.grad = None
+        layer(torch.ones(1, 4, 9, 9, dtype=torch.float64)).sum().backward()
+        grads.append(layer.steered_basis.grad)
+    torch.testing.assert_close(*grads)

@@ -1,0 +1,131 @@
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save as save_bytes
+from torch import nn
+
+from scalesteer.models import create_model
+from scalesteer.training import checkpoint
+from scalesteer.training.checkpoint import CheckpointError
+from scalesteer.training.train import load_model
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c": torch.ones(4, dtype=torch.bfloat16)}
+
+
+@pytest.fixture
+def path(tmp_path):
+    checkpoint.save(tmp_path / "x.safetensors", TENSORS, {"what": "test"})
+    return tmp_path / "x.safetensors"
+
+
+def test_what_was_saved_comes_back(path):
+    tensors, about = checkpoint.load(path)
+    assert about == {"format": 1, "what": "test"}
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+
+
+def test_every_cut_and_every_flipped_bit_is_noticed(path):
+    content = path.read_bytes()
+    spoilt = [content[:at] for at in range(len(content))]
+    spoilt += [content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in range(len(content))]
+    for wrong in [*spoilt, content + b"more"]:
+        path.write_bytes(wrong)
+        with pytest.raises(CheckpointError, match=r"x\.safetensors"):
+            checkpoint.load(path)
+
+
+def test_missing_directory_and_text_are_errors(tmp_path):
+    with pytest.raises(CheckpointError, match="No such file"):
+        checkpoint.load(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        checkpoint.load(tmp_path)
+    (tmp_path / "text").write_text("hello, this is not a checkpoint")
+    with pytest.raises(CheckpointError, match="not a checkpoint of scalesteer"):
+        checkpoint.load(tmp_path / "text")
+
+
+class Evil:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return (open, (str(self.target), "w"))
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch"])
+def test_malicious_pickle_is_refused_and_never_runs(tmp_path, kind):
+    path = tmp_path / "evil.safetensors"
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(Evil(tmp_path / "owned")))
+    else:
+        torch.save({"a": Evil(tmp_path / "owned")}, path)
+    for read in (checkpoint.load, load_model):
+        with pytest.raises(CheckpointError, match="not a checkpoint of scalesteer"):
+            read(path)
+    assert not (tmp_path / "owned").exists()
+    pickle.loads(pickle.dumps(Evil(tmp_path / "owned"))).close()  # it would have
+    assert (tmp_path / "owned").exists()
+
+
+def test_foreign_and_newer_files_are_refused(path):
+    path.write_bytes(save_bytes(TENSORS))
+    with pytest.raises(CheckpointError, match="not a checkpoint of scalesteer"):
+        checkpoint.load(path)
+    path.write_bytes(save_bytes(TENSORS, {"about": json.dumps({"format": 2}), "digest": ""}))
+    with pytest.raises(CheckpointError, match="has format 2; this version reads format 1"):
+        checkpoint.load(path)
+
+
+def test_everything_that_does_not_fit_is_listed_and_the_model_unchanged():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    wrong = {name: tensor + 1 for name, tensor in before.items()}
+    del wrong["0.bias"]
+    wrong |= {"2.bias": torch.ones(1), "1.weight": torch.ones(2, 2), "1.bias": torch.tensor([float("nan")])}
+    wrong["0.weight"] = wrong["0.weight"].double()
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.load_into(model, wrong, "file")
+    assert str(error.value) == (
+        "file does not fit the model: 0.weight is torch.float64, not torch.float32; 1.bias has values that are not "
+        "finite; 1.weight is (2, 2), not (1, 3); missing 0.bias; unexpected 2.bias."
+    )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_other_architecture_is_refused(tmp_path):
+    about = {"config": {"model": "plain-cnn", "upsample": 1}}
+    checkpoint.save(tmp_path / "m", create_model("spatial-transformer", upsample=1).state_dict(), about)
+    with pytest.raises(CheckpointError, match=r"does not fit the model: unexpected features\.transformer"):
+        load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("about", [{}, {"config": {"model": "resnet"}}, {"config": 3}, {"config": {"depth": 3}}])
+def test_file_without_a_known_model_is_refused(tmp_path, about):
+    checkpoint.save(tmp_path / "m", TENSORS, about)
+    with pytest.raises(CheckpointError, match="does not say which model it holds"):
+        load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_saved_in_either_mode_gives_the_same_outputs(tmp_path, mode):
+    model = create_model("plain-cnn", upsample=1)
+    model(torch.rand(8, 1, 28, 28))  # moves the running statistics
+    checkpoint.save(tmp_path / "m", model.train(mode).state_dict(), {"config": {"model": "plain-cnn", "upsample": 1}})
+    loaded, config = load_model(tmp_path / "m")
+    x = torch.rand(4, 1, 28, 28)
+    assert config.model == "plain-cnn"
+    assert not loaded.training
+    assert torch.equal(loaded(x), model.eval()(x))
+
+
+def test_failed_write_keeps_the_old_file_and_leaves_nothing(path):
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        checkpoint.save(path, TENSORS, {"what": object()})
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,158 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scalesteer.models import create_model
+from scalesteer.training import predict as predicting
+from scalesteer.training.predict import ImageError, fit, predict, read_grey
+from scalesteer.training.train import load, load_model
+
+
+@pytest.fixture
+def bar():
+    """A light bar, 40 x 10, on a black ground of 100 x 60, off the centre."""
+    image = np.zeros((100, 60), np.uint8)
+    image[50:90, 5:15] = 200
+    return image
+
+
+def save(tmp_path, image, name="x.png", **options):
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(tmp_path / name, **options)
+    return tmp_path / name
+
+
+def test_images_of_a_dataset_are_classified_as_in_evaluation(cache, undisturbed, tmp_path):
+    model, config = load_model(undisturbed)
+    images = load(config, "test")
+    for index in range(8):
+        path = save(tmp_path, images.images[index].numpy())
+        with torch.no_grad():
+            shares = model(images[index][0][None]).softmax(1)[0]
+        said = predict(model, path)
+        assert (said.label, said.inverted, said.scale) == (int(shares.argmax()), False, None)
+        assert said.confidence == pytest.approx(float(shares.max()), abs=1e-6)
+
+
+def test_winning_scale_is_that_of_the_largest_response(tmp_path, bar):
+    model = create_model("ss-cnn", upsample=1).eval()
+    said = predict(model, save(tmp_path, bar))
+    x = torch.from_numpy(fit(bar, (28, 28))[0]).float()[None, None] / 255
+    layer = model.first.double()
+    layer.reset_buffers()
+    stack = [
+        torch.nn.functional.conv2d(x.double(), filters, padding=filters.shape[-1] // 2) for filters in layer.filters()
+    ]  # one map a scale; the bias does not change which scale wins, but which channel does
+    stack = torch.stack(stack) + layer.bias.view(1, 1, -1, 1, 1)
+    assert said.scale == layer.scales[int(stack.amax(dim=(1, 2, 3, 4)).argmax())]
+
+
+def test_fitted_image_is_centred_and_of_mnists_size(bar):
+    image, inverted = fit(bar, (28, 28))
+    rows, columns = (np.flatnonzero(image.any(axis)) for axis in (1, 0))
+    assert (rows[0], rows[-1]) == (4, 23)  # 20 pixels high, as a digit of MNIST
+    assert (columns[0], columns[-1]) == (11, 15)  # a quarter as wide
+    assert image.max() == 255
+    assert not inverted
+    assert fit(bar, (28, 40))[0].shape == (28, 40)
+
+
+@pytest.mark.parametrize("ground", [255, 230, 180])
+def test_dark_on_light_is_inverted(bar, ground):
+    dark = np.where(bar > 0, 20, ground).astype(np.uint8)
+    image, inverted = fit(dark, (28, 28))
+    assert inverted
+    np.testing.assert_array_equal(image, fit(bar, (28, 28))[0])
+
+
+@pytest.mark.parametrize("size", [(28, 28), (300, 200), (1, 1), (3, 500)])
+def test_blank_image_says_so(size):
+    with pytest.raises(ImageError, match=r"x\.png is blank"):
+        fit(np.full(size, 200, np.uint8), (28, 28), "x.png")
+
+
+def test_every_kind_of_image_gives_the_same_grey_values(tmp_path, bar):
+    grey = Image.fromarray(bar)
+    for name, image in {
+        "rgb": grey.convert("RGB"),
+        "palette": grey.convert("P"),
+        "alpha": Image.merge("LA", (grey, Image.new("L", grey.size, 255))),
+        "16": Image.fromarray(bar.astype(np.uint16) * 257),
+    }.items():
+        np.testing.assert_array_equal(read_grey(save(tmp_path, image, f"{name}.png")), bar, err_msg=name)
+    for name, image in {"grey": grey, "cmyk": grey.convert("RGB").convert("CMYK")}.items():
+        found = read_grey(save(tmp_path, image, f"{name}.jpg", quality=100))
+        assert np.abs(found.astype(int) - bar).max() < 16, name
+
+
+@pytest.mark.parametrize("ink", [0, 255])
+def test_transparent_ground_contrasts_with_the_ink(tmp_path, bar, ink):
+    image = Image.merge("LA", (Image.new("L", (60, 100), ink), Image.fromarray((bar > 0) * np.uint8(255))))
+    found, inverted = fit(read_grey(save(tmp_path, image)), (28, 28))
+    assert inverted == (ink == 0)
+    np.testing.assert_array_equal(found, fit(bar, (28, 28))[0])
+
+
+def test_orientation_of_a_photograph_is_followed(tmp_path, bar):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned right by a quarter
+    path = save(tmp_path, np.rot90(bar), "x.jpg", exif=exif, quality=100)
+    assert np.abs(read_grey(path).astype(int) - bar).max() < 16
+
+
+def bomb():
+    """A PNG of a few bytes that claims 50,000 x 50,000 pixels."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    )
+
+
+def encoded(kind):
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90), np.uint8)).save(stream, kind)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a PNG or JPEG file"),
+        (b"hello", "not a PNG or JPEG file"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a PNG or JPEG file"),
+        (encoded("GIF"), "not a PNG or JPEG file"),
+        (encoded("TIFF"), "not a PNG or JPEG file"),
+        (encoded("PNG")[:2000], "cannot be read"),
+        (encoded("JPEG")[:2000], "cannot be read"),
+        (bomb(), "cannot be read|million pixels"),
+    ],
+)
+def test_anything_else_is_refused(tmp_path, content, message):
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(ImageError, match=message):
+        read_grey(tmp_path / "x.png")
+
+
+def test_missing_large_and_many_pixels_are_refused(tmp_path, bar, monkeypatch):
+    with pytest.raises(ImageError, match="No such file"):
+        read_grey(tmp_path / "none.png")
+    with pytest.raises(ImageError, match="cannot be read"):
+        read_grey(tmp_path)
+    path = save(tmp_path, bar)
+    monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size)
+    np.testing.assert_array_equal(read_grey(path), bar)
+    monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size - 1)
+    with pytest.raises(ImageError, match="million pixels"):
+        read_grey(path)
+    monkeypatch.setattr(predicting, "MAX_BYTES", 10)
+    with pytest.raises(ImageError, match="is larger than"):
+        read_grey(path)
