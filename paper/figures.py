@@ -29,7 +29,7 @@ try:
     import matplotlib
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[experiments]'") from error
+    raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[paper]'") from error
 
 COLOURS = ("#1b6ca8", "#d1642e", "#3c8d40", "#8e5ba6", "#7a7a7a")
 TITLES = {"ss": "SS-CNN", "lsi": "locally scale-invariant CNN"}

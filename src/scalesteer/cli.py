@@ -17,7 +17,7 @@ try:
     from tyro.conf import Positional
     from tyro.extras import SubcommandApp
 except ImportError:
-    print("scalesteer: the command line needs tyro: pip install 'scalesteer[data]'", file=sys.stderr)
+    print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
     raise SystemExit(2) from None
 
 from . import files

@@ -37,7 +37,7 @@ def require(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{module.partition('.')[0]} is needed here and not installed: pip install 'scalesteer[data]'"
+            f"{module.partition('.')[0]} is needed here and not installed: pip install 'scalesteer[cli]'"
         ) from error
 
 

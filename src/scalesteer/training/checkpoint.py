@@ -18,7 +18,7 @@ try:
     from safetensors.torch import load as load_bytes
     from safetensors.torch import save as save_bytes
 except ImportError as error:
-    raise ImportError("safetensors is needed here and not installed: pip install 'scalesteer[experiments]'") from error
+    raise ImportError("safetensors is needed here and not installed: pip install 'scalesteer[cli]'") from error
 
 FORMAT = 1
 
