@@ -92,6 +92,10 @@ def kernel_size(value: Any) -> int:
     height, width = pair("kernel_size", value, minimum=-sys.maxsize)
     if height != width:
         raise ValueError(f"`kernel_size` must be square (got {value!r}): give one number.")
+    if height == 1:
+        raise ValueError(
+            "`kernel_size` must be odd and at least 3 (got 1): one pixel has no size; keep nn.Conv2d here."
+        )
     if height < 3 or height % 2 == 0:
         near = "3" if height < 3 else f"{height - 1} or {height + 1}"
         raise ValueError(

@@ -236,10 +236,11 @@ def ss_cnn(
     backend: str = "auto",
 ) -> nn.Sequential:
     """The paper's network: scale-steerable filters of size 7 to 17 in every layer."""
-    functions = LogRadialBasis.preset(basis) if isinstance(basis, str) else basis
-    return nn.Sequential(
-        _scalar_features(plan, lambda i, o: ScaleSteerableConv2d(i, o, scales=scales, basis=functions, backend=backend))
-    )
+
+    def conv(fan_in: int, fan_out: int) -> nn.Module:
+        return ScaleSteerableConv2d(fan_in, fan_out, padding="same", scales=scales, basis=basis, backend=backend)
+
+    return nn.Sequential(_scalar_features(plan, conv))
 
 
 @register_model("plain-cnn")
@@ -253,9 +254,11 @@ def locally_scale_invariant_cnn(
     plan: Plan, *, scales: tuple[float, ...] = KANAZAWA_SCALES, antialias: bool = False
 ) -> nn.Sequential:
     """7 x 7 filters on resized images (Kanazawa et al. 2014)."""
-    return nn.Sequential(
-        _scalar_features(plan, lambda i, o: LocallyScaleInvariantConv2d(i, o, scales=scales, antialias=antialias))
-    )
+
+    def conv(fan_in: int, fan_out: int) -> nn.Module:
+        return LocallyScaleInvariantConv2d(fan_in, fan_out, padding="same", scales=scales, antialias=antialias)
+
+    return nn.Sequential(_scalar_features(plan, conv))
 
 
 @register_model("vector-field-cnn", widths=(22, 44, 66))
@@ -264,7 +267,9 @@ def vector_field_cnn(plan: Plan, *, scales: tuple[float, ...] = MARCOS_SCALES, a
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, ((fan_in, fan_out), (window, padding)) in enumerate(_stages(plan), start=1):
         # The ReLU is inside: lengths are not negative.
-        layers[f"conv{i}"] = VectorFieldConv2d(fan_in, fan_out, scales=scales, antialias=antialias, vector_input=i > 1)
+        layers[f"conv{i}"] = VectorFieldConv2d(
+            fan_in, fan_out, padding="same", scales=scales, antialias=antialias, vector_input=i > 1
+        )
         layers[f"pool{i}"] = VectorMaxPool2d(window, padding=padding)
         layers[f"norm{i}"] = VectorBatchNorm2d(fan_out)
     layers["magnitude"] = VectorMagnitude()
