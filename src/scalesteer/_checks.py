@@ -124,6 +124,24 @@ def padding(value: Any, size: int, stride: tuple[int, int], dilation: tuple[int,
     return dilation[0] * (size - 1) // 2, dilation[1] * (size - 1) // 2
 
 
+def border(padding_mode: str, border: Sequence[int], image: Sequence[int], reason: str) -> None:
+    """Raise an error if an image is too small to be continued by `border` rows and columns on each side.
+
+    Args:
+        padding_mode: How it is continued.
+        border: Rows above and below, columns left and right.
+        image: Height and width of the image.
+        reason: What made the image so small, or the border so wide.
+    """
+    missing = {"reflect": 1, "circular": 0}.get(padding_mode)
+    if missing is not None and any(b > n - missing for b, n in zip(border, image, strict=True)):
+        raise ValueError(
+            f"padding_mode={padding_mode!r} cannot fill {border[0]} rows and {border[1]} columns beyond an image of "
+            f"{image[0]} x {image[1]} ({reason}): use padding_mode='zeros' or 'replicate', smaller `scales` or larger "
+            "images."
+        )
+
+
 def place(device: Any, dtype: Any) -> dict[str, Any]:
     """Return device and dtype as keyword arguments of a tensor factory, after trying the device."""
     if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):

@@ -77,6 +77,10 @@ class MultiScaleConv2d(nn.Module):
         has to call it.
         """
 
+    def _like(self) -> Tensor:
+        """A tensor with the layer's dtype and device, without computing a parametrization."""
+        return next(itertools.chain(self.parameters(), self.buffers()))
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def apply(tensor: Tensor) -> Tensor:
             if tensor.ndim != 5:
@@ -134,14 +138,9 @@ class MultiScaleConv2d(nn.Module):
 
 def _renew_buffers(layer: MultiScaleConv2d, _: Any) -> None:
     """After loading: ``assign=True`` brings parameters with a device and a dtype of their own."""
-    like = _some_tensor(layer)
+    like = layer._like()
     if any((t := layer.get_buffer(n)).device != like.device or t.dtype != like.dtype for n in layer._derived):
         layer.reset_buffers()
-
-
-def _some_tensor(layer: nn.Module) -> Tensor:
-    """One that has the layer's dtype and device; a parametrization must not be computed for it."""
-    return next(itertools.chain(layer.parameters(), layer.buffers()))
 
 
 class _ScaleConv2d(MultiScaleConv2d):
@@ -330,7 +329,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         This happens by itself when the layer is moved, converted or loaded. Only who exchanges a parameter by hand
         has to call it.
         """
-        like = _some_tensor(self)
+        like = self._like()
         numbers = harmonics.stacked_basis(self.basis, self.geometry.kernel_size, self.scales)
         self.steered_basis = torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
