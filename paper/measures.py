@@ -201,7 +201,14 @@ def resizing_error(
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
             resized = LocallyScaleInvariantConv2d(
-                1, len(weight), k, bias=False, dtype=torch.float64, scales=(scale,), antialias=layer.antialias
+                1,
+                len(weight),
+                k,
+                padding="same",
+                bias=False,
+                dtype=torch.float64,
+                scales=(scale,),
+                antialias=layer.antialias,
             )
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]
@@ -215,7 +222,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
-            layer = ScaleSteerableConv2d(1, filters, basis=LogRadialBasis.preset(preset), dtype=torch.float64)
+            layer = ScaleSteerableConv2d(1, filters, padding="same", basis=preset, dtype=torch.float64)
             layer.coefficients.normal_(generator=draw)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
@@ -225,7 +232,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
             ("the same, anti-aliased", smooth, True),
             ("input resized, rough filters", rough, False),
         ):
-            resized = LocallyScaleInvariantConv2d(1, filters, dtype=torch.float64, antialias=antialias)
+            resized = LocallyScaleInvariantConv2d(1, filters, padding="same", dtype=torch.float64, antialias=antialias)
             resized.weight.copy_(weight)
             layers[name] = resized
     return layers

@@ -73,7 +73,7 @@ def test_convention_the_theorems_scaled_by_s_is_a_shrunken_image():
 
 
 def test_convention_filters_are_correlated_not_flipped():
-    layer = ScaleSteerableConv2d(1, 1, scales=(1.0,), bias=False)
+    layer = ScaleSteerableConv2d(1, 1, padding="same", scales=(1.0,), bias=False)
     impulse = torch.zeros(1, 1, 7, 7)
     impulse[0, 0, 3, 3] = 1
     # Filters are point-symmetric, so that correlation and convolution agree; the impulse shows the filter itself.

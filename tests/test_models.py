@@ -278,7 +278,7 @@ def test_widths_hidden_and_dropout_are_obeyed(name):
         ({"basi": "area"}, TypeError, r"ss-cnn has no option 'basi'.*'hidden', 'dropout'.*Did you mean 'basis'\?"),
         ({"name": "plain-cnn", "scales": (1.0,)}, TypeError, r"plain-cnn has no option 'scales'"),
         ({"basis": "aera"}, ValueError, "Did you mean 'area'"),
-        ({"basis": 3}, TypeError, r"`basis` must be a LogRadialBasis \(got 3\)"),
+        ({"basis": 3}, TypeError, r"`basis` must be a LogRadialBasis or the name of a preset \(got 3\)"),
         ({"backend": "fft"}, ValueError, "`backend` must be one of"),
         ({"scales": (2.0, 1.0)}, ValueError, "strictly ascending"),
         ({"widths": (1, 2)}, ValueError, r"`widths` must be 3 integers, one a convolution \(got \(1, 2\)\)"),

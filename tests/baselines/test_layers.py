@@ -15,9 +15,9 @@ from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
 LAYERS = (LocallyScaleInvariantConv2d, VectorFieldConv2d)
 CASES = [
-    (LocallyScaleInvariantConv2d, {}, ()),
-    (VectorFieldConv2d, {}, ()),
-    (VectorFieldConv2d, {"vector_input": True}, (2,)),
+    (LocallyScaleInvariantConv2d, {"padding": 3}, ()),
+    (VectorFieldConv2d, {"padding": 3}, ()),
+    (VectorFieldConv2d, {"padding": 3, "vector_input": True}, (2,)),
 ]
 IDS = ["locally scale-invariant", "vector field of scalars", "vector field of vectors"]
 # torch's own: old-style names inside torch.
@@ -57,7 +57,7 @@ def test_public_names_are_these():
         ({"out_channels": "3"}, TypeError, r"`out_channels` must be an integer \(got '3' of type str\)"),
         ({"out_channels": True}, TypeError, r"`out_channels` must be an integer \(got True of type bool\)"),
         ({"kernel_size": 4}, ValueError, r"odd and at least 3 \(got 4\): the filter needs a centre pixel; use 3 or 5"),
-        ({"kernel_size": 1}, ValueError, r"odd and at least 3 \(got 1\)"),
+        ({"kernel_size": 1}, ValueError, r"odd and at least 3 \(got 1\): one pixel has no size; keep nn.Conv2d here"),
         ({"kernel_size": (5, 7)}, ValueError, r"`kernel_size` must be square \(got \(5, 7\)\)"),
         ({"scales": ()}, ValueError, "`scales` must not be empty"),
         ({"scales": (0.0, 1.0)}, ValueError, r"positive and strictly ascending \(got \(0.0, 1.0\)\)"),
@@ -66,7 +66,7 @@ def test_public_names_are_these():
         ({"scales": (2.0, 1.0)}, ValueError, "positive and strictly ascending"),
         ({"stride": 0}, ValueError, r"`stride` must be at least 1 \(got 0\)"),
         ({"stride": 1.5}, TypeError, r"`stride` must be an integer \(got 1.5"),
-        ({"stride": 2}, ValueError, r"padding='same' is not defined for stride \(2, 2\)"),
+        ({"stride": 2, "padding": "same"}, ValueError, r"padding='same' is not defined for stride \(2, 2\)"),
         ({"dilation": 0}, ValueError, r"`dilation` must be at least 1 \(got 0\)"),
         ({"padding": -1}, ValueError, r"`padding` must be at least 0 \(got -1\)"),
         ({"padding": "full"}, ValueError, r"`padding` must be one of 'same', 'valid' \(got 'full'\)"),
@@ -122,7 +122,7 @@ def test_every_argument_has_an_effect(make, options, vector, name):
     def run(**changes):
         torch.manual_seed(0)
         x = torch.randn(1, 4, *vector, 12, 12)
-        return make(4, 4, **{"padding": 3, **options, **changes})(x)
+        return make(4, 4, **{**options, **changes})(x)
 
     default = inspect.signature(make).parameters[name].default
     plain, changed = run(), run(**{name: ALTERNATIVES.get(name, not default)})
@@ -252,12 +252,12 @@ def test_exports_with_a_dynamic_batch(make, options, vector, channels):
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_as_one_graph(backend):
     model = nn.Sequential(
-        VectorFieldConv2d(1, 4, 3, scales=(0.7, 1.0, 1.6)),
+        VectorFieldConv2d(1, 4, 3, padding=1, scales=(0.7, 1.0, 1.6)),
         baselines.VectorMaxPool2d(2),
         baselines.VectorBatchNorm2d(4),
-        VectorFieldConv2d(4, 2, 3, scales=(0.7, 1.0, 1.6), vector_input=True),
+        VectorFieldConv2d(4, 2, 3, padding=1, scales=(0.7, 1.0, 1.6), vector_input=True),
         baselines.VectorMagnitude(),
-        LocallyScaleInvariantConv2d(2, 2, 3, scales=(0.5, 1.0, 1.6)),
+        LocallyScaleInvariantConv2d(2, 2, 3, padding=1, scales=(0.5, 1.0, 1.6)),
         baselines.SpatialTransformer2d(2, (5, 6), (2, 2), 3),
     )
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend=backend)
