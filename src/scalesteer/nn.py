@@ -175,10 +175,10 @@ class _ScaleConv2d(MultiScaleConv2d):
         Shape:
             `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.
         """
-        if return_scales and self.reduce is None:
-            raise ValueError("`return_scales` needs reduce='max' (got reduce=None): without a maximum no scale wins.")
         if isinstance(x, Proxy):
             return self._trace(x, return_scales)
+        if return_scales and self.reduce is None:
+            raise ValueError("`return_scales` needs reduce='max' (got reduce=None): without a maximum no scale wins.")
         bank = self._bank()
         self._check_input(x, bank[0])
         return functional.scale_conv2d(
