@@ -148,7 +148,7 @@ def test_scales_that_share_a_window_are_told():
         ({"scales": (0.28, 1.0)}, ValueError, r"scale 0.28 is a single pixel with kernel_size=7.*at least 0.2857"),
         ({"scales": (1.0, 73.2)}, ValueError, r"2 scales up to 73.2 .* more taps together than one of 511 x 511"),
         ({"scales": (1.0, 1e308)}, ValueError, "more taps together than one of 511 x 511"),
-        ({"scales": tuple(range(1, 90))}, ValueError, "89 scales up to 89"),
+        ({"scales": tuple(range(1, 60))}, ValueError, "59 scales up to 59"),
         ({"kernel_size": 513, "scales": (1.0,)}, ValueError, "kernel_size=513 have more taps"),
         ({"basis": LogRadialBasis(m=-1000.0)}, ValueError, r"`m` \(=-1000.0\) is too extreme"),
         ({"basis": LogRadialBasis(m=300.0)}, ValueError, r"`m` \(=300.0\) or the scale is too extreme"),
@@ -594,6 +594,12 @@ def test_a_model_built_on_meta_and_filled_by_assignment_gives_right_outputs():
     assert torch.equal(model.eval()(x), expected(x))
 
 
+def test_assigned_parameters_of_another_dtype_bring_the_basis_along():
+    expected, layer = ScaleSteerableConv2d(2, 3, dtype=torch.float64), ScaleSteerableConv2d(2, 3)
+    layer.load_state_dict(expected.state_dict(), assign=True)
+    assert torch.equal(layer.steered_basis, expected.steered_basis)
+
+
 def test_a_model_built_on_meta_and_given_memory_gives_right_outputs():
     with torch.device("meta"):
         model = stack()
@@ -635,6 +641,17 @@ def test_moves_that_change_nothing_keep_the_basis():
     assert layer.steered_basis is before
     layer.share_memory()
     assert all(t.is_shared() for t in (layer.coefficients, layer.bias, layer.steered_basis))
+
+
+def test_moves_work_where_torch_swaps_tensors(request):
+    """As it does for the sharded parameters of FSDP."""
+    request.addfinalizer(lambda: torch.__future__.set_swap_module_params_on_conversion(False))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    layer = ScaleSteerableConv2d(1, 2)
+    layer(torch.randn(1, 1, 9, 9)).sum().backward()
+    for move in (lambda: layer.to("cpu"), layer.double, lambda: layer.to(memory_format=torch.channels_last)):
+        assert move() is layer
+    assert layer.coefficients.grad.dtype == layer.steered_basis.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
