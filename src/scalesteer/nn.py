@@ -224,7 +224,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         out_channels: Channels of the output.
         kernel_size: Window of the filter at scale 1, odd and at least 3; a pair is accepted when both are equal. Take 7
             or more: on a pixel grid a small filter has no room to change its size. With the preset ``"area"`` and a
-            scale of 1.5 the filters miss the theory by about 60 % with a kernel of 3, 10 % with 7 and 4 % with 11
+            scale of 1.5 the filters miss the theory by about 40 % with a kernel of 3, 11 % with 7 and 3 % with 11
             (:func:`scalesteer.testing.steering_error`).
         stride: How many pixels the window moves from one output pixel to the next, an integer or a pair.
         padding: Rows and columns added around the image, an integer or a pair; ``"same"`` for an output as large as

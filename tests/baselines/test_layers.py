@@ -35,6 +35,17 @@ def test_signature_is_that_of_our_layer_as_far_as_conv2d_goes(layer):
     assert ours[count].name == "scales"
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_attributes_are_those_of_conv2d_and_cannot_be_assigned(layer):
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    for arguments in ({}, {"stride": 2, "padding": (1, 0), "groups": 2}, {"padding": "same", "dilation": (1, 2)}):
+        ours, plain = (make(4, 6, 5, **arguments) for make in (layer, nn.Conv2d))
+        for name in (*names, "transposed", "output_padding"):
+            assert getattr(ours, name) == getattr(plain, name)
+    with pytest.raises(AttributeError, match="`stride` is fixed when the layer is built"):
+        ours.stride = (2, 2)
+
+
 def test_public_names_are_these():
     assert set(baselines.__all__) == {
         "KANAZAWA_SCALES",
@@ -131,16 +142,25 @@ def test_every_argument_has_an_effect(make, options, vector, name):
 
 @every_case
 def test_device_and_dtype_are_obeyed_and_meta_can_be_materialised(make, options, vector):
-    layer = make(2, 3, device="meta", dtype=torch.float64, **options)
-    assert {(t.device.type, t.dtype) for t in (*layer.parameters(), *layer.buffers())} == {("meta", torch.float64)}
-    layer.to_empty(device="cpu")
-    layer.reset_parameters()
-    if hasattr(layer, "reset_buffers"):
-        layer.reset_buffers()
     other = make(2, 3, dtype=torch.float64, **options)
-    layer.load_state_dict(other.state_dict())
     x = torch.randn(1, 2, *vector, 9, 9, dtype=torch.float64)
-    assert torch.equal(layer(x), other(x))
+    for assign in (False, True):
+        layer = make(2, 3, device="meta", dtype=torch.float64, **options)
+        tensors = (*layer.parameters(), *layer.buffers())
+        assert {(t.device.type, t.dtype) for t in tensors} == {("meta", torch.float64)}
+        if not assign:
+            layer.to_empty(device="cpu")
+        layer.load_state_dict(other.state_dict(), assign=assign)
+        assert torch.equal(layer(x), other(x))
+
+
+@every_case
+def test_channels_last_and_symbolic_trace(make, options, vector):
+    model = nn.Sequential(make(2, 3, **options))
+    x = torch.randn(1, 2, *vector, 9, 9)
+    expected = model(x)
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), expected)
+    torch.testing.assert_close(model.to(memory_format=torch.channels_last)(x), expected, rtol=1e-5, atol=1e-6)
 
 
 @every_case
