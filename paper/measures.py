@@ -412,7 +412,6 @@ def measure_data() -> dict[str, Any]:
         for alpha in ELASTIC_ALPHAS
     }
     return {
-        "sources": {name: vars(fetch(name).identity) for name in SOURCES},
         "digests": {dataset: [meta["digest"] for meta in build(dataset).values()] for dataset in DATASETS},
         "train_std": {dataset: load_split(dataset).std for dataset in DATASETS},
         "edges_within_a_pixel": {
@@ -470,12 +469,12 @@ def steering_span(preset: str) -> str:
 
 
 def data_sources() -> str:
-    """The originals, their release and digest."""
-    rows = [
-        (name, about["release"], f"`{about['digest']}`")
-        for name, about in _recorded("data/measured.json")["sources"].items()
-    ]
-    return table([("source", "release", "pool, SHA-256"), *rows], left=3)
+    """The originals: their releases, and the digest that proves each."""
+    rows = [("source", "release", "pool, SHA-256", "")]
+    for name, source in SOURCES.items():
+        for release, known in source.releases.items():
+            rows.append((name, release, f"`{known.pool}`", "used" if release == source.current else known.remark))
+    return table(rows, left=4)
 
 
 def data_digests() -> str:

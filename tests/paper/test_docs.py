@@ -7,17 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report as speed
-from paper import reproduce
-from paper.results import collect
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-
-
-def test_the_papers_tables_are_those_of_the_results():
-    for document, parts in reproduce.documents(collect(ROOT / "results"), ROOT).items():
-        text = (ROOT / document).read_text()
-        assert reproduce.fill(text, parts) == text
 
 
 def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, monkeypatch):
