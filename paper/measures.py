@@ -220,9 +220,8 @@ def resizing_error(
             steered = layer.with_scales((scale,)).filters()[0].double().cpu()
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
-            resized = LocallyScaleInvariantConv2d(
-                1, len(weight), k, bias=False, dtype=torch.float64, scales=(scale,), antialias=layer.antialias
-            )
+            options = {"bias": False, "dtype": torch.float64, "scales": (scale,), "antialias": layer.antialias}
+            resized = LocallyScaleInvariantConv2d(1, len(weight), k, padding=k // 2, **options)
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]
     middle = slice(size // 2 - reach, size // 2 + reach + 1)
