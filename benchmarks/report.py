@@ -1,4 +1,4 @@
-"""Refreshes the tables of speed.md from results/bench/*.json and draws its plots: `python -m docs.speed`."""
+"""The tables of docs/speed.md, from results/bench/*.json, and its plots: `python -m benchmarks.report` draws them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import describe
-from paper.reproduce import fill
+from paper.markdown import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
-PAGE = ROOT / "docs" / "speed.md"
-README = ROOT / "README.md"
 COMMANDS = {
-    "cpu": "scalesteer bench --device cpu --output results/bench/cpu.json",
-    "h200": "scalesteer bench --device cuda --output results/bench/h200.json",
+    "cpu": "python -m benchmarks bench --device cpu --output results/bench/cpu.json",
+    "h200": "python -m benchmarks bench --device cuda --output results/bench/h200.json",
 }
 LABELS = {"spectral": "ours, `spectral`", "auto": "ours, `auto`", "direct": "`direct`", "plain": "plain"}
 COLOURS = {"spectral": "#1f77b4", "auto": "#9ecae1", "direct": "#d62728", "plain": "#7f7f7f"}
@@ -37,16 +35,16 @@ def load() -> dict[str, Record]:
     return found
 
 
-def parts(results: dict[str, Record]) -> dict[str, str]:
-    """The generated text of the page, by the name of its place."""
-    missing = {name: f"Not measured yet: `{command}`, then `make docs`." for name, command in COMMANDS.items()}
-    return missing | {name: section(result, name) for name, result in results.items()}
+def speed_section(name: str) -> str:
+    """All about one device of `COMMANDS`, or how to measure it."""
+    results = load()
+    return section(results[name], name) if name in results else f"Not measured yet: `{COMMANDS[name]}`."
 
 
-def readme_parts(results: dict[str, Record]) -> dict[str, str]:
+def speed_table() -> str:
     """The whole network on each device, for the front page."""
-    lines = ["| whole SS-CNN, images a second | ours | one convolution a scale | plain CNN |", "|---|---:|---:|---:|"]
-    for result in results.values():
+    rows = [("whole SS-CNN, images per second", "ours", "one convolution per scale", "plain CNN")]
+    for result in load().values():
         device = result["environment"]["device"].replace("(R)", "").replace(" Processor", "")
         threads = "" if "NVIDIA" in device else f", {result['environment']['threads']} threads"
         for case in of_group(result, "network"):
@@ -54,11 +52,10 @@ def readme_parts(results: dict[str, Record]) -> dict[str, str]:
             if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and (
                 case["train"] or not case["graph"]
             ):
-                rates = [number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain")]
-                rates[0] = f"**{rates[0]}** ({found['spectral']['times_direct']:.3g} x)"
-                what = describe(case).removeprefix("network, ")
-                lines.append(f"| {device}{threads}: {what} | {' | '.join(rates)} |")
-    return {"speed": "\n".join(lines)}
+                ours, direct, plain = (number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain"))
+                ours = f"**{ours}** ({found['spectral']['times_direct']:.3g} x)"
+                rows.append((f"{device}{threads}: {describe(case).removeprefix('network, ')}", ours, direct, plain))
+    return table(rows)
 
 
 def of_group(result: Record, group: str) -> list[Record]:
@@ -105,31 +102,31 @@ def headline(networks: list[Record]) -> str:
 
 
 def contender_table(cases: list[Record]) -> str:
-    """A row a case and contender, with everything that was measured."""
-    lines = ["| | | images/s | ms (quartiles) | x `direct` | x plain | memory |", "|---|---" + "|---:" * 5 + "|"]
+    """A row for each case and contender, with everything that was measured."""
+    rows = [["", "", "images/s", "ms (quartiles)", "x `direct`", "x plain", "memory"]]
     for case in cases:
         what = describe(case)
         for name, found in case["contenders"].items():
-            label = f"| {what} | {LABELS.get(name, name)} | "
             if "error" in found:
-                lines.append(f"{label}{found['error']} | | | | |")
+                cells = [found["error"], "", "", "", ""]
             else:
                 times = f"{number(found['ms'])} ({number(found['q1'])}–{number(found['q3'])})"
                 ratios = [f"{found[key]:.3g}" if key in found else "" for key in ("times_direct", "times_plain")]
                 memory = f"{found['memory_mib']:,.0f} MiB" if "memory_mib" in found else ""
-                lines.append(label + " | ".join([number(found["images_per_s"]), times, *ratios, memory]) + " |")
+                cells = [number(found["images_per_s"]), times, *ratios, memory]
+            rows.append([what, LABELS.get(name, name), *cells])
             what = ""
-    return "\n".join(lines)
+    return table(rows, left=2)
 
 
 def layer_table(cases: list[Record]) -> str:
-    """A row a case; where ours loses, the ratio says so."""
-    lines = [f"| | {' | '.join(LABELS.values())} | `spectral` x `direct` |", "|---" + "|---:" * 5 + "|"]
+    """A row for each case; where ours loses, the ratio says so."""
+    rows = [["", *LABELS.values(), "`spectral` x `direct`"]]
     for case in cases:
         ratio = case["contenders"]["spectral"].get("times_direct")
         shown = "" if ratio is None else f"{ratio:.3g}" + (" (slower)" if ratio < 1 else "")
-        lines.append("| " + " | ".join([describe(case), *(milliseconds(case, name) for name in LABELS), shown]) + " |")
-    return "\n".join(lines)
+        rows.append([describe(case), *(milliseconds(case, name) for name in LABELS), shown])
+    return table(rows)
 
 
 def choices(cases: list[Record]) -> str:
@@ -171,11 +168,11 @@ def along(sweep: list[Record]) -> dict[str, list[tuple[int, Record]]]:
 
 def growth_table(sweep: list[Record]) -> str:
     """How many times the time of the first point the last one takes; the doubling of all filters is its own row."""
-    lines = [f"| | {' | '.join(LABELS.values())} |", "|---" + "|---:" * len(LABELS) + "|"]
-    rows = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items() if found]
+    rows = [["", *LABELS.values()]]
+    spans = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items() if found]
     doubled = [point for point in along(sweep)[AXES[3]] if point[0] in (17, 33)]
-    rows.append(("**all six filters doubled**, 7–17 → 13–33", doubled))
-    for title, found in rows:
+    spans.append(("**all six filters doubled**, 7–17 → 13–33", doubled))
+    for title, found in spans:
         if len(found) < 2:  # of a run that was cut short
             continue
         cells = []
@@ -183,8 +180,8 @@ def growth_table(sweep: list[Record]) -> str:
             first, last = (found[i][1]["contenders"][name].get("ms") for i in (0, -1))
             known = first is not None and last is not None
             cells.append(f"{last / first:.3g} x ({number(first)} → {number(last)} ms)" if known else "failed")
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([title, *cells])
+    return table(rows)
 
 
 def room(sweep: list[Record]) -> str:
@@ -261,14 +258,13 @@ def plot_growth(sweep: list[Record]) -> Any:
     return figure
 
 
+VIEWS = {"speed_section": speed_section, "speed_table": speed_table}
+
+
 def main() -> None:
-    results = load()
-    for name, result in results.items():
+    for name, result in load().items():
         for plot, figure in draw(result).items():
             figure.savefig(RESULTS / f"{name}-{plot}.png", dpi=110, metadata={"Software": None})
-    PAGE.write_text(fill(PAGE.read_text(), parts(results)))
-    README.write_text(fill(README.read_text(), readme_parts(results)))
-    print(f"refreshed {PAGE.relative_to(ROOT)} and {README.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""Redraw the pictures of data.md, measure what it states and refresh its tables: `python docs/data.py`."""
+"""Redraw the pictures of docs/data.md and measure what it states: `python -m paper.data_page`."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 
-from paper.reproduce import fill
+from paper import RESULTS as ALL_RESULTS
 from scalesteer.data import DATASETS, SOURCES, SplitSpec, build, fetch, load_part, load_split, scale, sheets
 from scalesteer.data.elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, _displacements
 
-DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = DOCS.parent / "results" / "data"
+RESULTS = ALL_RESULTS / "data"
 
 
 def draw() -> None:
@@ -76,32 +74,8 @@ def measure() -> dict:
     }
 
 
-def tables(measured: dict) -> str:
-    lines = ["| source | release | pool, SHA-256 |", "|---|---|---|"]
-    lines += [f"| {name} | {i['release']} | `{i['digest']}` |" for name, i in measured["sources"].items()]
-    lines += [
-        "",
-        "| dataset | splits 0 to 5, first digits of SHA-256 | deviation of training pixels |",
-        "|---|---|---|",
-    ]
-    for dataset, digests in measured["digests"].items():
-        shown = " ".join(f"`{digest[:12]}`" for digest in digests)
-        lines.append(f"| {dataset} | {shown} | {measured['train_std'][dataset]:.4f} |")
-    lines += ["", "| dataset, resampler | edges of the ink within a pixel of the drawn scale |", "|---|---|"]
-    lines += [f"| {name} | {100 * share:.1f} % |" for name, share in measured["edges_within_a_pixel"].items()]
-    lines += ["", "| mnist-scale-local-2 | share |", "|---|---|"]
-    lines.append(f"| bounding boxes share a column | {100 * measured['pairs_with_overlapping_boxes']:.1f} % |")
-    lines.append(f"| ink shares a pixel | {100 * measured['pairs_with_overlapping_ink']:.1f} % |")
-    lines += ["", "| elastic, alpha | displacement, rms | largest in 2,000 images |", "|---|---|---|"]
-    for alpha, rms in measured["elastic_rms_px"].items():
-        lines.append(f"| {alpha} | {rms:.2f} px | {measured['elastic_max_px'][alpha]:.1f} px |")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
     RESULTS.mkdir(parents=True, exist_ok=True)
     draw()
     measured = measure()
     (RESULTS / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
-    page = DOCS / "data.md"
-    page.write_text(fill(page.read_text(), {"measured": tables(measured)}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paper import RESULTS
+from paper.markdown import table
 from scalesteer import harmonics
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
@@ -229,3 +232,59 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
             resized.weight.copy_(weight)
             layers[name] = resized
     return layers
+
+
+# The data
+
+
+def _measured() -> dict[str, Any]:
+    return json.loads((RESULTS / "data" / "measured.json").read_text())
+
+
+def data_sources() -> str:
+    """The originals, their release and digest."""
+    rows = [(name, about["release"], f"`{about['digest']}`") for name, about in _measured()["sources"].items()]
+    return table([("source", "release", "pool, SHA-256"), *rows], left=3)
+
+
+def data_digests() -> str:
+    """The splits of each dataset, and the standard deviation of training pixels."""
+    measured = _measured()
+    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "deviation of training pixels")]
+    for dataset, digests in measured["digests"].items():
+        shown = " ".join(f"`{digest[:12]}`" for digest in digests)
+        rows.append((dataset, shown, f"{measured['train_std'][dataset]:.4f}"))
+    return table(rows, left=2)
+
+
+def data_edges() -> str:
+    """How often the ink ends where its drawn scale says."""
+    rows = [(name, f"{100 * share:.1f} %") for name, share in _measured()["edges_within_a_pixel"].items()]
+    return table([("dataset, resampler", "edges of the ink within a pixel of the drawn scale"), *rows])
+
+
+def data_overlaps() -> str:
+    """How often the two digits of a pair meet."""
+    measured = _measured()
+    rows = [("mnist-scale-local-2", "share")]
+    for what, key in (("bounding boxes share a column", "boxes"), ("ink shares a pixel", "ink")):
+        rows.append((what, f"{100 * measured[f'pairs_with_overlapping_{key}']:.1f} %"))
+    return table(rows)
+
+
+def data_displacements() -> str:
+    """How far elastic deformation moves a pixel."""
+    measured = _measured()
+    rows = [("elastic, alpha", "displacement, rms", "largest in 2,000 images")]
+    for alpha, rms in measured["elastic_rms_px"].items():
+        rows.append((alpha, f"{rms:.2f} px", f"{measured['elastic_max_px'][alpha]:.1f} px"))
+    return table(rows)
+
+
+VIEWS = {
+    "data_sources": data_sources,
+    "data_digests": data_digests,
+    "data_edges": data_edges,
+    "data_overlaps": data_overlaps,
+    "data_displacements": data_displacements,
+}

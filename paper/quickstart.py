@@ -26,7 +26,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paper import figures, measures
+from paper import RESULTS, figures, measures
+from paper.markdown import table
 from paper.results import mean_and_std
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require
@@ -245,6 +246,29 @@ def outside_sentence(result: dict[str, Any]) -> str:
     means = ", ".join(f"{TITLES[name]} {_percent(own)[-1]}" for name, own in result["summary"].items())
     seeds = len(result["settings"]["seeds"])
     return f"Mean error in % at the sizes never seen, ± standard deviation over {seeds} seeds: {means}."
+
+
+def recorded(name: str = "") -> dict[str, Any]:
+    """What was measured and kept: the quickstart itself, or one of `MORE`."""
+    path = RESULTS / "quickstart" / f"result{name and '-'}{name}.json"
+    return json.loads(path.read_text())
+
+
+def quickstart_table(name: str = "") -> str:
+    """The table of the quickstart, or of one of `MORE`, as Markdown, and what it is about."""
+    head, body = rows(recorded(name))
+    return f"{table([head, *body])}\n\n{note(recorded(name))}".replace("*", "\\*")
+
+
+def quickstart_outside(name: str = "") -> dict[str, str]:
+    """The mean error in % at the sizes never seen, by network as the table names it."""
+    return {TITLES[model]: _percent(own)[-1] for model, own in recorded(name)["summary"].items()}
+
+
+VIEWS = {
+    "quickstart_table": quickstart_table,
+    "quickstart_outside": quickstart_outside,
+}
 
 
 def error_figure(result: dict[str, Any]) -> Figure:

@@ -1,0 +1,85 @@
+"""The only writer of generated pages: README.md and pages of docs/ are rendered from templates.
+
+The templates lie in `paper/pages` as the pages lie in the checkout: `paper/pages/docs/speed.md` becomes
+`docs/speed.md`. They are Jinja templates of Markdown. A sentence or a table gets its numbers from a view, a function
+or value by name in the dictionary `VIEWS` of a module: ``{{ quickstart_table() }}``. An unknown name is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jinja2
+
+from benchmarks import report as speed
+from paper import ROOT, measures, quickstart
+from scalesteer.files import replacing
+
+TEMPLATES = Path("paper", "pages")
+MODULES: tuple[ModuleType, ...] = (
+    measures,
+    quickstart,
+    speed,
+)
+
+
+def views(modules: Iterable[ModuleType] = MODULES) -> dict[str, Any]:
+    """What templates can name: the views of all modules together.
+
+    Raises:
+        ValueError: If two modules have views of the same name.
+    """
+    found: dict[str, Any] = {}
+    for module in modules:
+        twice = sorted(found.keys() & module.VIEWS.keys())
+        if twice:
+            raise ValueError(f"views must have names of their own (`{twice[0]}` of {module.__name__} is taken).")
+        found |= module.VIEWS
+    return found
+
+
+def render(root: Path = ROOT) -> dict[Path, str]:
+    """The text of every generated page, by its place in the checkout `root`.
+
+    Raises:
+        jinja2.UndefinedError: If a template names what no module has.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root / TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown, not HTML
+    )
+    environment.globals |= views()
+    pages = {}
+    for path in sorted((root / TEMPLATES).rglob("*.md")):
+        place = path.relative_to(root / TEMPLATES)
+        head = f"<!-- Rendered from {(TEMPLATES / place).as_posix()} by make docs; edit that. -->\n\n"
+        pages[place] = head + environment.get_template(place.as_posix()).render()
+    return pages
+
+
+def write(root: Path = ROOT) -> list[Path]:
+    """Render every page and replace those that changed.
+
+    Returns:
+        The places of the pages that changed.
+    """
+    changed = []
+    for place, text in render(root).items():
+        path, content = root / place, text.encode()
+        if not path.exists() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(content)
+            changed.append(place)
+    return changed
+
+
+if __name__ == "__main__":
+    for place in write():
+        print(place)
