@@ -38,7 +38,6 @@ test: lint types  ## lint, types, then the whole test suite
 	$(BIN)/pytest -n 2
 
 docs: $(READY)  ## redraw what is drawn from results/ and render README and docs/ from paper/pages/; trains nothing
-	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m paper.pages
 
 clean:  ## remove .venv and caches

@@ -1,10 +1,12 @@
-"""The tables of docs/speed.md, from results/bench/*.json, and its plots: `python -m benchmarks.report` draws them."""
+"""The tables and plots of docs/speed.md, from results/bench/*.json."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from benchmarks.bench import describe
 from paper.markdown import table
@@ -199,21 +201,22 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def draw(result: Record) -> dict[str, Any]:
-    """The plots of a device, by name."""
-    drawn = {"network": (plot_network, of_group(result, "network")), "growth": (plot_growth, of_group(result, "sweep"))}
-    return {name: plot(cases) for name, (plot, cases) in drawn.items() if cases}
+def plots() -> dict[str, Figure]:
+    """What the page shows, by its place in results/; what was not measured is left out."""
+    found = {}
+    for name, result in load().items():
+        for kind, plot, group in (("network", plot_network, "network"), ("growth", plot_growth, "sweep")):
+            if cases := of_group(result, group):
+                found[f"bench/{name}-{kind}.png"] = plot(cases)
+    return found
 
 
-def plot_network(cases: list[Record]) -> Any:
+def plot_network(cases: list[Record]) -> Figure:
     """Images a second: a panel for training and one for inference, a group of bars a mode."""
-    from matplotlib import pyplot as plt
-
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
     works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
-    figure, axes = plt.subplots(
-        1, len(works), figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(works), squeeze=False)
     for axis, train in zip(axes[0], works, strict=True):
         shown = {(c["precision"], c["graph"]): c for c in cases if c["train"] == train}
         for i, name in enumerate(("spectral", "direct", "plain")):
@@ -234,11 +237,10 @@ def plot_network(cases: list[Record]) -> Any:
     return figure
 
 
-def plot_growth(sweep: list[Record]) -> Any:
+def plot_growth(sweep: list[Record]) -> Figure:
     """Milliseconds of forward and backward against each axis, both logarithmic; bars are quartiles."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3.8), layout="constrained", sharey=True)
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    axes = figure.subplots(1, 4, sharey=True)
     for axis, (name, points) in zip(axes, along(sweep).items(), strict=True):
         for contender, colour in COLOURS.items():
             found = [(x, case["contenders"][contender]) for x, case in points if "ms" in case["contenders"][contender]]
@@ -259,13 +261,3 @@ def plot_growth(sweep: list[Record]) -> Any:
 
 
 VIEWS = {"speed_section": speed_section, "speed_table": speed_table}
-
-
-def main() -> None:
-    for name, result in load().items():
-        for plot, figure in draw(result).items():
-            figure.savefig(RESULTS / f"{name}-{plot}.png", dpi=110, metadata={"Software": None})
-
-
-if __name__ == "__main__":
-    main()

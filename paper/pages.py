@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from benchmarks import report as speed
-from paper import ROOT, measures, quickstart
+from paper import RESULTS, ROOT, figures, measures, quickstart
 from scalesteer.files import replacing
 
 TEMPLATES = Path("paper", "pages")
@@ -24,6 +24,13 @@ MODULES: tuple[ModuleType, ...] = (
     quickstart,
     speed,
 )
+
+
+def draw() -> None:
+    """Draw again what results/ has the numbers for, without training anything."""
+    for module in (figures, quickstart, speed):
+        for place, figure in module.plots().items():
+            figures.save(figure, RESULTS / place)
 
 
 def views(modules: Iterable[ModuleType] = MODULES) -> dict[str, Any]:
@@ -81,5 +88,6 @@ def write(root: Path = ROOT) -> list[Path]:
 
 
 if __name__ == "__main__":
+    draw()
     for place in write():
         print(place)

