@@ -29,20 +29,16 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from paper import RESULTS, ROOT, figures, measures
+from paper.grids import METHODS
 from paper.markdown import table
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import replacing, require
 from scalesteer.models import Network, count_parameters, create_model
 from scalesteer.training.train import environment, evaluate
 
-NAMES = {
-    "ss-cnn": "SS-CNN",
+NAMES = {model: method for method, model in METHODS.items()} | {
     "ss-cnn, points": "SS-CNN, sampled at points",
     "ss-cnn, one scale": "SS-CNN, one scale",
-    "locally-scale-invariant-cnn": "LocScaleInv-CNN",
-    "vector-field-cnn": "LocScaleEq-CNN",
-    "spatial-transformer": "Spatial Transformer",
-    "plain-cnn": "Plain CNN",
 }
 Result = dict[str, Any]
 
@@ -85,13 +81,13 @@ class Settings:
         return create_model(name, upsample=1, **own)
 
 
+ALL = ("ss-cnn", "locally-scale-invariant-cnn", "vector-field-cnn", "spatial-transformer", "plain-cnn")
 EDITIONS = {
     "": Settings(),
-    "all": Settings(models=tuple(name for name in NAMES if "," not in name), seeds=tuple(range(6))),
-    "variants": Settings(models=tuple(name for name in NAMES if "ss-cnn" in name), seeds=tuple(range(6))),
+    "all": Settings(models=ALL, seeds=tuple(range(6))),
+    "variants": Settings(models=("ss-cnn", "ss-cnn, points", "ss-cnn, one scale"), seeds=tuple(range(6))),
 }
 """The quickstart itself, every network of the paper, and SS-CNN without its parts."""
-
 MINUTES = {"": "3 to 5", "all": "20", "variants": "8"}
 
 
