@@ -104,7 +104,7 @@ def headline(networks: list[Record]) -> str:
     """The first training and the first inference case in a sentence."""
     said = []
     for train, verb in ((True, "trains"), (False, "classifies")):
-        ours = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
+        ours: Record = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
         if {"times_direct", "times_plain"} <= set(ours):
             rate, direct, plain = (number(ours[key]) for key in ("images_per_s", "times_direct", "times_plain"))
             said.append(f"{verb} {rate} images per second, {direct} times `direct` and {plain} times the plain CNN")

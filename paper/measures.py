@@ -220,8 +220,16 @@ def resizing_error(
             steered = layer.with_scales((scale,)).filters()[0].double().cpu()
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
-            options = {"bias": False, "dtype": torch.float64, "scales": (scale,), "antialias": layer.antialias}
-            resized = LocallyScaleInvariantConv2d(1, len(weight), k, padding=k // 2, **options)
+            resized = LocallyScaleInvariantConv2d(
+                1,
+                len(weight),
+                k,
+                padding=k // 2,
+                bias=False,
+                dtype=torch.float64,
+                scales=(scale,),
+                antialias=layer.antialias,
+            )
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]
     middle = slice(size // 2 - reach, size // 2 + reach + 1)
@@ -292,7 +300,7 @@ def grid_sum(order: float, radius: float, shrunk: float, pitch: float) -> Comple
 
 
 def _harmonic(order: float, x: Array, y: Array) -> Complex:
-    return harmonics.evaluate(LogRadialBasis(orders=(order,)), x, y)[0]  # (J, ...)
+    return np.asarray(harmonics.evaluate(LogRadialBasis(orders=(order,)), x, y)[0])  # (J, ...)
 
 
 def _deviation(left: Complex, right: Complex) -> float:
@@ -386,12 +394,12 @@ def overlaps() -> tuple[float, float]:
     """Of the pairs of MNIST-scale-local-2: the shares whose boxes share a column, and whose ink shares a pixel."""
     part, _ = load_part(SplitSpec("mnist-scale-local-2"), "test")
     pool = fetch("mnist")
-    ink = part.images.any(axis=1)
+    ink = np.asarray(part.images.any(axis=1))
     first, last = ink.argmax(1), 40 - ink[:, ::-1].argmax(1)
     shown, spans = [], []
     for side in (0, 1):
         digits = shrink(pool.images[part.indices[:, side]], part.scales[:, side])
-        inked = digits.any(axis=1)
+        inked = np.asarray(digits.any(axis=1))
         start = inked.argmax(1)
         width = 28 - inked[:, ::-1].argmax(1) - start
         place = first if side == 0 else last - width  # where the digit's ink begins in the pair

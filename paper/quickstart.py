@@ -137,7 +137,7 @@ def run(settings: Settings, folder: Path, command: str = "make quickstart") -> R
                 f"{title}: {sum(seconds.values()):.0f} s, error at sizes never seen {100 * outside:.1f} %", flush=True
             )
     ours: Any = models["ss-cnn", settings.seeds[0]]
-    result = {
+    result: Result = {
         "settings": asdict(settings),
         "parameters": {name: count_parameters(models[name, settings.seeds[0]]) for name in settings.models},
         "runs": runs,
@@ -232,7 +232,7 @@ def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
     won = list(result["winning_scale"].values())
     head, *networks = rows(result)
     runs = [[f"{NAMES[one['model']]}, seed {one['seed']}", *percent(one)] for one in result["runs"]]
-    return jinja2.Template(template, undefined=jinja2.StrictUndefined, autoescape=True).render(
+    report: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, autoescape=True).render(
         result=result,
         verdict=verdict(result),
         note=note(result),
@@ -245,6 +245,7 @@ def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
         enlarged=f"{sizes[-1] / sizes[0]:.1f}",
         moved=f"{won[-1] / won[0]:.1f}",
     )
+    return report
 
 
 def embedded(figure: Figure) -> str:
