@@ -15,20 +15,21 @@ from typing import Any
 import jinja2
 
 from benchmarks import report as speed
-from paper import RESULTS, ROOT, figures, measures, quickstart
+from paper import RESULTS, ROOT, figures, measures, quickstart, report
 from scalesteer.files import replacing
 
 TEMPLATES = Path("paper", "pages")
 MODULES: tuple[ModuleType, ...] = (
     measures,
     quickstart,
+    report,
     speed,
 )
 
 
 def draw() -> None:
     """Draw again what results/ has the numbers for, without training anything."""
-    for module in (figures, quickstart, speed):
+    for module in (figures, quickstart, report, speed):
         for place, figure in module.plots().items():
             figures.save(figure, RESULTS / place)
 
