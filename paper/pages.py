@@ -15,13 +15,14 @@ from typing import Any
 import jinja2
 
 from benchmarks import report as speed
-from paper import RESULTS, ROOT, figures, grids, measures, quickstart
+from paper import RESULTS, ROOT, figures, grids, measures, quickstart, report
 from scalesteer.files import replacing
 
 TEMPLATES = Path("paper", "pages")
 MODULES: tuple[ModuleType, ...] = (
     measures,
     quickstart,
+    report,
     speed,
 )
 
@@ -33,7 +34,7 @@ def draw(runs: Path = Path("runs"), data_dir: Path | None = None) -> None:
         runs: Where runs are kept. Figures of trained networks show those of the first split, if they are there.
         data_dir: Where the original images are, if not in the cache.
     """
-    for module in (figures, quickstart, speed):
+    for module in (figures, quickstart, report, speed):
         for place, figure in module.plots().items():
             figures.save(figure, RESULTS / place)
     ss, lsi = (runs / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN"))
@@ -94,9 +95,3 @@ def write(root: Path = ROOT) -> list[Path]:
                 file.write(content)
             changed.append(place)
     return changed
-
-
-if __name__ == "__main__":
-    draw()
-    for place in write():
-        print(place)

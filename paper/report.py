@@ -1,7 +1,7 @@
 """What was measured: one table of all results, one way to average, intervals, verdicts, and the views of the pages.
 
-A view is a function of the results that gives text: a Markdown table, or a few words or numbers of a sentence. The
-templates in `paper/pages` name views as in `VIEWS`.
+A view is a function of the results that gives text: a Markdown table, or words and numbers of a sentence. The templates
+in `paper/pages` name views as in `VIEWS`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 from scipy.stats import t as student
 
-from paper import RESULTS, ROOT, grids
+from paper import RESULTS, ROOT, figures, grids
 from paper.grids import CLAIMS, DATASETS, EXPERIMENTS, METHODS, MOVED, PAPER, STRENGTHS, Cell, Pair
 from paper.markdown import table as markdown
 from scalesteer.data import ELASTIC_ALPHAS
@@ -26,13 +26,15 @@ from scalesteer.data.scale import SPLITS
 from scalesteer.training import results
 from scalesteer.training.train import SCALE_BINS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 GAP = "–"
 SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())
-RIVALS = ("LocScaleInv-CNN", "Spatial Transformer")  # whom the paper holds SS-CNN against under distortion
+VALIDATION_CHOSE = "as validation chose"  # a number of epochs, for each method its own
 
-
-# The table of all results
+# One table of all results
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,26 +55,25 @@ def load(folder: Path = RESULTS) -> Data:
         | {f"moved {pixels} px": 100 * error for pixels, error in result["moved"].items()}
         for config, result in results.read(folder, "distortion")
     }
-    lines: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for kind in ("runs", "repeats"):
         for config, result in results.read(folder, kind):  # type: ignore[arg-type]
+            about, bins = result["environment"], result.get("test_error_by_scale", ())
             line = {"run": config.name, "config": config, "repeat": kind == "repeats", "status": result["status"]}
-            line |= {"reason": result.get("reason"), "val errors": result["history"]["val_error"]}
-            line |= {"device": result["environment"]["device"], "source": result["environment"]["data"]["source"]}
-            line |= {key: result.get(key, math.nan) for key in ("val_loss", "parameters", "seconds", "best_epoch")}
-            for key in ("val_error", "test_error"):
-                line[key.replace("_", " ")] = 100 * result.get(key, math.nan)
-            bins = result.get("test_error_by_scale", ())
+            line |= {"reason": result.get("reason"), "validation by epoch": result["history"]["val_error"]}
+            line |= {"device": about["device"], "release": about["data"]["source"].get("release")}
+            line |= {key: result.get(key, math.nan) for key in ("val_loss", "parameters", "seconds")}
+            line |= {f"{key} error": 100 * result.get(f"{key}_error", math.nan) for key in ("val", "test")}
             line |= {f"{row['from']:g}–{row['to']:g}": 100 * row["error"] for row in bins}
-            lines.append(line | distorted.get(config.name, {}))
-    numbers = ["val_loss", "parameters", "seconds", "best_epoch", "val error", "test error", *SIZES, *DISTORTIONS]
-    other = ["run", "config", "repeat", "status", "reason", "val errors", "device", "source"]
-    found = pd.DataFrame(lines, columns=[*other, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
-    return Data(found.assign(turn=found.groupby(["run", "repeat"]).cumcount() + found["repeat"]))
+            found.append(line | distorted.get(config.name, {}))
+    numbers = ["val_loss", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
+    words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
+    lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
+    return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
 
 
 @lru_cache(maxsize=64)
-def cells(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
+def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
     """The runs of an experiment, one line for each, with their results; what has not been measured is NaN.
 
     With `averaged`, a number of a run that was made more than once is the mean.
@@ -83,17 +84,28 @@ def cells(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
     first = made[made["turn"] == 0].drop(columns="config")
     if averaged:
         ended = made[(made["status"] == "finished") & made["run"].isin(first["run"])]
-        first = ended.groupby("run").mean(numeric_only=True).drop(columns="turn").reset_index()
+        first = ended.groupby("run").mean(numeric_only=True).reset_index()
     return grid.merge(first, how="left", on="run")
 
 
-def values(data: Data, cell: Cell) -> pd.Series:
-    """The numbers of a cell by split, NaN where one is missing; means of runs that were made more than once."""
-    found = cells(data, cell.experiment, averaged=True)
+@lru_cache(maxsize=4096)
+def values(data: Data, cell: Cell, averaged: bool = True) -> pd.Series:
+    """The numbers of a cell by split, NaN where one is missing."""
+    found = runs(data, cell.experiment, averaged)
     chosen = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
     if chosen.empty:
         raise ValueError(f"there is no cell {cell.line!r}, {cell.column!r} in the experiment {cell.experiment!r}.")
     return chosen.set_index("split")[cell.measure]
+
+
+def lines(experiment: str) -> list[str]:
+    """The lines of an experiment in their order."""
+    return list(dict.fromkeys(row.line for row in EXPERIMENTS[experiment].rows))
+
+
+def columns(experiment: str) -> list[str]:
+    """The columns of an experiment in their order."""
+    return list(dict.fromkeys(row.column for row in EXPERIMENTS[experiment].rows))
 
 
 # Means, intervals, verdicts
@@ -113,6 +125,17 @@ def spread(numbers: Iterable[float], form: str = ".2f") -> str:
     deviation = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
     missing = f" ({len(found)} of {len(numbers)})" if len(found) < len(numbers) else ""
     return f"{statistics.fmean(found):{form}}{deviation}{missing}"
+
+
+def mean(numbers: Iterable[float], form: str = ".2f") -> str:
+    """The mean of what there is, or a dash."""
+    found = [number for number in numbers if not math.isnan(number)]
+    return f"{statistics.fmean(found):{form}}" if found else GAP
+
+
+def show(data: Data, cell: Cell, averaged: bool = False) -> str:
+    """What a table says in a cell."""
+    return spread(values(data, cell, averaged))
 
 
 class Interval(NamedTuple):
@@ -152,84 +175,72 @@ def interval(changes: Iterable[float]) -> Interval:
     return Interval(found, low, high, len(found) == len(changes) > 1)
 
 
-def compare(data: Data, pair: Pair) -> Interval:
+def minus(data: Data, first: Cell, second: Cell, times: float = 1) -> Interval:
     """The first cell minus `times` the second, split by split: all methods see the same images in a split."""
-    return interval(values(data, pair.first) - pair.times * values(data, pair.second))
+    return interval(values(data, first) - times * values(data, second))
 
 
 def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
     """Whether all pairs are as claimed (holds, fails, undecided), and the pair that decides that.
 
-    One pair that fails is enough; a missing number is a gap.
+    One pair that fails is enough; a missing number is a gap. Differences are weighed as shares of the second error, so
+    that strong distortion counts no more than mild.
     """
-    found = [(pair, compare(data, pair)) for pair in pairs]
+    found = [(pair, minus(data, *pair)) for pair in pairs]
     verdicts = {result.verdict for _, result in found}
     verdict = next((word for word in (GAP, "fails", "undecided") if word in verdicts), "holds")
-
-    def share(
-        entry: tuple[Pair, Interval],
-    ) -> float:  # of the second's error: strong distortion counts no more than mild
-        pair, result = entry
-        return (result.low if verdict == "fails" else result.high) / values(data, pair.second).mean()
-
-    return verdict, *max(found, key=share)
+    end = "low" if verdict == "fails" else "high"
+    return verdict, *max(found, key=lambda entry: getattr(entry[1], end) / values(data, entry[0].second).mean())
 
 
-# Views: tables
+# Tables
 
 
 def table(data: Data, name: str) -> str:
     """An experiment as a Markdown table with its title; below it runs that failed or came from another device."""
-    experiment = EXPERIMENTS[name]
-    title = f"{f'Table {name}' if name.isdigit() else name.capitalize()}. {experiment.title}"
-    found = cells(data, name).drop_duplicates("run")
+    title = f"{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}"
+    found = runs(data, name).drop_duplicates("run")
     failed = found[found["status"] == "failed"]
-    notes = [f"{line.run} failed and is left out: {line.reason}." for line in failed.itertuples()]
-    devices = found.loc[found["status"] == "finished", ["run", "device"]]
-    usual = statistics.mode(devices["device"]) if len(devices) else ""
-    for device, runs in devices[devices["device"] != usual].groupby("device"):
-        notes.append(f"Trained on {device}: {', '.join(runs['run'])}.")
-    return "\n\n".join([f"**{title}**", LAYOUTS.get(name, partial(_beside_the_paper, name=name))(data), *notes])
+    notes = [
+        f"{run} failed and is left out: {reason}." for run, reason in zip(failed["run"], failed["reason"], strict=True)
+    ]
+    elsewhere = found[found["device"].notna() & ~found["device"].isin(found["device"].mode()[:1])]
+    notes += [f"Trained on {device}: {', '.join(group['run'])}." for device, group in elsewhere.groupby("device")]
+    own = LAYOUTS.get(name)
+    body = own(data) if own else _beside_the_paper(name, columns(name), lambda line, c: show(data, Cell(name, line, c)))
+    return "\n\n".join([f"**{title}**", body, *notes])
 
 
-def _beside_the_paper(data: Data, name: str, measure: str = "test error") -> str:
-    """Lines and columns as in the grid; the paper's numbers beside ours where it has any."""
-    shown = cells(data, name).groupby(["line", "column"], sort=False)[measure].agg(spread).unstack(sort=False)
-    return _with_paper(shown, name)
-
-
-def _with_paper(shown: pd.DataFrame, name: str) -> str:
+def _beside_the_paper(name: str, heads: Sequence[str], ours: Callable[[str, str], str]) -> str:
+    """Lines and columns, the paper's numbers beside ours where it has any."""
     paper = PAPER.get(name)
-    rows = [["error in %", *(text for column in shown for text in ((column, "paper") if paper else (column,)))]]
-    for line, row in shown.iterrows():
-        theirs = (paper or {}).get(str(line), {})
-        pairs = ((row[c], theirs.get(c, GAP)) if paper else (row[c],) for c in shown)
-        rows.append([str(line), *itertools.chain(*pairs)])
+    rows = [["error in %", *itertools.chain(*((head, "paper") if paper else (head,) for head in heads))]]
+    for line in lines(name):
+        both = ((ours(line, c), *([paper.get(line, {}).get(c, GAP)] if paper else ())) for c in heads)
+        rows.append([line, *itertools.chain(*both)])
     return markdown(rows)
 
 
-def best_networks(data: Data, name: str) -> pd.DataFrame:
-    """In each line and column of an experiment the run with the lowest validation error, the first split of a tie."""
-    found = cells(data, name)
-    keys = ["line", "column"]
-    best = found.dropna(subset="val error").sort_values(["val error", "split"]).drop_duplicates(keys)
-    counts = found.groupby(keys)["val error"].agg(["size", "count"])
-    index = pd.MultiIndex.from_frame(found[keys].drop_duplicates())
-    return best.set_index(keys).join(counts).reindex(index)
+def best_network(data: Data, name: str, line: str, column: str = "60 epochs") -> tuple[dict[str, Any], str]:
+    """The numbers of the network with the lowest validation error, the first split of a tie, and what is missing."""
+    found = runs(data, name)
+    mine = found[(found["line"] == line) & (found["column"] == column)]
+    ended = mine.dropna(subset="val error").sort_values(["val error", "split"])
+    missing = f" ({len(ended)} of {len(mine)})" if len(ended) < len(mine) else ""
+    return ended.iloc[0].to_dict() if len(ended) else dict.fromkeys(STRENGTHS, math.nan), missing
 
 
 def _table_2(data: Data) -> str:
-    best = best_networks(data, "2").droplevel("column")
-    missing = [
-        f" ({n:.0f} of {size:.0f})" if n < size else "" for n, size in zip(best["count"], best["size"], strict=True)
-    ]
-    shown = best[list(STRENGTHS)].map(lambda error: GAP if math.isnan(error) else f"{error:.2f}")
-    return _with_paper(shown.apply(lambda column: column.where(column == GAP, column + missing)), "2")
+    def best(line: str, alpha: str) -> str:
+        network, missing = best_network(data, "2", line)
+        return GAP if math.isnan(network[alpha]) else f"{network[alpha]:.2f}{missing}"
+
+    return _beside_the_paper("2", STRENGTHS, best)
 
 
 def chosen_settings(data: Data, method: str, dataset: str) -> grids.Settings | None:
     """The settings with the lowest validation error in the search, ties by loss; None while a run is missing."""
-    found = cells(data, "tuning")
+    found = runs(data, "tuning")
     mine = found[(found["line"] == method) & found["config"].map(lambda config: config.dataset == dataset)]
     if mine["status"].isna().any() or mine["val error"].isna().all():
         return None
@@ -239,190 +250,174 @@ def chosen_settings(data: Data, method: str, dataset: str) -> grids.Settings | N
 
 def _tuning(data: Data) -> str:
     """Methods side by side, one line for each point of the search."""
-    errors = cells(data, "tuning").pivot(index="column", columns="line", values="val error")
-    winners = {key: chosen_settings(data, *key) for key in itertools.product(METHODS, DATASETS)}
     rows = [["validation error in %", *METHODS]]
+    winners = {key: chosen_settings(data, *key) for key in itertools.product(METHODS, DATASETS)}
     for (dataset, title), settings in itertools.product(DATASETS.items(), grids.SEARCH):
-        line = errors.loc[f"{title}, {settings}"]
-        marks = ((line[m], " ✓" if winners[m, dataset] == settings else "") for m in METHODS)
-        rows.append([f"{title}, {settings}", *(GAP if math.isnan(e) else f"{e:.2f}{mark}" for e, mark in marks)])
+        column = f"{title}, {settings}"
+        shown = {m: show(data, Cell("tuning", m, column, "val error")) for m in METHODS}
+        rows.append([column, *(f"{shown[m]}{' ✓' * (winners[m, dataset] == settings)}" for m in METHODS)])
     return markdown(rows)
 
 
 def chosen(data: Data) -> str:
     """What each method uses, and whether validation chose it."""
-    rows = [["settings", *DATASETS.values()]]
-    for method in METHODS:
-        line = [method]
-        for dataset in DATASETS:
-            used, best = grids.CHOSEN[method, dataset], chosen_settings(data, method, dataset)
-            note = " (not tuned yet)" if best is None else "" if best == used else f" (validation chose {best})"
-            line.append(f"{used}{note}")
-        rows.append(line)
-    return markdown(rows)
 
+    def used(method: str, dataset: str) -> str:
+        ours, best = grids.CHOSEN[method, dataset], chosen_settings(data, method, dataset)
+        return f"{ours}{' (not tuned yet)' if best is None else '' if best == ours else f' (validation chose {best})'}"
 
-def _large(numbers: pd.Series) -> str:
-    return GAP if numbers.isna().all() else f"{statistics.fmean(numbers.dropna()):,.0f}"
+    return markdown(
+        [["settings", *DATASETS.values()], *([m, *(used(m, data_) for data_ in DATASETS)] for m in METHODS)]
+    )
 
 
 def _ablations(data: Data) -> str:
-    base = next(iter(grids.ABLATIONS))
     rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
-    found = cells(data, "ablations")
-    usual = found["device"].mode()
-    for line, group in found.groupby("line", sort=False):
-        cell = Cell("ablations", str(line), "SS-CNN")
-        change = "base" if line == base else compare(data, Pair(cell, cell._replace(line=base))).summary[0]
-        timed = group.loc[group["device"].isin(usual), "seconds"]
-        rows.append([str(line), spread(group["test error"]), change, _large(group["parameters"]), _large(timed)])
+    base, *_ = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
+    for line in lines("ablations"):
+        cell = base._replace(line=line)
+        change = "base" if cell == base else minus(data, cell, base).summary[0]
+        rows.append([line, show(data, cell), change, *_costs(data, cell)])
     return markdown(rows)
+
+
+def _costs(data: Data, cell: Cell) -> list[str]:
+    """Parameters and seconds of training, means over splits; seconds of the device that made most runs."""
+    found = runs(data, cell.experiment)
+    mine = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
+    timed = mine[mine["device"].isin(found["device"].mode()[:1])]
+    return [mean(mine["parameters"], ",.0f"), mean(timed["seconds"], ",.0f")]
 
 
 def _sizes(data: Data) -> str:
     """Both input sizes for every method."""
     rows = [["error in %", "28 px", "56 px", "28 minus 56 px", "parameters", "seconds, 28 px", "seconds, 56 px"]]
-    found = cells(data, "sizes").set_index(["line", "column"])
     for method in METHODS:
-        small, large = Cell("sizes", method, "28 px"), Cell("sizes", method, "56 px")
-        both = [found.loc[[(method, cell.column)]] for cell in (small, large)]
-        line = [*(spread(part["test error"]) for part in both), compare(data, Pair(small, large)).summary[0]]
-        rows.append([method, *line, _large(both[1]["parameters"]), *(_large(part["seconds"]) for part in both)])
+        both = [Cell("sizes", method, column) for column in columns("sizes")]
+        (parameters, fast), (_, slow) = (_costs(data, cell) for cell in both)
+        rows.append([method, *(show(data, c) for c in both), minus(data, *both).summary[0], parameters, fast, slow])
     return markdown(rows)
 
 
 def paper_sizes(data: Data) -> str:
     """MNIST-Scale with the input sizes that the paper has for each method."""
+    heads = ("here", "paper", "SS-CNN minus it", "95 % interval", "SS-CNN lower in")
+    rows = [["input size of the paper, error in %", *heads]]
     ours = Cell("sizes", "SS-CNN", "56 px")
-    rows = [
-        ["input size of the paper, error in %", "here", "paper", "SS-CNN minus it", "95 % interval", "SS-CNN lower in"]
-    ]
-    found = cells(data, "sizes").set_index(["line", "column"])["test error"]
     for method in METHODS:
         own = ours if method == "SS-CNN" else Cell("sizes", method, "28 px")
-        compared = (GAP,) * 3 if own == ours else compare(data, Pair(ours, own)).summary
-        here = spread(found.loc[[(method, own.column)]])
-        rows.append([f"{method}, {own.column}", here, PAPER["1"].get(method, {}).get("MNIST-Scale", GAP), *compared])
+        compared = (GAP,) * 3 if own == ours else minus(data, ours, own).summary
+        paper = PAPER["1"].get(method, {}).get("MNIST-Scale", GAP)
+        rows.append([f"{method}, {own.column}", show(data, own), paper, *compared])
     return markdown(rows)
 
 
-def pairs(data: Data, *names: str) -> str:
-    """SS-CNN against each other method in some of the paper's tables, split by split."""
+def pairs(data: Data, name: str) -> str:
+    """SS-CNN against each other method in one of the paper's tables, split by split."""
     rows = [["SS-CNN minus", "mean ± std of the differences", "95 % interval of the mean", "SS-CNN lower in"]]
-    for name in names:
-        grid = EXPERIMENTS[name].rows
-        for column, line in itertools.product(
-            dict.fromkeys(r.column for r in grid), dict.fromkeys(r.line for r in grid)
-        ):
-            if line != "SS-CNN":
-                pair = Pair(Cell(name, "SS-CNN", column), Cell(name, line, column))
-                rows.append([f"{line}, {column}", *compare(data, pair).summary])
+    for column, line in itertools.product(columns(name), lines(name)):
+        if line != "SS-CNN":
+            found = minus(data, Cell(name, "SS-CNN", column), Cell(name, line, column))
+            rows.append([f"{line}, {column}", *found.summary])
     return markdown(rows)
-
-
-def _distortion_rows(found: pd.DataFrame, measures: Sequence[str]) -> list[list[str]]:
-    groups = found.groupby(["line", "column"], sort=False)
-    return [[", ".join(filter(None, key)), *(spread(group[m]) for m in measures)] for key, group in groups]
 
 
 def distorted(data: Data) -> str:
     """Table 2 as means over splits, also with images moved."""
-    found = cells(data, "2").assign(column="")
-    return markdown([["error in %", *DISTORTIONS], *_distortion_rows(found, DISTORTIONS)])
+    rows = [[line, *(show(data, Cell("2", line, "60 epochs", m)) for m in DISTORTIONS)] for line in lines("2")]
+    return markdown([["error in %", *DISTORTIONS], *rows])
 
 
 def distorted_pairs(data: Data) -> str:
     """SS-CNN against each other line of Table 2, in every way that images were changed."""
-    rows = [["SS-CNN minus", *DISTORTIONS]]
-    for line in dict.fromkeys(row.line for row in EXPERIMENTS["2"].rows):
-        if line != "SS-CNN":
-            rows.append([line, *(str(compare(data, _likewise("2", line, "60 epochs", m))) for m in DISTORTIONS)])
-    return markdown(rows)
+    others = [Cell("2", line, "60 epochs") for line in lines("2") if line != "SS-CNN"]
+    return markdown([["SS-CNN minus", *DISTORTIONS], *([c.line, *_against_ours(data, c)] for c in others)])
 
 
-def _likewise(experiment: str, other: str, column: str, measure: str, times: float = 1) -> Pair:
-    return Pair(Cell(experiment, "SS-CNN", column, measure), Cell(experiment, other, column, measure), times)
+def _against_ours(data: Data, other: Cell, column: str | None = None) -> list[str]:
+    """SS-CNN minus another cell in every way that images were changed, in the same column or another."""
+    ours = other._replace(line="SS-CNN", column=column or other.column)
+    return [str(minus(data, ours._replace(measure=m), other._replace(measure=m))) for m in DISTORTIONS]
 
 
 def _longer(data: Data) -> str:
     """Each method of Table 2 after 60 epochs and after more."""
-    found = cells(data, "longer").assign(**{"val error": cells(data, "longer", averaged=True)["val error"]})
-    rows = _distortion_rows(found, ("val error", *STRENGTHS))
-    return markdown([["error in %", "validation", *STRENGTHS], *rows])
+    rows = [["error in %", "validation", *STRENGTHS]]
+    for line, column in itertools.product(lines("longer"), columns("longer")):
+        validation = show(data, Cell("longer", line, column, "val error"), averaged=True)
+        rows.append(
+            [f"{line}, {column}", validation, *(show(data, Cell("longer", line, column, a)) for a in STRENGTHS)]
+        )
+    return markdown(rows)
 
 
 def chosen_epochs(data: Data) -> dict[str, str]:
     """For each method the column of "longer" with the lowest mean validation error, of those that are complete."""
-    found = cells(data, "longer", averaged=True).groupby(["line", "column"], sort=False)["val error"]
-    means = found.agg(lambda errors: errors.mean(skipna=False)).unstack(sort=False)
-    whole = means[means.notna().sum(axis=1) > 1]  # else there was nothing to choose from
-    return {str(method): str(column) for method, column in whole.idxmin(axis=1).items()}
+    found: dict[str, dict[str, float]] = {line: {} for line in lines("longer")}
+    for line, column in itertools.product(lines("longer"), columns("longer")):
+        errors = values(data, Cell("longer", line, column, "val error"))
+        if errors.notna().all():
+            found[line][column] = statistics.fmean(errors)
+    return {line: min(means, key=means.__getitem__) for line, means in found.items() if len(means) > 1}
 
 
 def longer_changes(data: Data) -> str:
     """What more epochs do to each method, as intervals."""
-    few, *more = (f"{epochs} epochs" for epochs in grids.EPOCHS)
+    few, *more = columns("longer")
     rows = [[f"minus its error after {few}", "validation", *DISTORTIONS]]
-    for method, column in itertools.product(grids.DISTORTED, more):
-        cell = Cell("longer", method, column)
-        both = ((cell._replace(measure=m), Cell("longer", method, few, m)) for m in ("val error", *DISTORTIONS))
-        rows.append([f"{method}, {column}", *(str(compare(data, Pair(*pair))) for pair in both)])
+    for line, column in itertools.product(lines("longer"), more):
+        both = [[Cell("longer", line, c, m) for c in (column, few)] for m in ("val error", *DISTORTIONS)]
+        rows.append([f"{line}, {column}", *(str(minus(data, *pair)) for pair in both)])
     return markdown(rows)
 
 
 def longer_pairs(data: Data) -> str:
     """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
     rows = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
-    for other in grids.DISTORTED:
-        for way in (*(f"{epochs} epochs" for epochs in grids.EPOCHS[1:]), CHOSEN) if other != "SS-CNN" else ():
-            found = (after(data, (_likewise("longer", other, "", m),), way) for m in DISTORTIONS)
-            rows.append([f"{other}, {way}", *(str(compare(data, *pair)) if pair else GAP for pair in found)])
+    for line, way in itertools.product(lines("longer"), (*columns("longer")[1:], VALIDATION_CHOSE)):
+        own = epochs_of(data, way)
+        if line != "SS-CNN":
+            known = line in own and "SS-CNN" in own
+            found = _against_ours(data, Cell("longer", line, own[line]), own["SS-CNN"]) if known else [GAP] * 7
+            rows.append([f"{line}, {way}", *found])
     return markdown(rows)
 
 
-CHOSEN = "as validation chose"
+def epochs_of(data: Data, way: str) -> dict[str, str]:
+    """The column of "longer" for each method, if all have the same number of epochs or what validation chose."""
+    return chosen_epochs(data) if way == VALIDATION_CHOSE else dict.fromkeys(lines("longer"), way)
 
 
-def after(data: Data, pairs: Iterable[Pair], way: str) -> tuple[Pair, ...]:
-    """Pairs of "longer" after so many epochs, or after those that validation chose; none while that is not known."""
-    best = chosen_epochs(data) if way == CHOSEN else dict.fromkeys(grids.DISTORTED, way)
-    return tuple(
-        Pair(*(c._replace(column=best[c.line]) for c in (pair.first, pair.second)), pair.times)
-        for pair in pairs
-        if pair.first.line in best and pair.second.line in best
-    )
+def _made_again(data: Data) -> pd.DataFrame:
+    made = data.results[data.results["test error"].notna()]
+    again = made[made["run"].isin(made.loc[made["repeat"], "run"]) & made["run"].isin(made.loc[~made["repeat"], "run"])]
+    titles = {model: method for method, model in METHODS.items()}
+    kinds = [
+        (titles[c.model], DATASETS.get(c.dataset, c.dataset), f"{28 * (c.upsample or 1)} px") for c in again["config"]
+    ]
+    again = again.assign(kind=[", ".join(kind) for kind in kinds], split=[c.split for c in again["config"]])
+    return again.sort_values("run", kind="stable")
 
 
 def repeats(data: Data) -> str:
     """Runs of the tables beside other runs of the same configuration."""
-    made = _made_again(data)
     rows = [["error in %", *(f"split {split}" for split in SPLITS), "mean"]]
-    for kind, group in made.groupby("kind", sort=False):
-        for turn, errors in group.groupby("turn")[["split", "test error"]]:
-            shown = errors.set_index("split")["test error"]
-            line = [f"{kind}, {f'another run ({turn})' if turn else 'in the tables'}"]
-            line += [f"{shown[split]:.2f}" if split in shown else GAP for split in SPLITS]
-            whole = len(shown) == group["split"].nunique()  # means of other splits would not compare
-            rows.append([*line, f"{statistics.fmean(shown):.2f}" if whole else GAP])
+    for kind, group in _made_again(data).groupby("kind", sort=False):
+        for turn, part in group.groupby("turn"):
+            errors = dict(zip(part["split"], part["test error"], strict=True))
+            shown = (f"{errors[split]:.2f}" if split in errors else GAP for split in SPLITS)
+            whole = len(errors) == group["split"].nunique()  # means of other splits would not compare
+            name = f"{kind}, {f'another run ({turn})' if turn else 'in the tables'}"
+            rows.append([name, *shown, mean(errors.values()) if whole else GAP])
     return markdown(rows)
 
 
-def _made_again(data: Data) -> pd.DataFrame:
-    made = data.results
-    again = made[made["run"].isin(made.loc[made["repeat"], "run"]) & made["run"].isin(made.loc[~made["repeat"], "run"])]
-    again = again[again["test error"].notna()].copy()
-    titles = {model: method for method, model in METHODS.items()}
-    again["split"] = [config.split for config in again["config"]]
-    again["kind"] = [
-        f"{titles[c.model]}, {DATASETS.get(c.dataset, c.dataset)}, {28 * (c.upsample or 1)} px" for c in again["config"]
-    ]
-    return again.sort_values("run", kind="stable")
-
-
-def repeat_deviation(data: Data) -> float:
-    """Standard deviation of one run around the mean of its configuration, in %."""
+def repeat_deviation(data: Data, differences: int = 0) -> str:
+    """Standard deviation of a run around the mean of its configuration, in %; or of the mean of some differences."""
     groups = _made_again(data).groupby("run")["test error"]
-    return math.sqrt(((groups.count() - 1) * groups.var()).sum() / (groups.count() - 1).sum())
+    freedom = groups.count() - 1
+    one = math.sqrt((freedom * groups.var()).sum() / freedom.sum()) if freedom.sum() else math.nan
+    return mean([one * (math.sqrt(2 / differences) if differences else 1)])
 
 
 def effects(data: Data) -> str:
@@ -430,45 +425,38 @@ def effects(data: Data) -> str:
     rows = [["instead of", "validation error in %, mean ± std", "95 % interval of the mean", "lower in"]]
     for i, (ours, other) in enumerate(grids.CHOICES):
         changes: list[float] = []
-        for levels in grids.COMBINED:
-            if levels[i] == other:
-                twin = (*levels[:i], ours, *levels[i + 1 :])
-                sides = [Cell("choices", ", ".join(names), "", "val error") for names in (levels, twin)]
-                changes += list(values(data, sides[0]) - values(data, sides[1]))
+        for levels in (levels for levels in grids.COMBINED if levels[i] == other):
+            twin = (*levels[:i], ours, *levels[i + 1 :])
+            changed, unchanged = (Cell("choices", ", ".join(names), "", "val error") for names in (levels, twin))
+            changes += list(values(data, changed) - values(data, unchanged))
         rows.append([f"{ours}: {other}", *interval(changes).summary])
     return markdown(rows)
 
 
 def _choices(data: Data) -> str:
     rows = [["filters", "validation error in %", "validation loss"]]
-    for line, group in cells(data, "choices", averaged=True).groupby("line", sort=False):
-        loss = GAP if group["val_loss"].isna().all() else f"{statistics.fmean(group['val_loss'].dropna()):.3f}"
-        rows.append([str(line), spread(group["val error"]), loss])
+    for line in lines("choices"):
+        error = Cell("choices", line, "", "val error")
+        loss = mean(values(data, error._replace(measure="val_loss")), ".3f")
+        rows.append([line, show(data, error, averaged=True), loss])
     return markdown(rows)
 
 
-def by_scale(data: Data, dataset: str) -> str:
-    """Error by scale of the object, mean over splits."""
-    title = DATASETS[dataset]
-    found = cells(data, "1")
-    means = found[found["column"] == title].groupby("line", sort=False)[list(SIZES)].mean()
-    rows = [
-        [line, *(GAP if math.isnan(e) else f"{e:.2f}" for e in row)]
-        for line, row in zip(means.index, means.to_numpy(), strict=True)
-    ]
-    return markdown([[f"{title}, error in %", *SIZES], *rows])
+def by_scale(data: Data, column: str) -> str:
+    """Error by scale of the object in a column of Table 1, mean over splits."""
+    rows = [[m, *(mean(values(data, Cell("1", m, column, size), False)) for size in SIZES)] for m in METHODS]
+    return markdown([[f"{column}, error in %", *SIZES], *rows])
 
 
 def costs(data: Data) -> str:
     """Parameters and training time by method."""
-    found = cells(data, "1")
-    heads = [f"{title}, {what}" for title in DATASETS.values() for what in ("parameters", "s")]
+    heads = [f"{column}, {what}" for column in columns("1") for what in ("parameters", "s")]
     rows = [["mean over splits", *heads, "all runs, minutes"]]
-    for method, group in found.groupby("line", sort=False):
-        parts = [group[group["column"] == title] for title in DATASETS.values()]
-        total = f"{group['seconds'].sum() / 60:.1f} ({group['seconds'].count()} runs)"
-        numbers = (_large(part[key]) for part in parts for key in ("parameters", "seconds"))
-        rows.append([str(method), *numbers, total if group["seconds"].count() else GAP])
+    for line in lines("1"):
+        both = [Cell("1", line, column, "seconds") for column in columns("1")]
+        seconds = pd.concat([values(data, cell, False) for cell in both]).dropna()
+        total = f"{seconds.sum() / 60:.1f} ({len(seconds)} runs)" if len(seconds) else GAP
+        rows.append([line, *itertools.chain(*(_costs(data, cell) for cell in both)), total])
     return markdown(rows)
 
 
@@ -482,54 +470,52 @@ LAYOUTS: dict[str, Callable[[Data], str]] = {
 }
 
 
-# Views: claims
+# Claims
 
 
 def claims(data: Data) -> str:
     """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict."""
     rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
     for claim in CLAIMS.values():
-        verdict, pair, found = decide(data, claim.pairs)
-        here = _both(pair, lambda cell: error(data, *cell)) if verdict != GAP else GAP
+        word, pair, found = decide(data, claim.pairs)
         paper = claim.paper or _both(pair, lambda cell: _papers(cell).split()[0])
-        factor = f" (with {pair.times:g} times)" if pair.times != 1 else ""
-        line = [claim.text, paper, here, f"{found}{factor}", f"[{verdict}](evidence/{claim.evidence}.md)"]
-        rows.append(line)
+        here = _both(pair, lambda cell: error(data, *cell)) if word != GAP else GAP
+        times = f" (to {pair.times:g} times)" if pair.times != 1 else ""
+        rows.append([claim.text, paper, here, f"{found}{times}", f"[{word}](evidence/{claim.evidence}.md)"])
     return markdown(rows, left=5)
 
 
 def _papers(cell: Cell) -> str:
-    return (
-        PAPER["2"][cell.line][cell.measure]
-        if cell.measure in STRENGTHS
-        else PAPER[cell.experiment][cell.line][cell.column]
-    )
+    if cell.measure in STRENGTHS:
+        return PAPER["2"][cell.line][cell.measure]
+    return PAPER[cell.experiment][cell.line][cell.column]
 
 
 def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
-    """Both numbers of a pair, each with what sets it apart, and in which respect they are alike."""
-    first, second = pair.first, pair.second
-    where = first.measure if first.measure in STRENGTHS else first.column
-    names = (first.line, second.line) if first.line != second.line else (first.column, second.column)
-    alike = where if first.line != second.line else first.line
+    """Both numbers of a pair, each with what sets it apart, and in what they are alike."""
+    first, second, _ = pair
+    names, alike = (first.line, second.line), first.measure if first.measure in STRENGTHS else first.column
+    if first.line == second.line:
+        names, alike = (first.column, second.column), first.line
     return f"{names[0]} {number(first)}, {names[1]} {number(second)} ({alike})"
 
 
-def verdict(data: Data, claim: str, way: str | int = "") -> str:
-    """Whether a claim holds; one on distortion also after so many epochs, or those that validation chose."""
-    compared = CLAIMS[claim].pairs
-    if way:
-        compared = after(data, compared, f"{way} epochs" if isinstance(way, int) else way)
-    return decide(data, compared)[0] if compared else GAP
+def verdict(data: Data, claim: str, way: str = "") -> str:
+    """Whether a claim holds; one on distortion also after so many epochs, or after those that validation chose."""
+    own = epochs_of(data, way) if way else {}
+    compared = [
+        Pair(*(c._replace(column=own.get(c.line, c.column)) for c in p[:2]), p.times) for p in CLAIMS[claim].pairs
+    ]
+    return decide(data, compared)[0] if own or not way else GAP
 
 
 def paper_sizes_verdict(data: Data) -> str:
     """Whether SS-CNN has the lowest error on MNIST-Scale with the input sizes that the paper has for each method."""
     ours = Cell("sizes", "SS-CNN", "56 px")
-    return decide(data, (Pair(ours, Cell("sizes", other, "28 px")) for other in grids.OTHERS))[0]
+    return decide(data, [Pair(ours, Cell("sizes", other, "28 px")) for other in grids.OTHERS])[0]
 
 
-# Views: words and numbers of sentences
+# Words and numbers of sentences
 
 
 def words(names: Sequence[str]) -> str:
@@ -542,168 +528,145 @@ def words(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def standing(data: Data, name: str, column: str) -> str:
-    """Whom SS-CNN is ahead of in a column of a table, whom behind, and from whom it cannot be told apart."""
-    verdicts: dict[str, list[str]] = {}
-    for line in dict.fromkeys(row.line for row in EXPERIMENTS[name].rows if row.line != "SS-CNN"):
-        pair = Pair(Cell(name, "SS-CNN", column), Cell(name, line, column))
-        verdicts.setdefault(compare(data, pair).verdict, []).append(line)
+def standing(data: Data, name: str, column: str, measure: str = "test error") -> str:
+    """Whom SS-CNN is ahead of in a column, whom behind, and from whom it cannot be told apart."""
     said = {
         "holds": "has a lower error than {}",
         "fails": "has a higher error than {}",
         "undecided": "cannot be told apart from {}",
         GAP: "has not been compared with {}",
     }
-    return "; it ".join(text.format(words(verdicts[word])) for word, text in said.items() if word in verdicts)
-
-
-def difference(data: Data, first: Cell | tuple[str, ...], second: Cell | tuple[str, ...]) -> str:
-    """The interval of one cell minus another."""
-    return str(compare(data, Pair(Cell(*first), Cell(*second)))).strip("*")
+    found: dict[str, list[str]] = {word: [] for word in said}
+    for line in lines(name):
+        if line != "SS-CNN":
+            both = (Cell(name, other, column, measure) for other in ("SS-CNN", line))
+            found[minus(data, *both).verdict].append(line)
+    return ", ".join(text.format(words(found[word])) for word, text in said.items() if found[word])
 
 
 def error(data: Data, *cell: str) -> str:
     """The mean of a cell, as in the tables."""
-    experiment, line, column, measure = Cell(*cell)
-    found = cells(data, experiment)
-    return spread(found.loc[(found["line"] == line) & (found["column"] == column), measure]).split()[0]
+    return mean(values(data, Cell(*cell), False))
 
 
-def ratios(data: Data, first: str, second: str, epochs: int | str = 60, best: bool = False) -> list[float]:
+def difference(data: Data, first: Sequence[str], second: Sequence[str]) -> str:
+    """The interval of one cell minus another."""
+    return str(minus(data, Cell(*first), Cell(*second))).strip("*")
+
+
+def ratios(data: Data, first: str, second: str, way: str = "60 epochs", best: bool = False) -> list[float]:
     """The first method's errors over the second's at each strength of distortion.
 
     Args:
         data: All results.
         first: A method of Table 2.
         second: Another.
-        epochs: After so many epochs, or "as validation chose".
+        way: After so many epochs, or "as validation chose".
         best: Of the networks that are best on validation data, instead of means over splits.
     """
-    way = f"{epochs} epochs" if isinstance(epochs, int) else epochs
-    found = []
-    for alpha in STRENGTHS:
-        pair = after(data, (Pair(Cell("longer", first, "", alpha), Cell("longer", second, "", alpha)),), way)
-        if not pair:
-            found.append(math.nan)
-        elif best:
-            networks = best_networks(data, "longer")
-            over, under = (networks.loc[(cell.line, cell.column)] for cell in pair[0][:2])
-            whole = all(network["count"] == network["size"] for network in (over, under))
-            found.append(over[alpha] / under[alpha] if whole else math.nan)
-        else:
-            both = pd.concat([values(data, cell) for cell in pair[0][:2]], axis=1).dropna()
-            found.append(
-                statistics.fmean(both.iloc[:, 0]) / statistics.fmean(both.iloc[:, 1]) if len(both) else math.nan
-            )
-    return found
+    own = epochs_of(data, way)
+    if first not in own or second not in own:
+        return [math.nan] * len(STRENGTHS)
+    if best:
+        (over, missing), (under, more) = (best_network(data, "longer", m, own[m]) for m in (first, second))
+        return [math.nan if missing or more else over[alpha] / under[alpha] for alpha in STRENGTHS]
+    both = [[values(data, Cell("longer", m, own[m], alpha)) for m in (first, second)] for alpha in STRENGTHS]
+    paired = [pd.concat(pair, axis=1).dropna().mean() for pair in both]
+    return [means.iloc[0] / means.iloc[1] for means in paired]
 
 
-def ratio(data: Data, first: str, second: str, epochs: int | str = 60, best: bool = False) -> str:
+def ratio(data: Data, *which: Any, **options: Any) -> str:
     """The smallest and the largest of :func:`ratios`."""
-    found = ratios(data, first, second, epochs, best)
+    found = ratios(data, *which, **options)
     return GAP if any(map(math.isnan, found)) else f"{min(found):.2f} to {max(found):.2f}"
 
 
 def at_or_below(data: Data, *names: str) -> str:
     """How many of the paper's numbers in some of its tables ours are at or below, to two decimals."""
-    below = []
+    found = []
     for name in names:
-        found = (
-            best_networks(data, name)
-            if name == "2"
-            else cells(data, name).groupby(["line", "column"])["test error"].mean()
-        )
         for line, column in ((line, column) for line, row in PAPER[name].items() for column in row):
-            ours = found.loc[(line, "60 epochs")][column] if name == "2" else found.loc[(line, column)]
-            below.append(
-                math.nan if math.isnan(ours) else round(ours, 2) <= float(PAPER[name][line][column].split()[0])
-            )
-    return GAP if any(map(math.isnan, below)) else f"{sum(below)} of {len(below)}"
+            ours = error(data, name, line, column) if name != "2" else mean([best_network(data, "2", line)[0][column]])
+            found.append(math.nan if ours == GAP else float(ours) <= float(PAPER[name][line][column].split()[0]))
+    return GAP if any(map(math.isnan, found)) else f"{sum(found)} of {len(found)}"
 
 
-def release(data: Data, dataset: str) -> str:
-    """Which release of the original images the runs on a dataset in the tables used."""
-    used = [
-        source["release"]
-        for source, c in zip(data.results["source"], data.results["config"], strict=True)
-        if c.dataset == dataset
-    ]
-    return words(sorted(set(used))) or GAP
+def release(data: Data, column: str) -> str:
+    """Which release of the original images the runs in a column of Table 1 used."""
+    found = runs(data, "1")
+    return words(sorted(found.loc[found["column"] == column, "release"].dropna().unique())) or GAP
 
 
 def release_change(data: Data) -> str:
-    """How far the means of Table 1 on FMNIST-Scale lie from those with the first release."""
-    changes = [float(error(data, "1", m, "FMNIST-Scale")) - before for m, before in grids.FIRST_RELEASE.items()]
-    return f"{min(changes):+.2f} to {max(changes):+.2f}"
+    """How far our means on FMNIST-Scale lie from those with the first release."""
+    now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
+    changes = [float(now[m]) - before for m, before in grids.FIRST_RELEASE.items() if now[m] != GAP]
+    return f"{min(changes):+.2f} to {max(changes):+.2f}" if len(changes) == len(now) else GAP
 
 
 def devices(data: Data, name: str) -> str:
     """Where the runs of an experiment were made."""
-    return words(sorted(cells(data, name)["device"].dropna().unique())) or GAP
+    return words(sorted(runs(data, name)["device"].dropna().unique())) or GAP
 
 
-def hours(data: Data) -> str:
-    """How long training of all runs in the experiments took, together."""
-    used = {config.name for experiment in EXPERIMENTS.values() for config in experiment.runs}
-    made = data.results[(data.results["turn"] == 0) & data.results["run"].isin(used)]
+def hours(data: Data, *names: str) -> str:
+    """Hours of training in the runs of some experiments, by default all, each run counted once."""
+    made = pd.concat([runs(data, name) for name in names or EXPERIMENTS]).drop_duplicates("run")
     return f"{made['seconds'].sum() / 3600:.1f}"
 
 
-def figure(name: str, caption: str) -> str:
-    """A picture of results/, or that it has not been drawn, for a page of docs/evidence."""
-    drawn = (RESULTS / name).exists()
-    return (
-        f"![{caption}](../../{(RESULTS / name).relative_to(ROOT).as_posix()})"
-        if drawn
-        else f"*Not drawn yet: {caption}.*"
-    )
+def figure(place: str, caption: str) -> str:
+    """A picture of results/ for a page of docs/evidence, or that it has not been drawn."""
+    path = (RESULTS / place).relative_to(ROOT).as_posix()
+    return f"![{caption}](../../{path})" if (RESULTS / place).exists() else f"*Not drawn yet: {caption}.*"
 
 
-# Plots and the views by name
+# Plots, and the views by name
 
 
-def plots(data: Data) -> dict[str, Figure]:
-    """Figures of results: validation error by epoch, error by scale, ratios under distortion."""
-    from paper import figures
-
-    drawn = {}
-    found = cells(data, "1").dropna(subset="test error")
+def plots(folder: Path = RESULTS) -> dict[str, Figure]:
+    """Figures of results by their place: validation error by epoch, error by scale, ratios under distortion."""
+    data, drawn = load(folder), {}
+    found = runs(data, "1").dropna(subset="test error")
     for dataset, title in DATASETS.items():
-        mine = found[found["column"] == title].groupby("line", sort=False)
-        if len(mine):
-            curves = {str(line): (group[list(SIZES)] / 100).to_numpy() for line, group in mine}
+        groups = {str(line): group for line, group in found[found["column"] == title].groupby("line", sort=False)}
+        if groups:
+            curves = {line: (group[list(SIZES)] / 100).to_numpy().tolist() for line, group in groups.items()}
             middles = [sum(ends) / 2 for ends in SCALE_BINS]
             drawn[f"scales-{dataset}"] = figures.draw_errors(curves, middles, f"scale of the object, {title}")
-            histories = {str(line): group["val errors"].tolist() for line, group in mine}
+            histories = {line: group["validation by epoch"].tolist() for line, group in groups.items()}
             drawn[f"validation-{dataset}"] = figures.draw_histories(histories, f"validation error on {title}, %")
+    limits = {"LocScaleInv-CNN": 1.0, "Spatial Transformer": grids.PAR}  # below them the paper's claims hold
     if not data.results[list(STRENGTHS)].isna().all(axis=None):
-        panels = {f"SS-CNN / {other}": _ratio_lines(data, other) for other in RIVALS}
-        drawn["distortion"] = figures.draw_ratios(panels, ELASTIC_ALPHAS, "strength of distortion α", [1, grids.PAR])
-    return drawn
+        panels = {f"SS-CNN / {other}": _ratio_lines(data, other) for other in limits}
+        label = "strength of distortion α"
+        drawn["distortion"] = figures.draw_ratios(panels, ELASTIC_ALPHAS, label, list(limits.values()))
+    return {f"figures/{name}.png": drawing for name, drawing in drawn.items()}
 
 
 def _ratio_lines(data: Data, other: str) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """The paper's ratios and ours after each number of epochs, with those of each split."""
+    """The paper's ratios, and ours after each number of epochs with those of each split."""
     ours, theirs = (PAPER["2"][line].values() for line in ("SS-CNN", other))
-    lines = {"paper": ([float(a) / float(b) for a, b in zip(ours, theirs, strict=True)], [])}
-    for epochs in grids.EPOCHS:
-        means = ratios(data, "SS-CNN", other, epochs)
-        if not any(map(math.isnan, means)):
-            pairs = (_likewise("longer", other, f"{epochs} epochs", alpha) for alpha in STRENGTHS)
-            each = pd.concat([values(data, pair.first) / values(data, pair.second) for pair in pairs], axis=1).dropna()
-            lines[f"here, {epochs} epochs"] = means, each.to_numpy().tolist()
-    return lines
+    drawn: dict[str, Any] = {"paper": ([float(a) / float(b) for a, b in zip(ours, theirs, strict=True)], [])}
+    for way in columns("longer"):
+        over, under = ([values(data, Cell("longer", m, way, a)) for a in STRENGTHS] for m in ("SS-CNN", other))
+        each = pd.concat([a / b for a, b in zip(over, under, strict=True)], axis=1).dropna()
+        if len(each):
+            drawn[f"here, {way}"] = ratios(data, "SS-CNN", other, way), each.to_numpy().tolist()
+    return drawn
 
 
 _published = lru_cache(maxsize=1)(load)
 
 
-def _of_published(view: Callable[..., Any]) -> Callable[..., Any]:
+def _of_published(view: Callable[..., str]) -> Callable[..., str]:
     return lambda *arguments, **options: view(_published(), *arguments, **options)
 
 
-VIEWS: dict[str, Any] = {
-    "table": table,
-    "claims": claims,
-}
-VIEWS = {name: _of_published(view) for name, view in VIEWS.items()} | {"figure": figure}
+VIEWS: dict[str, Callable[..., str]] = {"figure": figure}
+for _view in (
+    *(table, chosen, paper_sizes, pairs, distorted, distorted_pairs, longer_changes, longer_pairs, repeats, effects),
+    *(repeat_deviation, by_scale, costs, claims, verdict, paper_sizes_verdict, standing, error, difference, ratio),
+    *(at_or_below, release, release_change, devices, hours),
+):
+    VIEWS[_view.__name__] = _of_published(_view)
