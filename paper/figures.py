@@ -277,7 +277,7 @@ def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: 
 # Errors
 
 
-def draw_errors(
+def plot_errors(
     curves: Mapping[str, Sequence[Sequence[float]]],
     positions: Sequence[float],
     label: str,
@@ -310,7 +310,7 @@ def draw_errors(
     return figure
 
 
-def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
+def plot_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
     """Error in per cent after each epoch: a line through the means over runs, their range shaded.
 
     Args:
@@ -333,7 +333,7 @@ def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) 
     return figure
 
 
-def draw_ratios(
+def plot_ratios(
     panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]],
     positions: Sequence[float],
     label: str,
@@ -368,14 +368,14 @@ def plot_scale_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     bins = {name: evaluate(model, images)["by_scale"] for name, model in models.items()}
     positions = [(b["from"] + b["to"]) / 2 for b in next(iter(bins.values()))]
     curves = {name: [[b["error"] for b in rows]] for name, rows in bins.items()}
-    return draw_errors(curves, positions, "scale of the object (bins of 0.1)")
+    return plot_errors(curves, positions, "scale of the object (bins of 0.1)")
 
 
 def plot_elastic_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     """Error on elastically deformed test images, of networks that never saw any."""
     deformed = [images.distorted(alpha) for alpha in ELASTIC_ALPHAS]
     curves = {name: [[evaluate(model, d)["error"] for d in deformed]] for name, model in models.items()}
-    return draw_errors(curves, ELASTIC_ALPHAS, "strength of the deformation α, pixels")
+    return plot_errors(curves, ELASTIC_ALPHAS, "strength of the deformation α, pixels")
 
 
 # The guide

@@ -238,15 +238,15 @@ def resizing_error(
 
 def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d]:
     """The layers that :func:`paper.figures.plot_resizing` compares, with fixed random filters."""
-    draw = torch.Generator().manual_seed(0)
+    random = torch.Generator().manual_seed(0)
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
             layer = ScaleSteerableConv2d(1, filters, basis=LogRadialBasis.preset(preset), dtype=torch.float64)
-            layer.coefficients.normal_(generator=draw)
+            layer.coefficients.normal_(generator=random)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
-        rough = torch.randn(smooth.shape, generator=draw, dtype=torch.float64)
+        rough = torch.randn(smooth.shape, generator=random, dtype=torch.float64)
         for name, weight, antialias in (
             ("input resized, same filters", smooth, False),
             ("the same, anti-aliased", smooth, True),

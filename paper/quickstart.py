@@ -220,7 +220,7 @@ def error_figure(result: Result) -> Figure:
     settings = result["settings"]
     curves = {NAMES[m]: [r["errors"] for r in result["runs"] if r["model"] == m] for m in result["summary"]}
     span = tuple(settings["train_scales"])
-    return figures.draw_errors(curves, settings["test_scales"], "size of the test digits", span)
+    return figures.plot_errors(curves, settings["test_scales"], "size of the test digits", span)
 
 
 def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
