@@ -113,7 +113,7 @@ def train(model: Network, images: ImageSet, settings: Settings, seed: int, title
 
 def run(settings: Settings, folder: Path, command: str = "make quickstart") -> Result:
     """Train and test everything, write the report and the numbers into a folder, and return the numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # tell before minutes of training, not after
     started, cpu_started = time.perf_counter(), time.process_time()
     train_images = settings.images("train", settings.train_scales)
     tests = {size: settings.images("test", (size, size)) for size in settings.test_scales}
@@ -164,6 +164,7 @@ def run(settings: Settings, folder: Path, command: str = "make quickstart") -> R
 def write(path: Path, content: str | Result) -> None:
     """Replace a file as a whole, by a text or by numbers as JSON."""
     text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode())
 
