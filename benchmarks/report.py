@@ -1,4 +1,4 @@
-"""The tables and plots of docs/speed.md, from results/bench/*.json."""
+"""What docs/speed.md and README show of the times in results/bench/: tables, sentences and plots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS = {
 }
 LABELS = {"spectral": "ours, `spectral`", "auto": "ours, `auto`", "direct": "`direct`", "plain": "plain"}
 COLOURS = {"spectral": "#1f77b4", "auto": "#9ecae1", "direct": "#d62728", "plain": "#7f7f7f"}
-AXES = ("batch", "image, pixels a side", "scales", "largest filter")
+AXES = ("batch", "image, pixels per side", "scales", "largest filter")
 Record = dict[str, Any]
 
 
@@ -41,6 +41,11 @@ def speed_section(name: str) -> str:
     """All about one device of `COMMANDS`, or how to measure it."""
     results = load()
     return section(results[name], name) if name in results else f"Not measured yet: `{COMMANDS[name]}`."
+
+
+def speed_headline(name: str) -> str:
+    """The whole network on one device, in a sentence."""
+    return headline(of_group(load()[name], "network"))
 
 
 def speed_table() -> str:
@@ -71,14 +76,17 @@ def section(result: Record, name: str) -> str:
     if about["load"] > 0.5 * about["threads"]:
         blocks.append(f"Provisional: other work kept the machine busy (load {about['load']}), which spoils times.")
     if networks := of_group(result, "network"):
-        blocks += [headline(networks), f"![Images a second of the whole network](../results/bench/{name}-network.png)"]
+        blocks += [
+            f"**The whole network.** {headline(networks)}",
+            f"![Images per second of the whole network](../results/bench/{name}-network.png)",
+        ]
         blocks.append(contender_table(networks))
     if layers := of_group(result, "layer"):
         blocks += ["**One layer**, milliseconds:", layer_table(layers)]
         blocks.append(choices([*layers, *of_group(result, "sweep")]))
     if sweep := of_group(result, "sweep"):
         blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
-        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), room(sweep)]
+        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), batch_gain(sweep)]
     for group, title in (("large", "**A large image:**"), ("baselines", "**The compared networks:**")):
         if cases := of_group(result, group):
             later = result["later"].get(group)
@@ -87,8 +95,9 @@ def section(result: Record, name: str) -> str:
 
 
 def origin(about: Record) -> str:
-    """Where numbers come from."""
-    return f"torch {about['torch']}, Python {about['python']}, commit {about['commit'][:7]}; `{about['command']}`."
+    """Where numbers come from, with the command that measures them again."""
+    command = about["command"].replace("scalesteer bench", "python -m benchmarks bench")  # its name until 2026
+    return f"torch {about['torch']}, Python {about['python']}, commit {about['commit'][:7]}; `{command}`."
 
 
 def headline(networks: list[Record]) -> str:
@@ -98,9 +107,9 @@ def headline(networks: list[Record]) -> str:
         ours = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
         if {"times_direct", "times_plain"} <= set(ours):
             rate, direct, plain = (number(ours[key]) for key in ("images_per_s", "times_direct", "times_plain"))
-            said.append(f"{verb} {rate} images a second, {direct} times `direct` and {plain} times the plain CNN")
+            said.append(f"{verb} {rate} images per second, {direct} times `direct` and {plain} times the plain CNN")
     mode = ("TF32" if networks[0]["precision"] == "tf32" else "float32") + ", as a CUDA graph" * networks[0]["graph"]
-    return f"**The whole network.** SS-CNN, {mode}: {'; it '.join(said) or 'see below'}."
+    return f"SS-CNN, {mode}: {'; it '.join(said) or 'see below'}."
 
 
 def contender_table(cases: list[Record]) -> str:
@@ -151,7 +160,7 @@ def milliseconds(case: Record, name: str) -> str:
     return number(found["ms"]) if "ms" in found else str(found["error"])
 
 
-def place(case: Record) -> tuple[int, ...]:
+def position(case: Record) -> tuple[int, ...]:
     """Where a case lies on each of `AXES`."""
     sizes = case["filters"].split()
     return case["batch"], case["size"], len(sizes), int(sizes[-1])
@@ -159,12 +168,12 @@ def place(case: Record) -> tuple[int, ...]:
 
 def along(sweep: list[Record]) -> dict[str, list[tuple[int, Record]]]:
     """The cases that differ from the paper's layer along one axis only, in order."""
-    batches = sorted(place(case)[0] for case in sweep)
+    batches = sorted(position(case)[0] for case in sweep)
     base = (max(set(batches), key=batches.count), 28, 6, 17)
     found = {}
     for axis, name in enumerate(AXES):
-        same = [c for c in sweep if all(place(c)[i] == base[i] for i in range(len(AXES)) if i != axis)]
-        found[name] = sorted(((place(c)[axis], c) for c in same), key=lambda point: point[0])
+        same = [c for c in sweep if all(position(c)[i] == base[i] for i in range(len(AXES)) if i != axis)]
+        found[name] = sorted(((position(c)[axis], c) for c in same), key=lambda point: point[0])
     return found
 
 
@@ -186,14 +195,14 @@ def growth_table(sweep: list[Record]) -> str:
     return table(rows)
 
 
-def room(sweep: list[Record]) -> str:
-    """What twice the batch gains, and with it what several runs at once could gain."""
+def batch_gain(sweep: list[Record]) -> str:
+    """What twice the batch gains."""
     rates = {batch: case["contenders"]["spectral"].get("images_per_s") for batch, case in along(sweep)[AXES[0]]}
     last = max(rates, default=0)
     if not rates.get(last) or not rates.get(last // 2):
         return ""
     gain = rates[last] / rates[last // 2]
-    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images a second in this layer."
+    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images per second in this layer."
 
 
 def number(value: float) -> str:
@@ -212,7 +221,7 @@ def plots() -> dict[str, Figure]:
 
 
 def plot_network(cases: list[Record]) -> Figure:
-    """Images a second: a panel for training and one for inference, a group of bars a mode."""
+    """Images per second: a panel for training and one for inference, a group of bars for each mode."""
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
     works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
     figure = Figure(figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained")
@@ -232,7 +241,7 @@ def plot_network(cases: list[Record]) -> Figure:
         axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(y=0.1)
-    axes[0, 0].set_ylabel("images a second")
+    axes[0, 0].set_ylabel("images per second")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure
 
@@ -260,4 +269,4 @@ def plot_growth(sweep: list[Record]) -> Figure:
     return figure
 
 
-VIEWS = {"speed_section": speed_section, "speed_table": speed_table}
+VIEWS = {"speed_headline": speed_headline, "speed_section": speed_section, "speed_table": speed_table}

@@ -17,11 +17,6 @@ from scalesteer.cli import Device, Folder, Originals, main
 
 app = SubcommandApp()
 NAMES = "{" + ",".join(grids.EXPERIMENTS) + "}"
-TRAINED = (
-    *("layer", "filters", "filter-bank", "feature-maps"),
-    *("winning-scales", "scale-tracking", "centrality", "entanglement"),
-)
-"""Figures on docs/evidence/figures.md that show trained networks."""
 Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
 
 
@@ -114,7 +109,7 @@ class Report:
 
     def run(self) -> None:
         """Run if asked to, then draw and write."""
-        from paper import figures, pages, run
+        from paper import pages, run
 
         problems = []
         if self.fresh:
@@ -126,11 +121,7 @@ class Report:
             for name in names:
                 places = {"runs": self.runs, "device": self.device, "data_dir": self.data_dir}
                 problems += run.make(name, **places, fresh=True)
-        pages.draw()
-        ss, lsi = (self.runs / grids.configuration(m, split=0).name for m in ("SS-CNN", "LocScaleInv-CNN"))
-        if all((run / "model.safetensors").exists() for run in (ss, lsi)):
-            for name in TRAINED:
-                figures.save(figures.draw(name, ss, lsi, self.data_dir), RESULTS / "figures" / f"{name}.png")
+        pages.draw(self.runs, self.data_dir)
         for place in pages.write():
             print(place)
         if problems:

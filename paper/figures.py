@@ -647,6 +647,13 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
     return FIGURES[_checks.choice("name", name, tuple(FIGURES))].draw(Trained(ss, lsi, data_dir))
 
 
+OF_NETWORKS = (
+    *("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "scale-tracking"),
+    *("centrality", "entanglement"),
+)
+"""The figures that the pages show of trained networks."""
+
+
 def plots() -> dict[str, Figure]:
     """What the pages show and no trained network is needed for, by its place in results/."""
     return {

@@ -220,9 +220,8 @@ def resizing_error(
             steered = layer.with_scales((scale,)).filters()[0].double().cpu()
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
-            resized = LocallyScaleInvariantConv2d(
-                1, len(weight), k, bias=False, dtype=torch.float64, scales=(scale,), antialias=layer.antialias
-            )
+            options = {"bias": False, "dtype": torch.float64, "scales": (scale,), "antialias": layer.antialias}
+            resized = LocallyScaleInvariantConv2d(1, len(weight), k, padding=k // 2, **options)
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]
     middle = slice(size // 2 - reach, size // 2 + reach + 1)
@@ -412,7 +411,6 @@ def measure_data() -> dict[str, Any]:
         for alpha in ELASTIC_ALPHAS
     }
     return {
-        "sources": {name: vars(fetch(name).identity) for name in SOURCES},
         "digests": {dataset: [meta["digest"] for meta in build(dataset).values()] for dataset in DATASETS},
         "train_std": {dataset: load_split(dataset).std for dataset in DATASETS},
         "edges_within_a_pixel": {
@@ -470,12 +468,12 @@ def steering_span(preset: str) -> str:
 
 
 def data_sources() -> str:
-    """The originals, their release and digest."""
-    rows = [
-        (name, about["release"], f"`{about['digest']}`")
-        for name, about in _recorded("data/measured.json")["sources"].items()
-    ]
-    return table([("source", "release", "pool, SHA-256"), *rows], left=3)
+    """The originals: their releases, and the digest that proves each."""
+    rows = [("source", "release", "pool, SHA-256", "")]
+    for name, source in SOURCES.items():
+        for release, known in source.releases.items():
+            rows.append((name, release, f"`{known.pool}`", "used" if release == source.current else known.remark))
+    return table(rows, left=4)
 
 
 def data_digests() -> str:

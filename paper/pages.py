@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from benchmarks import report as speed
-from paper import RESULTS, ROOT, figures, measures, quickstart, report
+from paper import RESULTS, ROOT, figures, grids, measures, quickstart, report
 from scalesteer.files import replacing
 
 TEMPLATES = Path("paper", "pages")
@@ -27,11 +27,20 @@ MODULES: tuple[ModuleType, ...] = (
 )
 
 
-def draw() -> None:
-    """Draw again what results/ has the numbers for, without training anything."""
+def draw(runs: Path = Path("runs"), data_dir: Path | None = None) -> None:
+    """Draw again what results/ has the numbers for, without training anything.
+
+    Args:
+        runs: Where runs are kept. Figures of trained networks show those of the first split, if they are there.
+        data_dir: Where the original images are, if not in the cache.
+    """
     for module in (figures, quickstart, report, speed):
         for place, figure in module.plots().items():
             figures.save(figure, RESULTS / place)
+    ss, lsi = (runs / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN"))
+    if all((run / "model.safetensors").exists() for run in (ss, lsi)):
+        for name in figures.OF_NETWORKS:
+            figures.save(figures.draw(name, ss, lsi, data_dir), RESULTS / "figures" / f"{name}.png")
 
 
 def views(modules: Iterable[ModuleType] = MODULES) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paper import RESULTS, measures
+from paper import RESULTS, ROOT, measures
+from scalesteer.data import DATASETS
 from tests import test_theorem as theorem
 
 
@@ -27,6 +28,13 @@ def test_the_guides_numbers_can_be_measured_again(again):
     assert again["rank"] == kept["rank"]
     assert again["theorem"]["largest"] < 1e-12
     assert kept["theorem"]["largest"] < 1e-12
+
+
+def test_the_digests_that_the_page_shows_are_the_pinned_ones():
+    pinned = json.loads((ROOT / "tests" / "data" / "digests.json").read_text())
+    shown = measures.data_digests()
+    for dataset in DATASETS:
+        assert f"| {dataset} | " + " ".join(f"`{digest[:12]}`" for digest in pinned[dataset]) in shown
 
 
 @pytest.mark.parametrize("broken", [{}, {"sign": 1}, {"power": 0.0}])

@@ -1,11 +1,14 @@
 """The generated pages: each is what its template and the results make of it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import jinja2
 import pytest
+from matplotlib.figure import Figure
 
-from paper import ROOT, pages
+from benchmarks import report as speed
+from paper import ROOT, figures, grids, pages, quickstart
 from paper.markdown import table
 
 
@@ -77,3 +80,29 @@ def test_a_table_has_a_head_a_rule_and_rows():
 def test_a_row_of_a_table_with_a_missing_cell_is_an_error():
     with pytest.raises(ValueError, match="2 cells each"):
         table([("a", "b"), ("x",)])
+
+
+def test_everything_that_results_have_the_numbers_for_is_drawn_again(tmp_path, monkeypatch):
+    asked = []
+
+    def of_networks(name, *runs):
+        asked.append((name, *runs))
+        return Figure()
+
+    for module in (figures, quickstart, speed):
+        monkeypatch.setattr(module, "plots", lambda module=module: {f"{module.__name__}/plot.png": Figure()})
+    monkeypatch.setattr(figures, "draw", of_networks)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
+    pages.draw(tmp_path)
+    assert not asked
+    runs = [tmp_path / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN")]
+    for run in runs:
+        run.mkdir()
+        (run / "model.safetensors").touch()
+    pages.draw(tmp_path, Path("originals"))
+    assert asked == [(name, *runs, Path("originals")) for name in figures.OF_NETWORKS]
+    drawn = {path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*.png")}
+    assert drawn == {
+        *(f"{name}/plot.png" for name in ("paper.figures", "paper.quickstart", "benchmarks.report")),
+        *(f"figures/{name}.png" for name in figures.OF_NETWORKS),
+    }
