@@ -480,7 +480,7 @@ def claims(data: Data) -> str:
         word, pair, found = decide(data, claim.pairs)
         paper = claim.paper or _both(pair, lambda cell: _papers(cell).split()[0])
         here = _both(pair, lambda cell: error(data, *cell)) if word != GAP else GAP
-        times = f" (to {pair.times:g} times)" if pair.times != 1 else ""
+        times = f" (first minus {pair.times:g} times second)" if pair.times != 1 else ""
         said = f"[{word}](evidence/{claim.evidence}.md)"
         if pair.first.experiment == "longer":
             ways = (*columns("longer")[1:], VALIDATION_CHOSE)
@@ -545,7 +545,8 @@ def standing(data: Data, name: str, column: str, measure: str = "test error") ->
         if line != "SS-CNN":
             both = (Cell(name, other, column, measure) for other in ("SS-CNN", line))
             found[minus(data, *both).verdict].append(line)
-    return ", ".join(text.format(words(found[word])) for word, text in said.items() if found[word])
+    *most, last = (text.format(words(found[word])) for word, text in said.items() if found[word])
+    return f"{', '.join(most)}, and {last}" if most else last
 
 
 def error(data: Data, *cell: str) -> str:
