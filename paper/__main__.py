@@ -17,7 +17,6 @@ from scalesteer.cli import Device, Folder, Originals, main
 
 app = SubcommandApp()
 NAMES = "{" + ",".join(grids.EXPERIMENTS) + "}"
-"""Figures on docs/evidence/figures.md that show trained networks."""
 Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
 
 

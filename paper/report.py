@@ -196,9 +196,9 @@ def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
 # Tables
 
 
-def table(data: Data, name: str) -> str:
+def table(data: Data, name: str, title: bool = True) -> str:
     """An experiment as a Markdown table with its title; below it runs that failed or came from another device."""
-    title = f"{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}"
+    head = f"**{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}**"
     found = runs(data, name).drop_duplicates("run")
     failed = found[found["status"] == "failed"]
     notes = [
@@ -208,7 +208,7 @@ def table(data: Data, name: str) -> str:
     notes += [f"Trained on {device}: {', '.join(group['run'])}." for device, group in elsewhere.groupby("device")]
     own = LAYOUTS.get(name)
     body = own(data) if own else _beside_the_paper(name, columns(name), lambda line, c: show(data, Cell(name, line, c)))
-    return "\n\n".join([f"**{title}**", body, *notes])
+    return "\n\n".join([*([head] if title else []), body, *notes])
 
 
 def _beside_the_paper(name: str, heads: Sequence[str], ours: Callable[[str, str], str]) -> str:
@@ -476,12 +476,16 @@ LAYOUTS: dict[str, Callable[[Data], str]] = {
 def claims(data: Data) -> str:
     """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict."""
     rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
-    for claim in CLAIMS.values():
+    for key, claim in CLAIMS.items():
         word, pair, found = decide(data, claim.pairs)
         paper = claim.paper or _both(pair, lambda cell: _papers(cell).split()[0])
         here = _both(pair, lambda cell: error(data, *cell)) if word != GAP else GAP
-        times = f" (to {pair.times:g} times)" if pair.times != 1 else ""
-        rows.append([claim.text, paper, here, f"{found}{times}", f"[{word}](evidence/{claim.evidence}.md)"])
+        times = f" (first minus {pair.times:g} times second)" if pair.times != 1 else ""
+        said = f"[{word}](evidence/{claim.evidence}.md)"
+        if pair.first.experiment == "longer":
+            ways = (*columns("longer")[1:], VALIDATION_CHOSE)
+            said += "; [more epochs](evidence/epochs.md): " + ", ".join(f"{w} {verdict(data, key, w)}" for w in ways)
+        rows.append([claim.text, paper, here, f"{found}{times}", said])
     return markdown(rows, left=5)
 
 
@@ -541,7 +545,8 @@ def standing(data: Data, name: str, column: str, measure: str = "test error") ->
         if line != "SS-CNN":
             both = (Cell(name, other, column, measure) for other in ("SS-CNN", line))
             found[minus(data, *both).verdict].append(line)
-    return ", ".join(text.format(words(found[word])) for word, text in said.items() if found[word])
+    *most, last = (text.format(words(found[word])) for word, text in said.items() if found[word])
+    return f"{', '.join(most)}, and {last}" if most else last
 
 
 def error(data: Data, *cell: str) -> str:
@@ -579,6 +584,50 @@ def ratio(data: Data, *which: Any, **options: Any) -> str:
     """The smallest and the largest of :func:`ratios`."""
     found = ratios(data, *which, **options)
     return GAP if any(map(math.isnan, found)) else f"{min(found):.2f} to {max(found):.2f}"
+
+
+def paper_ratio(data: Data, first: str, second: str) -> str:
+    """The smallest and the largest ratio of two methods' errors in the paper's Table 2."""
+    found = [float(PAPER["2"][first][alpha]) / float(PAPER["2"][second][alpha]) for alpha in STRENGTHS]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def epochs_chosen(data: Data) -> str:
+    """What validation chose for each method of Table 2, and by how many validation images."""
+    said = []
+    for line, best in chosen_epochs(data).items():
+        cells = {column: values(data, Cell("longer", line, column, "val error")) for column in columns("longer")}
+        images = sum(
+            row.config.data.sizes[1] for row in EXPERIMENTS["longer"].rows if (row.line, row.column) == (line, best)
+        )
+        means = {column: errors.mean() for column, errors in cells.items() if errors.notna().all() and column != best}
+        second = min(means, key=means.__getitem__)
+        more = (means[second] - cells[best].mean()) / 100 * images
+        said.append(f"{line} {best} ({more:.0f} errors fewer in {images:,} than with {second})")
+    return "; ".join(said) or GAP
+
+
+def sizes_chosen(data: Data) -> str:
+    """Which input size validation chose, and for whom."""
+    found = {key: settings.upsample for key in grids.CHOSEN if (settings := chosen_settings(data, *key))}
+    small = [f"{method} on {DATASETS[name]}" for (method, name), factor in found.items() if factor == 1]
+    if len(found) < len(grids.CHOSEN):
+        return GAP
+    return (
+        "56 pixels for every method on both datasets"
+        if not small
+        else f"28 pixels for {words(small)}, 56 for the others"
+    )
+
+
+def gains(data: Data) -> str:
+    """Which methods the larger input helps beyond chance, and which not."""
+    found = {m: minus(data, Cell("sizes", m, "28 px"), Cell("sizes", m, "56 px")) for m in METHODS}
+    groups = {
+        "it lowers the error of {} beyond chance": [m for m, i in found.items() if i.low > 0],
+        "for {} that is within chance": [m for m, i in found.items() if i.low <= 0],
+    }
+    return "; ".join(text.format(words(methods)) for text, methods in groups.items() if methods)
 
 
 def at_or_below(data: Data, *names: str) -> str:
@@ -667,6 +716,6 @@ VIEWS: dict[str, Callable[..., str]] = {"figure": figure}
 for _view in (
     *(table, chosen, paper_sizes, pairs, distorted, distorted_pairs, longer_changes, longer_pairs, repeats, effects),
     *(repeat_deviation, by_scale, costs, claims, verdict, paper_sizes_verdict, standing, error, difference, ratio),
-    *(at_or_below, release, release_change, devices, hours),
+    *(paper_ratio, epochs_chosen, sizes_chosen, gains, at_or_below, release, release_change, devices, hours),
 ):
     VIEWS[_view.__name__] = _of_published(_view)
