@@ -224,7 +224,7 @@ def resizing_error(
                 1,
                 len(weight),
                 k,
-                padding=k // 2,
+                padding="same",
                 bias=False,
                 dtype=torch.float64,
                 scales=(scale,),
@@ -252,7 +252,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
             ("the same, anti-aliased", smooth, True),
             ("input resized, rough filters", rough, False),
         ):
-            resized = LocallyScaleInvariantConv2d(1, filters, dtype=torch.float64, antialias=antialias)
+            resized = LocallyScaleInvariantConv2d(1, filters, padding="same", dtype=torch.float64, antialias=antialias)
             resized.weight.copy_(weight)
             layers[name] = resized
     return layers
