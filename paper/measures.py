@@ -487,7 +487,7 @@ def data_sources() -> str:
 def data_digests() -> str:
     """The splits of each dataset, and the standard deviation of training pixels."""
     measured = _recorded("data/measured.json")
-    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "deviation of training pixels")]
+    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "standard deviation of training pixels")]
     for dataset, digests in measured["digests"].items():
         shown = " ".join(f"`{digest[:12]}`" for digest in digests)
         rows.append((dataset, shown, f"{measured['train_std'][dataset]:.4f}"))
