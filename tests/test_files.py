@@ -17,6 +17,7 @@ TENSORS = {
     "b/x": torch.ones(4),
     "b/y": torch.tensor(3),
     "c": torch.ones(4, dtype=torch.bfloat16),
+    "empty": torch.from_numpy(np.zeros((0, 2), np.float32)),
 }
 ABOUT = {"what": "test", "list": [1, 2.5]}
 
@@ -163,7 +164,7 @@ def save_format_1(path, tensors, about, described=None):
     hasher = hashlib.sha256(described.encode())
     for name, tensor in sorted(tensors.items()):
         hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(bytes(tensor.reshape(-1).view(torch.uint8).tolist()))
+        hasher.update(bytes(tensor.clone().reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b"")
     path.write_bytes(safetensors.torch.save(tensors, {"about": described, "digest": hasher.hexdigest()}))
 
 

@@ -60,6 +60,8 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
+    if not tensor.numel():  # may have strides that cannot be viewed as bytes
+        return memoryview(b"")
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
