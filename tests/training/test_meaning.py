@@ -1,0 +1,298 @@
+"""What a training means: every run here is compared with a plain loop that follows the documentation of `RunConfig`."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import scalesteer
+from scalesteer import LogRadialBasis, create_model
+from scalesteer.data import load_split
+from scalesteer.training import checkpoint
+from scalesteer.training import train as loop
+from scalesteer.training.config import RunConfig
+from scalesteer.training.train import evaluate, load, train
+
+PLAIN = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=1)
+STEERED = replace(PLAIN, model="ss-cnn")
+
+
+def seed_of_epoch(seed, epoch):
+    return (seed * 1_000_003 + epoch * 7919 + 17) % 2**63
+
+
+def rate(config, progress):
+    """Up for 30 % then down to zero; down to zero; a tenth after a half and after three quarters; or constant."""
+    falling = {"one-cycle": (progress - 0.3) / 0.7, "cosine": progress}.get(config["schedule"])
+    if config["schedule"] == "one-cycle" and progress < 0.3:
+        low = 0.04
+        return config["lr"] * (low + (1 - low) * (0.5 - 0.5 * math.cos(math.pi * progress / 0.3)))
+    if falling is not None:
+        return config["lr"] * (0.5 + 0.5 * math.cos(math.pi * falling))
+    tenths = 0 if config["schedule"] == "constant" else (progress >= 0.5) + (progress >= 0.75)
+    return config["lr"] / 10**tenths
+
+
+def pictures(config, part):
+    """Pixels from 0 to 1 and labels, as the options say."""
+    chosen = {name: config[name] for name in ("scale_range", "resampler", "sizes")}
+    found = load_split(config["dataset"], config["split"], part, **chosen)
+    count = (config["train_images"] if part == "train" else None) or len(found)
+    return (found.images.float() / 255)[:count, None], found.labels[:count]
+
+
+def network(config):
+    options = {} if config["upsample"] is None else {"upsample": config["upsample"]}
+    if config["model"] == "ss-cnn":
+        options["basis"] = LogRadialBasis.preset(config["basis"] or "paper")
+        for name in ("orders", "m", "support"):
+            if config[name] is not None:
+                options["basis"] = replace(options["basis"], **{name: config[name]})
+        if config["scales"] is not None:
+            options["scales"] = config["scales"]
+    return create_model(config["model"], config["dataset"], **options)
+
+
+def opinion(model, images, labels, half):
+    """Error and mean loss, image by image."""
+    model.eval()
+    losses, wrong = [], []
+    with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+        for x, label in zip(images, labels, strict=True):
+            logits = model(x[None]).double()[0]
+            losses.append(float(logits.logsumexp(0) - logits[label]))
+            wrong.append(int(logits.argmax()) != int(label))
+    return float(np.mean(wrong)), float(np.mean(losses))
+
+
+def weights(model):
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def plain_training(config, device="cpu"):
+    """The history and the weights after each epoch, by a loop without resuming, recording or anything else."""
+    config = {field.name: getattr(config, field.name) for field in fields(config)}
+    half, size, seed = config["precision"] == "bf16", config["batch_size"], config["seed"]
+    images, labels = (tensor.to(device) for tensor in pictures(config, "train"))
+    val = [tensor.to(device) for tensor in pictures(config, "val")]
+    history, after = [], []
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = network(config)
+        model.input_std.fill_(np.std((255 * images.cpu()).round().double().numpy()) / 255)
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=config["weight_decay"])
+        steps = len(images) // size
+        for epoch in range(config["epochs"]):
+            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed_of_epoch(seed, epoch))).to(
+                device
+            )
+            torch.manual_seed(seed_of_epoch(seed + 1, epoch))
+            losses = []
+            for step in range(steps):
+                rows = order[step * size : (step + 1) * size]
+                for group in optimizer.param_groups:
+                    group["lr"] = rate(config, (epoch * steps + step) / (config["epochs"] * steps))
+                model.train()
+                with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+                    logits = model(images[rows])
+                    loss = F.cross_entropy(logits, labels[rows], label_smoothing=config["label_smoothing"])
+                model.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(float(loss.detach()))
+            error, val_loss = opinion(model, *val, half)
+            history.append({"epoch": epoch, "loss": np.mean(losses), "val_error": error, "val_loss": val_loss})
+            after.append(weights(model))
+        best = min(range(len(history)), key=lambda i: (history[i]["val_error"], history[i]["val_loss"], i))
+        model.load_state_dict(after[best])
+        test_error = opinion(model, *(tensor.to(device) for tensor in pictures(config, "test")), half)[0]
+    return history, after, best, test_error
+
+
+def kept_weights(directory):
+    return checkpoint.load(directory / "model.safetensors")[0]
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# Every option that a run accepts, with what makes a difference to the training.
+CHANGES = {
+    "model": replace(PLAIN, model="spatial-transformer"),
+    "dataset": replace(PLAIN, dataset="fmnist-scale"),
+    "split": replace(PLAIN, split=1),
+    "seed": replace(PLAIN, seed=3),
+    "epochs": replace(PLAIN, epochs=4),
+    "batch_size": replace(PLAIN, batch_size=25),  # the last ten images of an epoch are left out
+    "lr": replace(PLAIN, lr=0.001),
+    "weight_decay": replace(PLAIN, weight_decay=0.5),
+    "label_smoothing": replace(PLAIN, label_smoothing=0.3),
+    "schedule": replace(PLAIN, schedule="step"),
+    "precision": replace(PLAIN, precision="bf16"),
+    "upsample": replace(PLAIN, upsample=2),
+    "basis": replace(STEERED, basis="area"),
+    "train_images": replace(PLAIN, train_images=41),
+    "scale_range": replace(PLAIN, scale_range=(0.5, 0.75)),
+    "sizes": replace(PLAIN, sizes=(80, 10, 30)),
+    "resampler": replace(PLAIN, resampler="antialias"),
+    "scales": replace(STEERED, scales=(1.0, 2.0)),
+    "orders": replace(STEERED, orders=(0.0, 1.0)),
+    "m": replace(STEERED, m=0.5),
+    "support": replace(STEERED, support="crop"),
+}
+
+
+@pytest.fixture(scope="module")
+def unchanged(_kept_splits, tmp_path_factory):
+    """The weights of both runs without changes."""
+    found, folder = {}, tmp_path_factory.mktemp("unchanged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALESTEER_CACHE", str(_kept_splits))
+        for config in (PLAIN, STEERED):
+            train(config, folder / config.name, device="cpu")
+            found[config.model] = kept_weights(folder / config.name)
+    return found
+
+
+def test_every_option_of_a_run_is_tried_here():
+    tried_below = {"tuning"}
+    assert {field.name for field in fields(RunConfig)} - tried_below == set(CHANGES)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_run_is_the_plain_training_of_its_options(cache, unchanged, tmp_path, name):
+    config = CHANGES[name]
+    result = train(config, tmp_path, device="cpu")
+    history, after, best, test_error = plain_training(config)
+    assert [entry["epoch"] for entry in result["history"]] == list(range(config.epochs))
+    for entry, expected in zip(result["history"], history, strict=True):
+        assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+        # Where half of the digits are left, one image alone and a batch differ in rounding.
+        assert entry["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5 if name != "precision" else 2e-2)
+        assert entry["val_error"] == pytest.approx(expected["val_error"], abs=0 if name != "precision" else 0.1)
+    if name != "precision":
+        assert (result["best_epoch"], result["test_error"]) == (best, test_error)
+    assert same(kept_weights(tmp_path), after[result["best_epoch"]])
+    # And the option makes a difference.
+    assert not same(kept_weights(tmp_path), unchanged["ss-cnn" if config.model == "ss-cnn" else "plain-cnn"])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_other_schedules_are_applied(cache, tmp_path, schedule):
+    config = replace(PLAIN, schedule=schedule)
+    result = train(config, tmp_path, device="cpu")
+    assert same(kept_weights(tmp_path), plain_training(config)[1][result["best_epoch"]])
+
+
+@pytest.mark.parametrize("tuning", [False, True])
+def test_kept_and_tested_is_the_first_of_the_best_on_validation_data(cache, tmp_path, monkeypatch, tuning):
+    # Error decides, then loss, then the earlier epoch. The last epoch is worse, though its loss is the lowest.
+    told = [(0.5, 1.0), (0.4, 0.9), (0.4, 0.8), (0.4, 0.8), (0.6, 0.7)]
+    config, looks = replace(PLAIN, epochs=len(told), tuning=tuning), []
+
+    def scripted(model, images, *args):
+        looks.append((images.images, weights(model)))
+        if len(looks) <= len(told):
+            error, loss = told[len(looks) - 1]
+            return {"error": error, "loss": loss, "by_scale": []}
+        return evaluate(model, images, *args)
+
+    monkeypatch.setattr(loop, "evaluate", scripted)
+    result = train(config, tmp_path, device="cpu")
+    after = plain_training(config)[1]
+    assert (result["best_epoch"], result["val_error"], result["val_loss"]) == (2, 0.4, 0.8)
+    assert same(kept_weights(tmp_path), after[2])
+    val, test = (load(config, part).images for part in ("val", "test"))
+    assert all(torch.equal(seen, val) for seen, _ in looks[: len(told)])
+    assert all(same(seen, expected) for (_, seen), expected in zip(looks[: len(told)], after, strict=True))
+    if tuning:
+        assert len(looks) == len(told)  # the test set is not looked at
+        assert "test_error" not in result
+    else:
+        assert len(looks) == len(told) + 1  # and otherwise once
+        assert torch.equal(looks[-1][0], test)
+        assert same(looks[-1][1], after[2])
+
+
+def test_every_image_counts_in_an_evaluation(cache):
+    images = load(replace(PLAIN, sizes=(60, 20, 230)), "test")  # two batches on the CPU and a smaller one
+    model = create_model("plain-cnn", upsample=1)
+    found = evaluate(model, images)
+    error, loss = opinion(model, images.images[:, None].float() / 255, images.labels, half=False)
+    assert found["error"] == error
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    for row in found["by_scale"]:
+        inside = (images.scales >= row["from"]) & (images.scales < row["to"])
+        part = opinion(model, images.images[inside, None].float() / 255, images.labels[inside], half=False)
+        assert (row["images"], row["error"]) == (int(inside.sum()), pytest.approx(part[0]))
+    assert sum(row["images"] for row in found["by_scale"]) == 230
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("float32", False), ("tf32", True), ("bf16", True)])
+def test_precision_decides_about_tf32_while_training_and_evaluating(cache, tmp_path, monkeypatch, precision, allowed):
+    seen = set()
+    real = F.cross_entropy
+
+    def watching(*args, **options):
+        flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        seen.add((torch.is_grad_enabled(), *flags))
+        return real(*args, **options)
+
+    monkeypatch.setattr(F, "cross_entropy", watching)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    train(replace(PLAIN, epochs=1, precision=precision), tmp_path, device="cpu")
+    assert seen == {(True, allowed, allowed), (False, allowed, allowed)}
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", [None, "seed", "batch_size", "lr", "weight_decay", "label_smoothing", "schedule"])
+def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monkeypatch, name):
+    # A recorded step draws other random numbers for its dropout: leave it out.
+    monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)
+    config = replace(CHANGES[name] if name else PLAIN, epochs=2)
+    result = train(config, tmp_path, device="cuda")
+    history = plain_training(config, "cuda")[0]
+    for entry, expected in zip(result["history"], history, strict=True):
+        assert entry["loss"] == pytest.approx(expected["loss"], rel=2e-3)
+    if name:
+        unchanged = plain_training(replace(PLAIN, epochs=4), "cuda")[0]
+        assert result["history"][-1]["loss"] != pytest.approx(unchanged[-1]["loss"], rel=5e-3)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_commit_is_that_of_the_checkout_and_marked_when_files_changed(tmp_path):
+    package = tmp_path / "src" / "scalesteer"
+    shutil.copytree(Path(scalesteer.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "All"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    code = """
+import json, sys
+from pathlib import Path
+from scalesteer.training.train import commit
+found = [commit()]
+with open(Path(sys.argv[1], "nn.py"), "a") as file:
+    file.write("# changed")
+print(json.dumps([*found, commit()]))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "SCALESTEER_COMMIT"} | {"PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = str(tmp_path / "src")
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(package)], env=environment, check=True, capture_output=True, text=True
+    )
+    expected = head.stdout.strip()
+    assert json.loads(shown.stdout) == [expected, f"{expected}-dirty"]
