@@ -93,14 +93,16 @@ def test_a_basis_can_be_given_by_name(name):
     assert found.basis == expected.basis
 
 
-def test_scales_that_share_a_window_are_told():
+def test_scales_that_are_far_apart_and_share_a_window_are_told():
     windows = r"kernel_size=3 gives windows of 3, 3, 5, 5, 7, 7 pixels.*larger `kernel_size` or fewer `scales`"
     with pytest.warns(UserWarning, match=windows) as told:
         layer = ScaleSteerableConv2d(1, 1, 3)
     assert told[0].filename == __file__
     assert layer.sizes == (3, 3, 5, 5, 7, 7)
-    with pytest.warns(UserWarning, match="windows of 7, 7 pixels"):
-        ScaleSteerableConv2d(1, 1).with_scales((1.0, 1.1))
+    with pytest.warns(UserWarning, match="windows of 3, 3 pixels"):
+        ScaleSteerableConv2d(1, 1, 3, scales=(1.0,)).with_scales((1.0, 1.3))
+    dense = ScaleSteerableConv2d(1, 1, scales=tuple(n / 7 for n in range(7, 18)))  # without a warning
+    assert dense.sizes == (7, 9, 9, 11, 11, 13, 13, 15, 15, 17, 17)
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ class Shifted(nn.Module):
         return self.inner(x).roll((1, 1), (2, 3))
 
 
-@pytest.mark.filterwarnings("ignore:scales share a window")
+@pytest.mark.filterwarnings("ignore:scales that are far apart")
 def test_where_the_largest_scale_does_not_win_the_maximum_is_equivariant():
     scale = 1.25
     built = layer(scales=tuple(scale**i for i in range(-4, 8)))
@@ -248,7 +248,7 @@ def test_where_the_largest_scale_does_not_win_the_maximum_is_equivariant():
     assert difference[inside].norm() / expected[inside].norm() < 0.1
 
 
-@pytest.mark.filterwarnings("ignore:scales share a window")
+@pytest.mark.filterwarnings("ignore:scales that are far apart")
 def test_more_scales_bring_the_layer_nearer_to_equivariance_and_a_broken_one_fails():
     torch.manual_seed(0)
     arguments = {"padding": "same", "basis": "area", "scales": tuple(1.25**i for i in range(-3, 7))}

@@ -219,7 +219,7 @@ def window_sizes(kernel_size: int, scales: Sequence[float]) -> tuple[int, ...]:
         ValueError: If a window is a single pixel, or if all together have more taps than one of 511 x 511.
 
     Warns:
-        UserWarning: If scales share a window.
+        UserWarning: If scales that differ by more than a fifth share a window.
     """
     if kernel_size * scales[0] < 2 - _ROUNDING:
         raise ValueError(
@@ -234,10 +234,11 @@ def window_sizes(kernel_size: int, scales: Sequence[float]) -> tuple[int, ...]:
             f"together than one of {_LARGEST_WINDOW} x {_LARGEST_WINDOW} pixels, which is the limit: use smaller or "
             "fewer `scales` or a smaller `kernel_size`."
         )
-    if len(set(sizes)) < len(sizes):
+    # Scales may be dense; but a filter that should be a fifth larger, and is not, has no room.
+    if any(sizes[i] == sizes[i + 1] and scales[i + 1] > 1.2 * scales[i] for i in range(len(scales) - 1)):
         warnings.warn(
-            f"scales share a window (kernel_size={kernel_size} gives windows of {', '.join(map(str, sizes))} pixels): "
-            "there is hardly room for filters that differ. Use a larger `kernel_size` or fewer `scales`.",
+            f"scales that are far apart share a window (kernel_size={kernel_size} gives windows of "
+            f"{', '.join(map(str, sizes))} pixels): use a larger `kernel_size` or fewer `scales`.",
             stacklevel=3,
         )
     return sizes

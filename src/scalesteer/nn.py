@@ -262,7 +262,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             of all scales have more taps than one of 511 x 511.
 
     Warns:
-        UserWarning: If scales share a window, as the default scales do with a kernel of 3.
+        UserWarning: If scales that differ by more than a fifth share a window, as those of the default do with a kernel
+            of 3: 3, 3, 5, 5, 7, 7.
 
     Example:
         >>> layer = ScaleSteerableConv2d(3, 8, 7, padding="same")
