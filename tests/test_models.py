@@ -281,7 +281,7 @@ def test_widths_hidden_and_dropout_are_obeyed(name):
         ({"basis": 3}, TypeError, r"`basis` must be a LogRadialBasis or the name of a preset \(got 3\)"),
         ({"backend": "fft"}, ValueError, "`backend` must be one of"),
         ({"scales": (2.0, 1.0)}, ValueError, "strictly ascending"),
-        ({"widths": (1, 2)}, ValueError, r"`widths` must be 3 integers, one a convolution \(got \(1, 2\)\)"),
+        ({"widths": (1, 2)}, ValueError, r"`widths` must be 3 integers, one for each convolution \(got \(1, 2\)\)"),
         ({"widths": (1, 2, 0)}, ValueError, r"`widths\[2\]` must be at least 1 \(got 0\)"),
         ({"hidden": 0}, ValueError, r"`hidden` must be at least 1 \(got 0\)"),
         ({"dropout": 1.0}, ValueError, r"`dropout` must be from 0 to below 1 \(got 1.0\)"),

@@ -390,7 +390,7 @@ def support(basis: LogRadialBasis, kernel_size: int, scale: float) -> NDArray[np
 
 
 def steering_factors(basis: LogRadialBasis, scale: float) -> Complex:
-    """The constants s^(m-2) e^(-i k log s) of Eq. 3, one an order, that enlarge each function by `scale`.
+    """The constants s^(m-2) e^(-i k log s) of Eq. 3, one for each order, that enlarge each function by `scale`.
 
     Example:
         >>> abs(steering_factors(LogRadialBasis(orders=(1.0,)), 2.0)).tolist()

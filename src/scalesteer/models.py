@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        """Pixels that are left a channel: 2 x 2 of 28 x 28, 2 x 3 of 28 x 40, with either upsampling."""
+        """Pixels that are left of each channel: 2 x 2 of 28 x 28, 2 x 3 of 28 x 40, with either upsampling."""
         height, width = self.image_size
         for window, padding in self.pools:
             height, width = ((n + 2 * padding - window) // window + 1 for n in (height, width))
@@ -135,7 +135,7 @@ def create_model(name: str, dataset: str = "mnist-scale", upsample: int | None =
             raise TypeError(f"{name} has no option {option!r}: {error}") from None
     widths = options.pop("widths", entry.widths)
     if not isinstance(widths, (tuple, list)) or len(widths) != len(entry.widths):
-        raise ValueError(f"`widths` must be {len(entry.widths)} integers, one a convolution (got {widths!r}).")
+        raise ValueError(f"`widths` must be {len(entry.widths)} integers, one for each convolution (got {widths!r}).")
     hidden, dropout = options.pop("hidden", 256), options.pop("dropout", 0.7)
     widths = tuple(_checks.integer(f"widths[{i}]", w, minimum=1) for i, w in enumerate(widths))
     plan = Plan((task.image_size[0] * upsample, task.image_size[1] * upsample), widths, upsample)
@@ -263,7 +263,7 @@ def locally_scale_invariant_cnn(
 
 @register_model("vector-field-cnn", widths=(22, 44, 66))
 def vector_field_cnn(plan: Plan, *, scales: tuple[float, ...] = MARCOS_SCALES, antialias: bool = True) -> nn.Sequential:
-    """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need two filters a channel."""
+    """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need twice the filters."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, ((fan_in, fan_out), (window, padding)) in enumerate(_stages(plan), start=1):
         # The ReLU is inside: lengths are not negative.

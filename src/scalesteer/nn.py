@@ -73,8 +73,7 @@ class MultiScaleConv2d(nn.Module):
     def reset_buffers(self) -> None:
         """Make what is derived from the arguments again, in the parameters' dtype and on their device.
 
-        This happens by itself when the layer is moved, converted or loaded. Only who exchanges a parameter by hand
-        has to call it.
+        Moving, converting and loading the layer call it; a parameter that is exchanged by hand needs it.
         """
 
     def _like(self) -> Tensor:
@@ -236,9 +235,9 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             windows see more of it than `padding` says.
         device: Device of parameters and buffers.
         dtype: Floating-point type of parameters and buffers.
-        scales: How much larger than at scale 1 the filter is, positive and ascending. Cost grows with the sum of their
-            squares. They should cover the ratio between the largest and the smallest object that must look alike, in
-            steps of at most about 1.4, so that one window is a pixel larger on each side than the one before.
+        scales: How much larger than at scale 1 the filter is, positive and ascending. The largest over the smallest
+            should be as much as that of the sizes at which an object may appear. The cost grows with the sum of their
+            squares; steps of 1.2 to 1.4 are enough.
         basis: The functions that filters are made of, a :class:`~scalesteer.LogRadialBasis` or the name of a preset:
             ``"paper"``; ``"area"``, which steers best on real grids and is the one to take for own work; or
             ``"released-code"``.
@@ -325,11 +324,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
                 self.bias.zero_()
 
     def reset_buffers(self) -> None:
-        """Make the steered basis again, in the parameters' dtype and on their device.
-
-        This happens by itself when the layer is moved, converted or loaded. Only who exchanges a parameter by hand
-        has to call it.
-        """
+        """Make the steered basis again, in the parameters' dtype and on their device; moves and loading do it too."""
         like = self._like()
         numbers = harmonics.stacked_basis(self.basis, self.geometry.kernel_size, self.scales)
         self.steered_basis = torch.tensor(numbers, dtype=like.dtype, device=like.device)

@@ -105,7 +105,7 @@ class ResizedConv2d(MultiScaleConv2d):
 
 
 def _largest(responses: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """What `functional.max_over_scales` gives, with a byte a pixel for the winner."""
+    """What `functional.max_over_scales` gives, with one byte for the winner of each pixel."""
     for i, response in enumerate(responses):
         if i == 0:
             best, winner = response.clone(), torch.zeros_like(response, dtype=torch.uint8)

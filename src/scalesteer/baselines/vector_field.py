@@ -234,7 +234,7 @@ class VectorBatchNorm2d(nn.Module):
         if self.training and x.shape[0] > 0:
             count = x.numel() // (2 * self.num_features)
             if count < 2:
-                raise ValueError(f"training needs more than one vector a channel (got shape {tuple(x.shape)}).")
+                raise ValueError(f"training needs more than one vector in each channel (got shape {tuple(x.shape)}).")
             work = torch.promote_types(x.dtype, torch.float32)
             variance = torch.linalg.vector_norm(x.to(work), dim=2).var((0, 2, 3), correction=0)
             with torch.no_grad():
