@@ -10,7 +10,7 @@ from scalesteer._checks import choice
 from scalesteer.data.elastic import ELASTIC_ALPHAS, distort
 from scalesteer.data.scale import DATASETS, RESAMPLERS, Part, SplitSpec, load_part, shrink
 from scalesteer.data.sources import Images, fetch
-from scalesteer.files import DataError, require
+from scalesteer.files import DataError, replacing, require
 
 SHEETS = ("samples", "resamplers", "elastic")
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
@@ -42,17 +42,18 @@ def draw(spec: SplitSpec, part: str, kind: str, output: Path, *, count: int = 40
     """
     choice("sheet", kind, SHEETS)
     if not 1 <= count <= 1000:
-        raise ValueError(f"`count` must be 1 to 1000 images (got {count})")
+        raise ValueError(f"`count` must be 1 to 1000 images (got {count}).")
     loaded, _ = load_part(spec, part)
     if not len(loaded.labels):
-        raise ValueError(f"the {part} part of this split is empty")
+        raise ValueError(f"the {part} part of this split is empty.")
     make = {"samples": _samples, "resamplers": _resamplers, "elastic": _elastic}[kind]
     sheet = make(loaded, spec, min(count, len(loaded.labels)))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        sheet.save(output, "PNG", optimize=True)
+        with replacing(output) as file:
+            sheet.save(file, "PNG", optimize=True)
     except OSError as error:
-        raise DataError(f"cannot write {output} ({error.strerror or error})") from error
+        raise DataError(f"cannot write {output} ({error.strerror or error}).") from error
 
 
 def _samples(part: Part, spec: SplitSpec, count: int) -> Any:
