@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,6 +45,12 @@ def require(module: str) -> Any:
         raise ImportError(
             f"{module.partition('.')[0]} is needed here and not installed: pip install 'scalesteer[cli]'."
         ) from error
+
+
+def progress_bar(*items: Any, **options: Any) -> Any:
+    """tqdm on a terminal; nothing is shown elsewhere, nor where stderr is closed."""
+    silent = sys.stderr is None or not sys.stderr.isatty()
+    return require("tqdm").tqdm(*items, disable=silent, leave=False, **options)
 
 
 def cache_dir() -> Path:

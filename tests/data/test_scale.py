@@ -384,6 +384,19 @@ def test_killed_build_is_finished_by_the_next(filled_cache):
     assert not list(filled_cache.glob("splits/.*.tmp"))
 
 
+def test_closed_stderr_is_no_obstacle(filled_cache, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert len(build("mnist-scale", [0], **SMALL)) == 1
+
+
+def test_progress_is_shown_on_a_terminal_alone(filled_cache, monkeypatch, capsys):
+    build("mnist-scale", [0], **SMALL)
+    assert "building" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    build("mnist-scale", [1], **SMALL)
+    assert "building mnist-scale" in capsys.readouterr().err
+
+
 def test_cache_path_with_spaces_and_unicode(filled_cache, monkeypatch, tmp_path):
     odd = filled_cache.rename(tmp_path / "dä ta [1] データ")
     monkeypatch.setenv("SCALESTEER_CACHE", str(odd))

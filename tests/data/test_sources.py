@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 import threading
 import time
+import urllib.error
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -522,6 +523,20 @@ def test_list_names_files_of_the_old_format(filled_cache, capsys):
     for command in ("list", "verify"):
         assert cli.main(["data", command]) == 0
         assert "(old format, not read)  pools/mnist-original.npz" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "mirror"), [(name, url) for name, known in SOURCES.items() for url in known.mirrors]
+)
+def test_mirror_has_the_current_files(pools, source, mirror):
+    try:
+        payload = read_idx(LABELS, sources.download(f"{mirror}{LABELS}.gz"), mirror)
+    except urllib.error.HTTPError:
+        raise  # it was reached, and has no such file
+    except OSError as error:
+        pytest.skip(f"not reachable from here: {error}")
+    assert hashlib.sha256(payload).hexdigest() == SOURCES[source].releases[SOURCES[source].current].payloads[3]
 
 
 @pytest.mark.slow

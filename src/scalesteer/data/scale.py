@@ -250,7 +250,7 @@ def build(
         For each split its description: spec, source, the digest of every array and of the whole.
     """
     specs = [SplitSpec(dataset, split, **options) for split in splits]
-    bar = files.require("tqdm").tqdm(specs, f"building {dataset}", unit="split", disable=None, leave=False)
+    bar = files.progress_bar(specs, desc=f"building {dataset}", unit="split")
     return {spec.split: _open(spec, "", data_dir)[1] for spec in bar}
 
 

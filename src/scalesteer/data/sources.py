@@ -274,7 +274,7 @@ def download(url: str) -> bytes:
     content, deadline = bytearray(), time.monotonic() + _DOWNLOAD_S
     with (
         urllib.request.urlopen(url, timeout=20) as response,
-        files.require("tqdm").tqdm(desc=url, unit="B", unit_scale=True, disable=None, leave=False) as bar,
+        files.progress_bar(desc=url, unit="B", unit_scale=True) as bar,
     ):
         while part := response.read1(1 << 16):  # whatever has arrived: a whole block could take for ever
             content += part
