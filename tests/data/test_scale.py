@@ -352,7 +352,8 @@ def test_split_needs_no_pool_once_it_is_built(filled_cache, monkeypatch):
 
 
 @pytest.mark.parametrize("named", ["argument", "environment"])
-def test_named_directory_decides_although_the_cache_has_the_source(filled_cache, tmp_path, monkeypatch, named):
+def test_named_directory_decides_although_the_cache_has_the_split(filled_cache, tmp_path, monkeypatch, named):
+    load_part(SplitSpec(**SMALL))
     if named == "environment":
         monkeypatch.setenv("SCALESTEER_DATA", str(tmp_path / "none"))
     options = {"data_dir": tmp_path / "none"} if named == "argument" else {}
