@@ -223,10 +223,11 @@ def save_format_1(path, tensors, about, described=None):
 
 
 def test_format_1_is_read(path):
-    new, _ = files.read(path)
+    new, digest = files.read(path)[0], files.read(path)[1]["digest"]
     save_format_1(path, TENSORS, ABOUT)
     tensors, meta = files.read(path)
     assert meta["about"] == ABOUT
+    assert meta["digest"] == digest
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], new[name]) for name in new)
 

@@ -24,10 +24,6 @@ LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
 FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
 
-# The dtypes of the data by numpy's names: pinned digests, of arrays, are made with these.
-_NUMPY_NAMES = {
-    torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8", torch.float32: "<f4", torch.float64: "<f8"
-}  # fmt: skip
 _DTYPES = {
     "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
@@ -65,8 +61,10 @@ def cache_dir() -> Path:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and bytes."""
-    hasher = hashlib.sha256(f"{_NUMPY_NAMES.get(tensor.dtype, tensor.dtype)}{tuple(tensor.shape)}\0".encode())
+    """SHA-256 of a tensor's type by numpy's name, its shape and its bytes; pinned digests are made so."""
+    unknown = tensor.dtype == torch.bfloat16  # to numpy
+    kind = tensor.dtype if unknown else torch.empty(0, dtype=tensor.dtype).numpy().dtype.str
+    hasher = hashlib.sha256(f"{kind}{tuple(tensor.shape)}\0".encode())
     hasher.update(_bytes(tensor))
     return hasher.hexdigest()
 
@@ -194,7 +192,7 @@ def _read_format_1(
     if hasher.hexdigest() != metadata["digest"]:
         raise ValueError("its content does not match its digest")
     digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
-    return tensors, {"format": 1, "about": about, "arrays": digests, "digest": combined_digest(digests)}
+    return tensors, {"about": about, "arrays": digests, "digest": combined_digest(digests)}
 
 
 @contextmanager
@@ -257,16 +255,9 @@ def cached(
     is_sound: Callable[[dict[str, Any]], bool],
     make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a file of the cache holds; it is made first if it is missing, damaged or of another version.
+    """What :func:`read` gives of a file in the cache. It is made first if it is missing, damaged or of another version.
 
-    Args:
-        path: The file.
-        prefix: Which tensors to read; see :func:`read`.
-        is_sound: Whether what :func:`read` gives with the tensors is what the file should hold.
-        make: Gives the tensors and the description to keep.
-
-    Raises:
-        DataError: The directory cannot be written to.
+    `is_sound` says whether the dictionary that is read is the right one; `make` gives the tensors and the description.
     """
 
     def found(report: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -285,7 +276,7 @@ def cached(
     if kept := found(report=False):
         return kept
     with building(path):
-        if kept := found(report=True):  # made by another process meanwhile
+        if kept := found(report=True):  # by now made by another process
             return kept
         write_atomically(path, encode(*make()))
         return read(path, prefix)
