@@ -350,7 +350,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 class Endless(Quiet):
     """Sends `step` bytes at a time, for ever."""
 
-    step, pause = 1 << 16, 0.0
+    step, pause, sent = 1 << 16, 0.0, 0
 
     def do_GET(self):
         self.send_response(200)
@@ -358,6 +358,7 @@ class Endless(Quiet):
         try:
             while True:
                 self.wfile.write(bytes(self.step))
+                Endless.sent += self.step
                 time.sleep(self.pause)
         except OSError:  # the reader has gone
             self.close_connection = True
@@ -398,6 +399,7 @@ def test_mirror_that_never_ends_is_left_at_the_limit(mirror, monkeypatch, origin
     mirror(Endless, originals / "mnist")
     assert fetch("mnist").identity == pools["mnist"].identity
     assert "train-images-idx3-ubyte.gz gives more than 28,311,552 bytes" in caplog.messages[0]
+    assert Endless.sent < 40 << 20
 
 
 def test_mirror_that_drips_is_left_at_the_deadline(mirror, monkeypatch, originals, pools, caplog):
