@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paper import tables
 from scalesteer import PAPER_SCALES, cli, list_models
 from scalesteer.data import sheets
 
@@ -241,10 +240,6 @@ def test_python_m_works_and_closed_stdout_is_clean(own_cache):
         timeout=60,
     )
     assert (closed.returncode, closed.stderr) == (0, b"")
-
-
-def test_help_names_every_table():
-    assert f"{{{','.join(tables.TABLES)}}}" == cli.TABLES
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
