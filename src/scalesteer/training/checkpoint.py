@@ -13,6 +13,8 @@ from scalesteer import files
 from scalesteer.files import DataError
 from scalesteer.files import write_atomically as write_atomically  # kept here for its users
 
+files.require("safetensors.torch")  # told before a training begins, not when it first saves
+
 
 class CheckpointError(ValueError):
     """A checkpoint that is missing, damaged or not what is asked for."""

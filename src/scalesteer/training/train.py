@@ -399,7 +399,7 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
                 checkpoint.write_atomically(directory / "config.json", content)
             yield
     except LockedError as error:
-        raise BusyError(f"{error}.") from error
+        raise BusyError(str(error)) from error
     except OSError as error:
         raise RunError(f"{directory} cannot be written to ({error.strerror or error}); {kept}.") from error
     except (MemoryError, RuntimeError) as error:
