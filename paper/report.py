@@ -34,6 +34,15 @@ SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())
 VALIDATION_CHOSE = "as validation chose"  # a number of epochs, for each method its own
 
+VIEWS: dict[str, Callable[..., str]] = {}
+
+
+def view(function: Callable[..., str]) -> Callable[..., str]:
+    """Let templates call a function of the results by its name, with those of results/."""
+    VIEWS[function.__name__] = lambda *arguments, **options: function(_published(), *arguments, **options)
+    return function
+
+
 # One table of all results
 
 
@@ -70,6 +79,9 @@ def load(folder: Path = RESULTS) -> Data:
     words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
     lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
     return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
+
+
+_published = lru_cache(maxsize=1)(load)
 
 
 @lru_cache(maxsize=64)
@@ -196,6 +208,7 @@ def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
 # Tables
 
 
+@view
 def table(data: Data, name: str, title: bool = True) -> str:
     """An experiment as a Markdown table with its title; below it runs that failed or came from another device."""
     head = f"**{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}**"
@@ -259,6 +272,7 @@ def _tuning(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def chosen(data: Data) -> str:
     """What each method uses, and whether validation chose it."""
 
@@ -299,6 +313,7 @@ def _sizes(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def paper_sizes(data: Data) -> str:
     """MNIST-Scale with the input sizes that the paper has for each method."""
     heads = ("here", "paper", "SS-CNN minus it", "95 % interval", "SS-CNN lower in")
@@ -312,6 +327,7 @@ def paper_sizes(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def pairs(data: Data, name: str) -> str:
     """SS-CNN against each other method in one of the paper's tables, split by split."""
     rows = [["SS-CNN minus", "mean ± std of the differences", "95 % interval of the mean", "SS-CNN lower in"]]
@@ -322,12 +338,14 @@ def pairs(data: Data, name: str) -> str:
     return markdown(rows)
 
 
+@view
 def distorted(data: Data) -> str:
     """Table 2 as means over splits, also with images moved."""
     rows = [[line, *(show(data, Cell("2", line, "60 epochs", m)) for m in DISTORTIONS)] for line in lines("2")]
     return markdown([["error in %", *DISTORTIONS], *rows])
 
 
+@view
 def distorted_pairs(data: Data) -> str:
     """SS-CNN against each other line of Table 2, in every way that images were changed."""
     others = [Cell("2", line, "60 epochs") for line in lines("2") if line != "SS-CNN"]
@@ -361,6 +379,7 @@ def chosen_epochs(data: Data) -> dict[str, str]:
     return {line: min(means, key=means.__getitem__) for line, means in found.items() if len(means) > 1}
 
 
+@view
 def longer_changes(data: Data) -> str:
     """What more epochs do to each method, as intervals."""
     few, *more = columns("longer")
@@ -371,6 +390,7 @@ def longer_changes(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def longer_pairs(data: Data) -> str:
     """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
     rows = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
@@ -399,6 +419,7 @@ def _made_again(data: Data) -> pd.DataFrame:
     return again.sort_values("run", kind="stable")
 
 
+@view
 def repeats(data: Data) -> str:
     """Runs of the tables beside other runs of the same configuration."""
     rows = [["error in %", *(f"split {split}" for split in SPLITS), "mean"]]
@@ -412,6 +433,7 @@ def repeats(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def repeat_deviation(data: Data, differences: int = 0) -> str:
     """Standard deviation of a run around the mean of its configuration, in %; or of the mean of some differences."""
     groups = _made_again(data).groupby("run")["test error"]
@@ -420,6 +442,7 @@ def repeat_deviation(data: Data, differences: int = 0) -> str:
     return mean([one * (math.sqrt(2 / differences) if differences else 1)])
 
 
+@view
 def effects(data: Data) -> str:
     """What each of the changes that were combined is worth on validation data, all others being equal."""
     rows = [["instead of", "validation error in %, mean ± std", "95 % interval of the mean", "lower in"]]
@@ -442,12 +465,14 @@ def _choices(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def by_scale(data: Data, column: str) -> str:
     """Error by scale of the object in a column of Table 1, mean over splits."""
     rows = [[m, *(mean(values(data, Cell("1", m, column, size), False)) for size in SIZES)] for m in METHODS]
     return markdown([[f"{column}, error in %", *SIZES], *rows])
 
 
+@view
 def costs(data: Data) -> str:
     """Parameters and training time by method."""
     heads = [f"{column}, {what}" for column in columns("1") for what in ("parameters", "s")]
@@ -473,6 +498,7 @@ LAYOUTS: dict[str, Callable[[Data], str]] = {
 # Claims
 
 
+@view
 def claims(data: Data) -> str:
     """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict."""
     rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
@@ -504,6 +530,7 @@ def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
     return f"{names[0]} {number(first)}, {names[1]} {number(second)} ({alike})"
 
 
+@view
 def verdict(data: Data, claim: str, way: str = "") -> str:
     """Whether a claim holds; one on distortion also after so many epochs, or after those that validation chose."""
     own = epochs_of(data, way) if way else {}
@@ -513,6 +540,7 @@ def verdict(data: Data, claim: str, way: str = "") -> str:
     return decide(data, compared)[0] if own or not way else GAP
 
 
+@view
 def paper_sizes_verdict(data: Data) -> str:
     """Whether SS-CNN has the lowest error on MNIST-Scale with the input sizes that the paper has for each method."""
     ours = Cell("sizes", "SS-CNN", "56 px")
@@ -523,15 +551,11 @@ def paper_sizes_verdict(data: Data) -> str:
 
 
 def words(names: Sequence[str]) -> str:
-    """Names in a sentence.
-
-    Example:
-        >>> words(["a", "b", "c"])
-        'a, b and c'
-    """
+    """Names in a sentence: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+@view
 def standing(data: Data, name: str, column: str, measure: str = "test error") -> str:
     """Whom SS-CNN is ahead of in a column, whom behind, and from whom it cannot be told apart."""
     said = {
@@ -549,11 +573,13 @@ def standing(data: Data, name: str, column: str, measure: str = "test error") ->
     return f"{', '.join(most)}, and {last}" if most else last
 
 
+@view
 def error(data: Data, *cell: str) -> str:
     """The mean of a cell, as in the tables."""
     return mean(values(data, Cell(*cell), False))
 
 
+@view
 def difference(data: Data, first: Sequence[str], second: Sequence[str]) -> str:
     """The interval of one cell minus another."""
     return str(minus(data, Cell(*first), Cell(*second))).strip("*")
@@ -580,12 +606,14 @@ def ratios(data: Data, first: str, second: str, way: str = "60 epochs", best: bo
     return [means.iloc[0] / means.iloc[1] for means in paired]
 
 
+@view
 def ratio(data: Data, *which: Any, **options: Any) -> str:
     """The smallest and the largest of :func:`ratios`."""
     found = ratios(data, *which, **options)
     return GAP if any(map(math.isnan, found)) else f"{min(found):.2f} to {max(found):.2f}"
 
 
+@view
 def other_networks(data: Data) -> str:
     """Whose networks under distortion are of another run than the one in the tables: their errors without differ."""
     found = runs(data, "2")
@@ -594,12 +622,14 @@ def other_networks(data: Data) -> str:
     return "; ".join(said) or "none"
 
 
+@view
 def paper_ratio(data: Data, first: str, second: str) -> str:
     """The smallest and the largest ratio of two methods' errors in the paper's Table 2."""
     found = [float(PAPER["2"][first][alpha]) / float(PAPER["2"][second][alpha]) for alpha in STRENGTHS]
     return f"{min(found):.2f} to {max(found):.2f}"
 
 
+@view
 def epochs_chosen(data: Data) -> str:
     """What validation chose for each method of Table 2, and by how many validation images."""
     said = []
@@ -615,6 +645,7 @@ def epochs_chosen(data: Data) -> str:
     return "; ".join(said) or GAP
 
 
+@view
 def sizes_chosen(data: Data) -> str:
     """Which input size validation chose, and for whom."""
     found = {key: settings.upsample for key in grids.CHOSEN if (settings := chosen_settings(data, *key))}
@@ -628,16 +659,7 @@ def sizes_chosen(data: Data) -> str:
     )
 
 
-def gains(data: Data) -> str:
-    """Which methods the larger input helps beyond chance, and which not."""
-    found = {m: minus(data, Cell("sizes", m, "28 px"), Cell("sizes", m, "56 px")) for m in METHODS}
-    groups = {
-        "it lowers the error of {} beyond chance": [m for m, i in found.items() if i.low > 0],
-        "for {} that is within chance": [m for m, i in found.items() if i.low <= 0],
-    }
-    return "; ".join(text.format(words(methods)) for text, methods in groups.items() if methods)
-
-
+@view
 def at_or_below(data: Data, *names: str) -> str:
     """How many of the paper's numbers in some of its tables ours are at or below, to two decimals."""
     found = []
@@ -648,12 +670,14 @@ def at_or_below(data: Data, *names: str) -> str:
     return GAP if any(map(math.isnan, found)) else f"{sum(found)} of {len(found)}"
 
 
+@view
 def release(data: Data, column: str) -> str:
     """Which release of the original images the runs in a column of Table 1 used."""
     found = runs(data, "1")
     return words(sorted(found.loc[found["column"] == column, "release"].dropna().unique())) or GAP
 
 
+@view
 def release_change(data: Data) -> str:
     """How far our means on FMNIST-Scale lie from those with the first release."""
     now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
@@ -661,24 +685,24 @@ def release_change(data: Data) -> str:
     return f"{min(changes):+.2f} to {max(changes):+.2f}" if len(changes) == len(now) else GAP
 
 
-def devices(data: Data, name: str) -> str:
-    """Where the runs of an experiment were made."""
-    return words(sorted(runs(data, name)["device"].dropna().unique())) or GAP
+@view
+def training_time(data: Data, *names: str) -> str:
+    """How long training of the runs of some experiments took, by default of all, each run counted once, and where."""
+    made = (
+        pd.concat([runs(data, name) for name in names or EXPERIMENTS]).drop_duplicates("run").dropna(subset="seconds")
+    )
+    devices = words(sorted(made["device"].unique()))
+    return f"{made['seconds'].sum() / 3600:.1f} hours on {devices}" if len(made) else GAP
 
 
-def hours(data: Data, *names: str) -> str:
-    """Hours of training in the runs of some experiments, by default all, each run counted once."""
-    made = pd.concat([runs(data, name) for name in names or EXPERIMENTS]).drop_duplicates("run")
-    return f"{made['seconds'].sum() / 3600:.1f}"
-
-
-def figure(place: str, caption: str) -> str:
+@view
+def figure(data: Data, place: str, caption: str) -> str:
     """A picture of results/ for a page of docs/evidence, or that it has not been drawn."""
     path = (RESULTS / place).relative_to(ROOT).as_posix()
     return f"![{caption}](../../{path})" if (RESULTS / place).exists() else f"*Not drawn yet: {caption}.*"
 
 
-# Plots, and the views by name
+# Plots
 
 
 def plots(folder: Path = RESULTS) -> dict[str, Figure]:
@@ -711,30 +735,3 @@ def _ratio_lines(data: Data, other: str) -> dict[str, tuple[list[float], list[li
         if len(each):
             drawn[f"here, {way}"] = ratios(data, "SS-CNN", other, way), each.to_numpy().tolist()
     return drawn
-
-
-_published = lru_cache(maxsize=1)(load)
-
-
-def _of_published(view: Callable[..., str]) -> Callable[..., str]:
-    return lambda *arguments, **options: view(_published(), *arguments, **options)
-
-
-VIEWS: dict[str, Callable[..., str]] = {"figure": figure}
-for _view in (
-    *(table, chosen, paper_sizes, pairs, distorted, distorted_pairs, longer_changes, longer_pairs, repeats, effects),
-    *(repeat_deviation, by_scale, costs, claims, verdict, paper_sizes_verdict, standing, error, difference, ratio),
-    *(
-        other_networks,
-        paper_ratio,
-        epochs_chosen,
-        sizes_chosen,
-        gains,
-        at_or_below,
-        release,
-        release_change,
-        devices,
-        hours,
-    ),
-):
-    VIEWS[_view.__name__] = _of_published(_view)

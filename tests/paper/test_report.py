@@ -83,7 +83,7 @@ def test_without_results_there_are_gaps_only(tmp_path):
     assert report.claims(data).count(f"[{GAP}]") == 7
     assert report.verdict(data, "par", report.VALIDATION_CHOSE) == report.ratio(data, "SS-CNN", "Plain CNN") == GAP
     assert (
-        report.at_or_below(data, "1", "2") == report.release(data, "FMNIST-Scale") == report.devices(data, "1") == GAP
+        report.at_or_below(data, "1", "2") == report.release(data, "FMNIST-Scale") == report.training_time(data) == GAP
     )
     assert report.repeat_deviation(data) == report.sizes_chosen(data) == report.epochs_chosen(data) == GAP
     assert report.chosen(data).count("(not tuned yet)") == 10
@@ -106,7 +106,7 @@ def test_tables_show_mean_and_deviation_beside_the_papers(load):
     assert "| SS-CNN | 10 | 6 | 10 | 6 | 1.2 (12 runs) |" in report.costs(data)
     assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | **-0.40 to -0.40** | 6 of 6 |" in report.pairs(data, "1")
     assert report.error(data, "1", "SS-CNN", "MNIST-Scale") == "2.05"
-    assert report.hours(data, "1") == f"{48 * 6 / 3600:.1f}"
+    assert report.training_time(data, "1", "2") == f"{48 * 6 / 3600:.1f} hours on a GPU"  # each run once
     assert report.at_or_below(load(list(first_table())[:-1]), "1") == GAP
 
 
@@ -373,7 +373,7 @@ def test_words_follow_the_numbers(load):
     )
     said = report.standing(load(table_1(errors | {"Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
     assert "cannot be told apart from" in said
-    assert report.words(["a"]) == "a"
+    assert (report.words(["a"]), report.words(["a", "b", "c"]), report.words([])) == ("a", "a, b and c", "")
 
 
 def test_releases_are_told_and_compared(load):
