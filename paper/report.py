@@ -95,7 +95,8 @@ def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
     made = data.results
     first = made[made["turn"] == 0].drop(columns="config")
     if averaged:
-        ended = made[(made["status"] == "finished") & made["run"].isin(first["run"])]
+        finished = made["status"] == "finished"  # a repeat alone does not fill a gap of the tables
+        ended = made[finished & made["run"].isin(made.loc[finished & (made["turn"] == 0), "run"])]
         first = ended.groupby("run").mean(numeric_only=True).reset_index()
     return grid.merge(first, how="left", on="run")
 

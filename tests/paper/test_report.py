@@ -299,6 +299,14 @@ def test_a_run_that_was_made_again_is_compared_by_its_mean(load):
     assert doubled.changes[2] == pytest.approx(2 - 2 * 3)
 
 
+def test_a_repeat_alone_fills_no_gap(load):
+    cell, runs = Cell("1", "SS-CNN", "MNIST-Scale"), of_cell("1", "SS-CNN", "MNIST-Scale")
+    lines = [result(config) for config in runs[2:]]
+    lines.append(failed(runs[1]) | {"history": lines[0]["history"]})
+    data = load(lines, again=[result(runs[0]), result(runs[1])])
+    assert report.values(data, cell).isna().tolist() == [True, True, False, False, False, False]
+
+
 def test_repeats_stand_beside_the_run_in_the_tables(load):
     first, second = of_cell("1", "SS-CNN", "MNIST-Scale")[:2]
     untested = EXPERIMENTS["tuning"].runs[0]
