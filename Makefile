@@ -38,7 +38,7 @@ test: lint types  ## lint, types, then the whole test suite
 	$(BIN)/pytest -n 2
 
 docs: $(READY)  ## redraw what is drawn from results/ and render README and docs/ from paper/pages/; trains nothing
-	$(BIN)/python -m paper.pages
+	$(BIN)/python -m paper report
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

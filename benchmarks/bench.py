@@ -29,12 +29,11 @@ from torch import nn
 
 import scalesteer
 from scalesteer import _checks
-from scalesteer.files import require
+from scalesteer.files import require, write_atomically
 from scalesteer.functional import BACKENDS
 from scalesteer.harmonics import PAPER_SCALES, window_size
 from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
-from scalesteer.training.checkpoint import write_atomically
 from scalesteer.training.train import arithmetic, capture, commit, pick_device, warm_up
 
 GROUPS = ("network", "layer", "sweep", "large", "baselines")
@@ -165,7 +164,7 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         if name == "plain":
             model = nn.Conv2d(*case.channels, size, padding=size // 2)
         else:
-            model = ScaleSteerableConv2d(*case.channels, size, padding=size // 2, scales=case.scales, backend=name)
+            model = ScaleSteerableConv2d(*case.channels, size, padding="same", scales=case.scales, backend=name)
         x = torch.randn(case.batch, case.channels[0], case.size, case.size, device=device)
     model.to(device)
     if not case.train:

@@ -48,6 +48,11 @@ def speed_headline(name: str) -> str:
     return headline(of_group(load()[name], "network"))
 
 
+def speed_numbers(name: str, train: bool = True) -> dict[str, str]:
+    """The numbers of that sentence: images_per_s, times_direct and times_plain of training or inference."""
+    return rates(of_group(load()[name], "network"), train)
+
+
 def speed_table() -> str:
     """The whole network on each device, for the front page."""
     rows = [("whole SS-CNN, images per second", "ours", "one convolution per scale", "plain CNN")]
@@ -104,12 +109,20 @@ def headline(networks: list[Record]) -> str:
     """The first training and the first inference case in a sentence."""
     said = []
     for train, verb in ((True, "trains"), (False, "classifies")):
-        ours = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
-        if {"times_direct", "times_plain"} <= set(ours):
-            rate, direct, plain = (number(ours[key]) for key in ("images_per_s", "times_direct", "times_plain"))
-            said.append(f"{verb} {rate} images per second, {direct} times `direct` and {plain} times the plain CNN")
+        if found := rates(networks, train):
+            said.append(
+                f"{verb} {found['images_per_s']} images per second, {found['times_direct']} times `direct` and "
+                f"{found['times_plain']} times the plain CNN"
+            )
     mode = ("TF32" if networks[0]["precision"] == "tf32" else "float32") + ", as a CUDA graph" * networks[0]["graph"]
     return f"SS-CNN, {mode}: {'; it '.join(said) or 'see below'}."
+
+
+def rates(networks: list[Record], train: bool) -> dict[str, str]:
+    """Images per second of ours in the first such case, and how many times that of the others; empty if it failed."""
+    ours: Record = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
+    keys = ("images_per_s", "times_direct", "times_plain")
+    return {key: number(ours[key]) for key in keys} if ours.keys() >= set(keys) else {}
 
 
 def contender_table(cases: list[Record]) -> str:
@@ -269,4 +282,9 @@ def plot_growth(sweep: list[Record]) -> Figure:
     return figure
 
 
-VIEWS = {"speed_headline": speed_headline, "speed_section": speed_section, "speed_table": speed_table}
+VIEWS = {
+    "speed_headline": speed_headline,
+    "speed_numbers": speed_numbers,
+    "speed_section": speed_section,
+    "speed_table": speed_table,
+}

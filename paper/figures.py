@@ -65,6 +65,19 @@ def _frame(axis: Any, title: str = "") -> None:
     axis.set_yticks([])
 
 
+def _single(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
+    """A figure with one axis."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _label(axis: Any, x: str, y: str, legend: int = 9, grid: str = "major") -> None:
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3, which=grid)
+    axis.legend(fontsize=legend)
+
+
 def _steerable(layer: nn.Module) -> ScaleSteerableConv2d:
     if not isinstance(layer, ScaleSteerableConv2d):
         raise TypeError(f"the layer must be a ScaleSteerableConv2d, as in ss-cnn (got {type(layer).__name__}).")
@@ -258,8 +271,7 @@ def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: 
         count: How many of the images, from the first.
     """
     few = images.first(min(count, len(images)))
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single()
     for (name, model), colour, marker in zip(models.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
         sizes, means = measures.scale_tracking(model, few)
         bins = list(split_by_scale(sizes))
@@ -267,17 +279,14 @@ def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: 
         centres, spread = [group.mean() for group in groups], [group.std() for group in groups]
         label = f"{name}: correlation of logarithms {np.corrcoef(np.log(sizes), np.log(means))[0, 1]:.2f}"
         axis.errorbar(middles, centres, spread, color=colour, marker=marker, capsize=3, label=label)
-    axis.set_xlabel("scale of the object (bins of 0.1)")
-    axis.set_ylabel("mean winning scale")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=9)
+    _label(axis, "scale of the object (bins of 0.1)", "mean winning scale")
     return figure
 
 
 # Errors
 
 
-def draw_errors(
+def plot_errors(
     curves: Mapping[str, Sequence[Sequence[float]]],
     positions: Sequence[float],
     label: str,
@@ -291,8 +300,7 @@ def draw_errors(
         label: Its label.
         span: A range to shade, such as that of the training data.
     """
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single()
     if span is not None:
         axis.axvspan(*span, color="#e3e8ee", label="range of the training data")
     for (name, runs), colour, marker in zip(curves.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
@@ -302,23 +310,19 @@ def draw_errors(
         axis.plot(positions, errors.mean(0), f"{marker}-", color=colour, label=name)
         if len(errors) > 1:
             axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=5)
-    axis.set_xlabel(label)
-    axis.set_ylabel("test error, %")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=9)
+    _label(axis, label, "test error, %")
     return figure
 
 
-def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
+def plot_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
     """Error in per cent after each epoch: a line through the means over runs, their range shaded.
 
     Args:
         curves: For each name its runs, each a sequence of errors from 0 to 1, one per epoch.
         label: Of the vertical axis, which is logarithmic.
     """
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single()
     for (name, runs), colour in zip(curves.items(), COLOURS * 3, strict=False):
         errors = 100 * np.asarray(runs, float)  # (runs, epochs)
         epochs = np.arange(1, errors.shape[1] + 1)
@@ -326,14 +330,11 @@ def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) 
         axis.fill_between(epochs, errors.min(0), errors.max(0), color=colour, alpha=0.15, linewidth=0)
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}")
-    axis.set_xlabel("epochs")
-    axis.set_ylabel(label)
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=9)
+    _label(axis, "epochs", label, grid="both")
     return figure
 
 
-def draw_ratios(
+def plot_ratios(
     panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]],
     positions: Sequence[float],
     label: str,
@@ -368,14 +369,14 @@ def plot_scale_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     bins = {name: evaluate(model, images)["by_scale"] for name, model in models.items()}
     positions = [(b["from"] + b["to"]) / 2 for b in next(iter(bins.values()))]
     curves = {name: [[b["error"] for b in rows]] for name, rows in bins.items()}
-    return draw_errors(curves, positions, "scale of the object (bins of 0.1)")
+    return plot_errors(curves, positions, "scale of the object (bins of 0.1)")
 
 
 def plot_elastic_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     """Error on elastically deformed test images, of networks that never saw any."""
     deformed = [images.distorted(alpha) for alpha in ELASTIC_ALPHAS]
     curves = {name: [[evaluate(model, d)["error"] for d in deformed]] for name, model in models.items()}
-    return draw_errors(curves, ELASTIC_ALPHAS, "strength of the deformation α, pixels")
+    return plot_errors(curves, ELASTIC_ALPHAS, "strength of the deformation α, pixels")
 
 
 # The guide
@@ -392,8 +393,7 @@ def random_layer() -> ScaleSteerableConv2d:
 def plot_theorem() -> Figure:
     """Error of Theorem 1 on Cartesian grids against pitch, and with its sign or power broken."""
     pitches = [2.0**-e for e in range(1, 7)]
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single(6.4, 4.2)
     for order, colour in zip(measures.THEOREM_ORDERS, ("#1f77b4", "#2ca02c", "#d62728"), strict=True):
         errors = measures.grid_deviations(order, 2.0, pitches)
         slope = np.polyfit(np.log(pitches), np.log(errors), 1)[0]
@@ -406,11 +406,14 @@ def plot_theorem() -> Figure:
         axis.loglog(pitches, measures.grid_deviations(1.0, 2.0, pitches, **change), style, color="grey", label=label)
     axis.set_xticks(pitches, [f"1/{round(1 / h)}" for h in pitches])
     axis.minorticks_off()
-    axis.set_xlabel("pitch of the grid (radius of the patch 3.5)")
-    axis.set_ylabel("relative deviation, norm over orientations")
     axis.set_title("Theorem 1 on equal-pitch grids, s = 2", fontsize=11)
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=8)
+    _label(
+        axis,
+        "pitch of the grid (radius of the patch 3.5)",
+        "relative deviation, norm over orientations",
+        legend=8,
+        grid="both",
+    )
     return figure
 
 
@@ -470,8 +473,7 @@ def plot_sensitivity(orders: Sequence[float] = measures.SENSITIVITY_ORDERS) -> F
 
 def plot_centrality(ss: Network, lsi: Network) -> Figure:
     """One dot per first-layer filter: how far off its centre of mass is, and how much of it is near the centre."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single(6, 4)
     for (name, model), colour, marker in zip(_pair(ss, lsi).items(), COLOURS, "os", strict=False):
         bank = measures.unit_filters(model.first)
         offset, share = measures.centrality(bank)
@@ -479,12 +481,9 @@ def plot_centrality(ss: Network, lsi: Network) -> Figure:
         axis.plot(offset, share, marker, color=colour, alpha=0.7, label=label)
         even = float(measures.centrality(np.ones((1, *bank.shape[1:])))[1][0])
     axis.axhline(even, color="grey", linestyle=":", label=f"mass spread evenly: {even:.0%}")
-    axis.set_xlabel("distance of the centre of mass, in radii")
-    axis.set_ylabel("share of |filter| within half the radius")
     axis.set_ylim(0, 1)
     axis.set_xlim(left=-0.01)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    _label(axis, "distance of the centre of mass, in radii", "share of |filter| within half the radius", legend=8)
     return figure
 
 
@@ -510,17 +509,13 @@ def plot_entanglement(ss: Network, lsi: Network) -> Figure:
 def plot_resizing() -> Figure:
     """Random filters: the same ones steered and resized, and rough ones (white noise), which only resizing can hold."""
     scales = np.linspace(0.6, 2.4, 19)
-    figure = Figure(figsize=(6.6, 4.2), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single(6.6, 4.2)
     for (name, layer), colour in zip(measures.resizing_layers().items(), COLOURS, strict=True):
         errors = [100 * measures.resizing_error(layer, s) for s in scales]
         style = "o-" if isinstance(layer, ScaleSteerableConv2d) else "s--"
         axis.plot(scales, errors, style, color=colour, markersize=4, label=name)
-    axis.set_xlabel("scale")
-    axis.set_ylabel("error of the response, %")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    _label(axis, "scale", "error of the response, %", legend=8)
     return figure
 
 

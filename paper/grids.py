@@ -51,11 +51,11 @@ CHOSEN = {
     ("SS-CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
     ("SS-CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
     ("LocScaleEq-CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
-    ("LocScaleEq-CNN", "fmnist-scale"): Settings(0.005, 0.01, 2),
+    ("LocScaleEq-CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
     ("LocScaleInv-CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
-    ("LocScaleInv-CNN", "fmnist-scale"): Settings(0.002, 0.1, 2),
+    ("LocScaleInv-CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
     ("Plain CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
-    ("Plain CNN", "fmnist-scale"): Settings(0.002, 0.1, 2),
+    ("Plain CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
 }
 """What tuning chose; a test compares it with the results. MNIST-scale-local-2 is made of the same digits as MNIST-Scale
 and uses its settings."""

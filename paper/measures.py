@@ -34,7 +34,7 @@ from scalesteer.data import (
 )
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
 from scalesteer.data.scale import RESAMPLERS, shrink
-from scalesteer.files import replacing
+from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -220,8 +220,16 @@ def resizing_error(
             steered = layer.with_scales((scale,)).filters()[0].double().cpu()
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
-            options = {"bias": False, "dtype": torch.float64, "scales": (scale,), "antialias": layer.antialias}
-            resized = LocallyScaleInvariantConv2d(1, len(weight), k, padding=k // 2, **options)
+            resized = LocallyScaleInvariantConv2d(
+                1,
+                len(weight),
+                k,
+                padding="same",
+                bias=False,
+                dtype=torch.float64,
+                scales=(scale,),
+                antialias=layer.antialias,
+            )
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]
     middle = slice(size // 2 - reach, size // 2 + reach + 1)
@@ -230,21 +238,21 @@ def resizing_error(
 
 def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d]:
     """The layers that :func:`paper.figures.plot_resizing` compares, with fixed random filters."""
-    draw = torch.Generator().manual_seed(0)
+    random = torch.Generator().manual_seed(0)
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
             layer = ScaleSteerableConv2d(1, filters, basis=LogRadialBasis.preset(preset), dtype=torch.float64)
-            layer.coefficients.normal_(generator=draw)
+            layer.coefficients.normal_(generator=random)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
-        rough = torch.randn(smooth.shape, generator=draw, dtype=torch.float64)
+        rough = torch.randn(smooth.shape, generator=random, dtype=torch.float64)
         for name, weight, antialias in (
             ("input resized, same filters", smooth, False),
             ("the same, anti-aliased", smooth, True),
             ("input resized, rough filters", rough, False),
         ):
-            resized = LocallyScaleInvariantConv2d(1, filters, dtype=torch.float64, antialias=antialias)
+            resized = LocallyScaleInvariantConv2d(1, filters, padding="same", dtype=torch.float64, antialias=antialias)
             resized.weight.copy_(weight)
             layers[name] = resized
     return layers
@@ -292,7 +300,7 @@ def grid_sum(order: float, radius: float, shrunk: float, pitch: float) -> Comple
 
 
 def _harmonic(order: float, x: Array, y: Array) -> Complex:
-    return harmonics.evaluate(LogRadialBasis(orders=(order,)), x, y)[0]  # (J, ...)
+    return np.asarray(harmonics.evaluate(LogRadialBasis(orders=(order,)), x, y)[0])  # (J, ...)
 
 
 def _deviation(left: Complex, right: Complex) -> float:
@@ -386,12 +394,12 @@ def overlaps() -> tuple[float, float]:
     """Of the pairs of MNIST-scale-local-2: the shares whose boxes share a column, and whose ink shares a pixel."""
     part, _ = load_part(SplitSpec("mnist-scale-local-2"), "test")
     pool = fetch("mnist")
-    ink = part.images.any(axis=1)
+    ink = np.asarray(part.images.any(axis=1))
     first, last = ink.argmax(1), 40 - ink[:, ::-1].argmax(1)
     shown, spans = [], []
     for side in (0, 1):
         digits = shrink(pool.images[part.indices[:, side]], part.scales[:, side])
-        inked = digits.any(axis=1)
+        inked = np.asarray(digits.any(axis=1))
         start = inked.argmax(1)
         width = 28 - inked[:, ::-1].argmax(1) - start
         place = first if side == 0 else last - width  # where the digit's ink begins in the pair
@@ -479,7 +487,7 @@ def data_sources() -> str:
 def data_digests() -> str:
     """The splits of each dataset, and the standard deviation of training pixels."""
     measured = _recorded("data/measured.json")
-    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "deviation of training pixels")]
+    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "standard deviation of training pixels")]
     for dataset, digests in measured["digests"].items():
         shown = " ".join(f"`{digest[:12]}`" for digest in digests)
         rows.append((dataset, shown, f"{measured['train_std'][dataset]:.4f}"))
@@ -531,8 +539,7 @@ def main() -> None:
     """Measure again, and draw the sheets of images that docs/data.md shows."""
     for path, measure in (("guide/maths.json", measure_guide), ("data/measured.json", measure_data)):
         numbers = measure()
-        with replacing(RESULTS / path) as file:
-            file.write((json.dumps(numbers, indent=1) + "\n").encode())
+        write_atomically(RESULTS / path, (json.dumps(numbers, indent=1) + "\n").encode())
     for dataset in DATASETS:
         sheets.draw(SplitSpec(dataset), "train", "samples", RESULTS / "data" / f"{dataset}.png")
     for sheet in ("resamplers", "elastic"):

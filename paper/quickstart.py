@@ -32,7 +32,7 @@ from paper import RESULTS, ROOT, figures, measures
 from paper.grids import METHODS
 from paper.markdown import table
 from scalesteer.data import DataError, ImageSet, load_split
-from scalesteer.files import replacing, require
+from scalesteer.files import require, write_atomically
 from scalesteer.models import Network, count_parameters, create_model
 from scalesteer.training.train import environment, evaluate
 
@@ -113,7 +113,7 @@ def train(model: Network, images: ImageSet, settings: Settings, seed: int, title
 
 def run(settings: Settings, folder: Path, command: str = "make quickstart") -> Result:
     """Train and test everything, write the report and the numbers into a folder, and return the numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # tell before minutes of training, not after
     started, cpu_started = time.perf_counter(), time.process_time()
     train_images = settings.images("train", settings.train_scales)
     tests = {size: settings.images("test", (size, size)) for size in settings.test_scales}
@@ -137,7 +137,7 @@ def run(settings: Settings, folder: Path, command: str = "make quickstart") -> R
                 f"{title}: {sum(seconds.values()):.0f} s, error at sizes never seen {100 * outside:.1f} %", flush=True
             )
     ours: Any = models["ss-cnn", settings.seeds[0]]
-    result = {
+    result: Result = {
         "settings": asdict(settings),
         "parameters": {name: count_parameters(models[name, settings.seeds[0]]) for name in settings.models},
         "runs": runs,
@@ -164,8 +164,8 @@ def run(settings: Settings, folder: Path, command: str = "make quickstart") -> R
 def write(path: Path, content: str | Result) -> None:
     """Replace a file as a whole, by a text or by numbers as JSON."""
     text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
-    with replacing(path) as file:
-        file.write(text.encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
 
 
 def summarize(runs: Sequence[Result]) -> Result:
@@ -220,7 +220,7 @@ def error_figure(result: Result) -> Figure:
     settings = result["settings"]
     curves = {NAMES[m]: [r["errors"] for r in result["runs"] if r["model"] == m] for m in result["summary"]}
     span = tuple(settings["train_scales"])
-    return figures.draw_errors(curves, settings["test_scales"], "size of the test digits", span)
+    return figures.plot_errors(curves, settings["test_scales"], "size of the test digits", span)
 
 
 def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
@@ -232,7 +232,7 @@ def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
     won = list(result["winning_scale"].values())
     head, *networks = rows(result)
     runs = [[f"{NAMES[one['model']]}, seed {one['seed']}", *percent(one)] for one in result["runs"]]
-    return jinja2.Template(template, undefined=jinja2.StrictUndefined, autoescape=True).render(
+    report: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, autoescape=True).render(
         result=result,
         verdict=verdict(result),
         note=note(result),
@@ -245,6 +245,7 @@ def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
         enlarged=f"{sizes[-1] / sizes[0]:.1f}",
         moved=f"{won[-1] / won[0]:.1f}",
     )
+    return report
 
 
 def embedded(figure: Figure) -> str:

@@ -715,14 +715,14 @@ def plots(folder: Path = RESULTS) -> dict[str, Figure]:
         if groups:
             curves = {line: (group[list(SIZES)] / 100).to_numpy().tolist() for line, group in groups.items()}
             middles = [sum(ends) / 2 for ends in SCALE_BINS]
-            drawn[f"scales-{dataset}"] = figures.draw_errors(curves, middles, f"scale of the object, {title}")
+            drawn[f"scales-{dataset}"] = figures.plot_errors(curves, middles, f"scale of the object, {title}")
             histories = {line: group["validation by epoch"].tolist() for line, group in groups.items()}
-            drawn[f"validation-{dataset}"] = figures.draw_histories(histories, f"validation error on {title}, %")
+            drawn[f"validation-{dataset}"] = figures.plot_histories(histories, f"validation error on {title}, %")
     limits = {"LocScaleInv-CNN": 1.0, "Spatial Transformer": grids.PAR}  # below them the paper's claims hold
     if not data.results[list(STRENGTHS)].isna().all(axis=None):
         panels = {f"SS-CNN / {other}": _ratio_lines(data, other) for other in limits}
         label = "strength of distortion α"
-        drawn["distortion"] = figures.draw_ratios(panels, ELASTIC_ALPHAS, label, list(limits.values()))
+        drawn["distortion"] = figures.plot_ratios(panels, ELASTIC_ALPHAS, label, list(limits.values()))
     return {f"figures/{name}.png": drawing for name, drawing in drawn.items()}
 
 

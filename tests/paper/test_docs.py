@@ -1,9 +1,12 @@
 """What the documents claim: numbers come from results/, examples run, links lead somewhere."""
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+from scalesteer import cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -23,3 +26,34 @@ def test_relative_links_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
     missing = [link for link in links if not (document.parent / link).exists()]
     assert not missing
+
+
+def commands(text):
+    """The commands in a document's code: program and first word, as written in indented lines and between backticks."""
+    code = "\n".join(re.findall(r"^    .*$|`[^`\n]+`", text, flags=re.M))
+    return set(re.findall(r"(scalesteer|python -m \w+|make) ([a-z]+)\b", code))
+
+
+def exists(program, word, capsys):
+    """Whether a program takes this as its first word."""
+    if program == "make":
+        return re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), flags=re.M) is not None
+    module = "scalesteer.cli" if program == "scalesteer" else f"{program.split()[-1]}.__main__"
+    with pytest.raises(SystemExit):
+        cli.main([word, "--help"], commands=importlib.import_module(module).app, prog="program")
+    return f"program {word} " in capsys.readouterr().out  # of a word that it does not know it shows the list
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documents_name_commands_that_exist(document, capsys):
+    if document.name != "CHANGELOG.md":  # tells of what was
+        assert [found for found in sorted(commands(document.read_text())) if not exists(*found, capsys)] == []
+
+
+def test_a_command_that_does_not_exist_is_noticed(capsys):
+    found = commands(
+        "On scalesteer fonts.\n\n    scalesteer data fetch\n    make docs # all\n\nand `python -m paper nope`."
+    )
+    assert found == {("scalesteer", "data"), ("make", "docs"), ("python -m paper", "nope")}
+    assert {one for one in found if not exists(*one, capsys)} == {("python -m paper", "nope")}
+    assert not exists("make", "nope", capsys)

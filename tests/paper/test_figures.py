@@ -42,10 +42,10 @@ def needed():
 
 @pytest.fixture(scope="module")
 def image_set():
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (60, 28, 28), generator=draw, dtype=torch.uint8)
-    scales = 0.3 + 0.7 * torch.rand(60, generator=draw)
-    return ImageSet(images, torch.randint(10, (60,), generator=draw), scales)
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (60, 28, 28), generator=random, dtype=torch.uint8)
+    scales = 0.3 + 0.7 * torch.rand(60, generator=random)
+    return ImageSet(images, torch.randint(10, (60,), generator=random), scales)
 
 
 @pytest.fixture(scope="module")
@@ -252,18 +252,18 @@ def test_area_sampling_steers_better_than_resizing_the_input_twice():
 
 
 def test_errors_are_drawn_as_means_over_runs():
-    figure = figures.draw_errors({"a": [[0.1, 0.2], [0.3, 0.2]]}, [0.5, 1.0], "size", span=(0.5, 0.6))
+    figure = figures.plot_errors({"a": [[0.1, 0.2], [0.3, 0.2]]}, [0.5, 1.0], "size", span=(0.5, 0.6))
     (axis,) = figure.axes
     line = next(line for line in axis.get_lines() if line.get_label() == "a")
     assert line.get_ydata() == pytest.approx([20, 20])
     assert line.get_xdata() == pytest.approx([0.5, 1.0])
     with pytest.raises(ValueError, match="2 errors per run"):
-        figures.draw_errors({"a": [[0.1]]}, [0.5, 1.0], "size")
+        figures.plot_errors({"a": [[0.1]]}, [0.5, 1.0], "size")
 
 
 def test_ratios_are_lines_with_a_dot_for_each_pair():
     lines = {"paper": ([0.5, 0.6], []), "here": ([1.0, 1.2], [[0.9, 1.1], [1.1, 1.3]])}
-    figure = figures.draw_ratios({"a / b": lines, "a / c": lines}, [0, 10], "strength", (1.0, 1.1))
+    figure = figures.plot_ratios({"a / b": lines, "a / c": lines}, [0, 10], "strength", (1.0, 1.1))
     for axis, level in zip(figure.axes, (1.0, 1.1), strict=True):
         limit, paper, here, *dots = (line.get_ydata() for line in axis.lines)
         assert list(limit) == [level, level]

@@ -166,6 +166,21 @@ def test_plots_are_those_of_the_kept_results():
     )
 
 
+def test_the_command_prints_the_table_and_keeps_what_it_is_asked_to(filled_cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "ROOT", tmp_path)
+    monkeypatch.setattr(quickstart, "RESULTS", tmp_path / "results")
+    monkeypatch.setitem(quickstart.EDITIONS, "variants", replace(TINY, models=("ss-cnn", "ss-cnn, points"), seeds=(0,)))
+    assert quickstart.main(["--variants", "--record"]) == 0
+    result = quickstart.recorded("variants")
+    assert result == json.loads((tmp_path / "quickstart-variants" / "result.json").read_text())
+    assert result["environment"]["command"] == "make quickstart VARIANTS=1"
+    out = capsys.readouterr().out
+    assert out.startswith("Training 2 small networks on MNIST digits, 1 times each: about 8 minutes")
+    (row,) = [line for line in out.splitlines() if line.startswith("SS-CNN, sampled at points  ")]
+    assert row.split()[4:] == quickstart.percent(result["summary"]["ss-cnn, points"])
+    assert out.endswith(f"The report: {tmp_path / 'quickstart-variants' / 'index.html'}\n")
+
+
 def test_what_cannot_be_done_is_one_line_and_status_2(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(quickstart, "ROOT", tmp_path / "file")

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .._checks import integer, real
-from .sources import Images
-from .streams import random_bits, stream_key
+from scalesteer._checks import integer, real
+from scalesteer.data.sources import Images
+from scalesteer.data.streams import random_bits, stream_key
 
 ELASTIC_ALPHAS = (0.0, 10.0, 20.0, 30.0, 40.0)
 ELASTIC_SIGMA = 4.0

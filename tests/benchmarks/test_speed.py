@@ -61,6 +61,7 @@ def test_the_front_page_has_the_rates_of_the_whole_network_on_each_device():
         ratio = found["direct"]["ms"] / found["spectral"]["ms"]
         assert float(row.split("(")[1].split(" x)")[0]) == pytest.approx(ratio, rel=0.01)
         assert ("H200" in row) == (name == "h200")
+        assert float(report.speed_numbers(name)["times_direct"]) == pytest.approx(ratio, rel=0.01)
         assert f"trains {report.number(found['spectral']['images_per_s'])} images" in report.speed_headline(name)
 
 
