@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paper import ROOT, grids, pages, report
+from paper import grids, pages, report
 from paper.grids import EXPERIMENTS, Cell
 from paper.report import GAP
 from scalesteer.training.train import SCALE_BINS
@@ -438,9 +438,3 @@ def test_every_page_of_evidence_asks_a_question_and_answers_first(rendered):
         assert title.endswith("?")
         assert not answer.startswith(("|", "!", "#"))
         assert f"[{title[2:]}]({path.name})" in index
-
-
-def test_readme_has_table_1():
-    text = (ROOT / "README.md").read_text()
-    for line in report.table(report.load(), "1", title=False).splitlines()[2:]:
-        assert line in text
