@@ -71,11 +71,11 @@ def load(folder: Path = RESULTS) -> Data:
             line = {"run": config.name, "config": config, "repeat": kind == "repeats", "status": result["status"]}
             line |= {"reason": result.get("reason"), "validation by epoch": result["history"]["val_error"]}
             line |= {"device": about["device"], "release": about["data"]["source"].get("release")}
-            line |= {key: result.get(key, math.nan) for key in ("val_loss", "parameters", "seconds")}
+            line |= {key: result.get(key, math.nan) for key in ("val_loss", "best_epoch", "parameters", "seconds")}
             line |= {f"{key} error": 100 * result.get(f"{key}_error", math.nan) for key in ("val", "test")}
             line |= {f"{row['from']:g}–{row['to']:g}": 100 * row["error"] for row in bins}
             found.append(line | distorted.get(config.name, {}))
-    numbers = ["val_loss", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
+    numbers = ["val_loss", "best_epoch", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
     words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
     lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
     return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
@@ -612,6 +612,13 @@ def ratio(data: Data, *which: Any, **options: Any) -> str:
     """The smallest and the largest of :func:`ratios`."""
     found = ratios(data, *which, **options)
     return GAP if any(map(math.isnan, found)) else f"{min(found):.2f} to {max(found):.2f}"
+
+
+@view
+def best_epochs(data: Data, line: str, column: str) -> str:
+    """The epochs that validation chose in a cell of Table 1, from the first split on, counted from 1."""
+    found = values(data, Cell("1", line, column, "best_epoch"), False).dropna()
+    return words([f"{epoch + 1:.0f}" for epoch in found]) or GAP
 
 
 @view

@@ -106,6 +106,7 @@ def test_tables_show_mean_and_deviation_beside_the_papers(load):
     assert "| SS-CNN | 10 | 6 | 10 | 6 | 1.2 (12 runs) |" in report.costs(data)
     assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | **-0.40 to -0.40** | 6 of 6 |" in report.pairs(data, "1")
     assert report.error(data, "1", "SS-CNN", "MNIST-Scale") == "2.05"
+    assert report.best_epochs(data, "SS-CNN", "MNIST-Scale") == "1, 1, 1, 1, 1 and 1"
     assert report.training_time(data, "1", "2") == f"{48 * 6 / 3600:.1f} hours on a GPU"  # each run once
     assert report.at_or_below(load(list(first_table())[:-1]), "1") == GAP
 
