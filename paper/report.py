@@ -281,9 +281,7 @@ def chosen(data: Data) -> str:
         ours, best = grids.CHOSEN[method, dataset], chosen_settings(data, method, dataset)
         return f"{ours}{' (not tuned yet)' if best is None else '' if best == ours else f' (validation chose {best})'}"
 
-    return markdown(
-        [["settings", *DATASETS.values()], *([m, *(used(m, data_) for data_ in DATASETS)] for m in METHODS)]
-    )
+    return markdown([["settings", *DATASETS.values()], *([m, *(used(m, name) for name in DATASETS)] for m in METHODS)])
 
 
 def _ablations(data: Data) -> str:
@@ -399,7 +397,11 @@ def longer_pairs(data: Data) -> str:
         own = epochs_of(data, way)
         if line != "SS-CNN":
             known = line in own and "SS-CNN" in own
-            found = _against_ours(data, Cell("longer", line, own[line]), own["SS-CNN"]) if known else [GAP] * 7
+            found = (
+                _against_ours(data, Cell("longer", line, own[line]), own["SS-CNN"])
+                if known
+                else [GAP] * len(DISTORTIONS)
+            )
             rows.append([f"{line}, {way}", *found])
     return markdown(rows)
 
