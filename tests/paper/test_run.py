@@ -31,7 +31,7 @@ def places(tmp_path):
     return {"runs": tmp_path / "runs", "results": tmp_path / "results", "device": "cpu"}
 
 
-def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undisturbed, tmp_path, monkeypatch):
+def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undisturbed, tmp_path):
     assert run.make("2", grid, **places(tmp_path)) == []
     assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
     found, distorted = (dict(read(tmp_path / "results", kind)) for kind in ("runs", "distortion"))
@@ -45,9 +45,9 @@ def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undist
     assert distorted[tiny]["moved"] == {f"{p:g}": evaluate(model, images.moved(p))["error"] for p in (0.5, 1)}
     for path in (tmp_path / "results").rglob("*.jsonl"):
         assert str(tmp_path) not in path.read_text()
-    monkeypatch.setattr(run, "train", None)
-    monkeypatch.setattr(run, "distort", None)
+    shutil.rmtree(tmp_path / "runs")
     assert run.make("2", grid, **places(tmp_path)) == []
+    assert not (tmp_path / "runs").exists()
 
 
 def test_distortion_is_tested_where_it_is_asked_for_only(cache, grid, tmp_path):
@@ -65,11 +65,11 @@ def test_fresh_takes_no_notice_of_published_results(cache, grid, tiny, undisturb
         assert dict(read(tmp_path / "results"))[tiny]["test_error"] == expected
 
 
-def test_results_that_could_not_be_kept_are_told_before_training(grid, tmp_path, monkeypatch):
+def test_results_that_could_not_be_kept_are_told_before_training(grid, tmp_path):
     (tmp_path / "results").write_text("in the way")
-    monkeypatch.setattr(run, "train", None)
     with pytest.raises(RunError, match="cannot be written to"):
         run.make("1", grid, **places(tmp_path))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_interrupted_experiment_goes_on(start, cache, grid, tiny, undisturbed, tmp_path):
