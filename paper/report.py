@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 GAP = "–"
 SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())
+MEANS = {"val_loss": ".3f", "parameters": ",.0f", "seconds": ",.0f", **dict.fromkeys(SIZES, ".2f")}  # without deviation
 VALIDATION_CHOSE = "as validation chose"  # a number of epochs, for each method its own
 
 VIEWS: dict[str, Callable[..., str]] = {}
@@ -78,6 +79,7 @@ def load(folder: Path = RESULTS) -> Data:
     numbers = ["val_loss", "best_epoch", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
     words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
     lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
+    lines.loc[~lines["device"].isin(lines["device"].mode()[:1]), "seconds"] = math.nan  # times compare on one device
     return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
 
 
@@ -146,9 +148,10 @@ def mean(numbers: Iterable[float], form: str = ".2f") -> str:
     return f"{statistics.fmean(found):{form}}" if found else GAP
 
 
-def show(data: Data, cell: Cell, averaged: bool = False) -> str:
-    """What a table says in a cell."""
-    return spread(values(data, cell, averaged))
+def show(data: Data, cell: Cell) -> str:
+    """What a table says in a cell. In validation, runs that were made more than once count with their mean."""
+    numbers = values(data, cell, averaged=cell.measure.startswith("val"))
+    return mean(numbers, MEANS[cell.measure]) if cell.measure in MEANS else spread(numbers)
 
 
 class Interval(NamedTuple):
@@ -284,31 +287,42 @@ def chosen(data: Data) -> str:
     return markdown([["settings", *DATASETS.values()], *([m, *(used(m, name) for name in DATASETS)] for m in METHODS)])
 
 
-def _ablations(data: Data) -> str:
-    rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
-    base, *_ = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
-    for line in lines("ablations"):
-        cell = base._replace(line=line)
-        change = "base" if cell == base else minus(data, cell, base).summary[0]
-        rows.append([line, show(data, cell), change, *_costs(data, cell)])
+def _numbers(
+    data: Data, corner: str, cells: dict[str, Cell], measures: Iterable[str], heads: Sequence[str] = ()
+) -> str:
+    """One line for each cell, one column for each of its measures."""
+    measures = list(measures)
+    rows = [[label, *(show(data, cell._replace(measure=m)) for m in measures)] for label, cell in cells.items()]
+    return markdown([[corner, *(heads or measures)], *rows])
+
+
+def _intervals(data: Data, corner: str, pairs: dict[str, Sequence[Cell]], measures: Sequence[str]) -> str:
+    """One line for each pair of cells, one column for each measure: the interval of the first minus the second."""
+    rows = [[corner, *(m.replace("val error", "validation") for m in measures)]]
+    for label, pair in pairs.items():
+        found = (str(minus(data, *(c._replace(measure=m) for c in pair))) if pair else GAP for m in measures)
+        rows.append([label, *found])
     return markdown(rows)
 
 
-def _costs(data: Data, cell: Cell) -> list[str]:
-    """Parameters and seconds of training, means over splits; seconds of the device that made most runs."""
-    found = runs(data, cell.experiment)
-    mine = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
-    timed = mine[mine["device"].isin(found["device"].mode()[:1])]
-    return [mean(mine["parameters"], ",.0f"), mean(timed["seconds"], ",.0f")]
+def _ablations(data: Data) -> str:
+    rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
+    base, *others = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
+    for cell in (base, *others):
+        change = "base" if cell == base else minus(data, cell, base).summary[0]
+        costs = (show(data, cell._replace(measure=m)) for m in ("parameters", "seconds"))
+        rows.append([cell.line, show(data, cell), change, *costs])
+    return markdown(rows)
 
 
 def _sizes(data: Data) -> str:
     """Both input sizes for every method."""
     rows = [["error in %", "28 px", "56 px", "28 minus 56 px", "parameters", "seconds, 28 px", "seconds, 56 px"]]
     for method in METHODS:
-        both = [Cell("sizes", method, column) for column in columns("sizes")]
-        (parameters, fast), (_, slow) = (_costs(data, cell) for cell in both)
-        rows.append([method, *(show(data, c) for c in both), minus(data, *both).summary[0], parameters, fast, slow])
+        both = small, large = [Cell("sizes", method, column) for column in columns("sizes")]
+        costs = small._replace(measure="parameters"), *(cell._replace(measure="seconds") for cell in both)
+        errors = *(show(data, cell) for cell in both), minus(data, small, large).summary[0]
+        rows.append([method, *errors, *(show(data, cell) for cell in costs)])
     return markdown(rows)
 
 
@@ -340,32 +354,21 @@ def pairs(data: Data, name: str) -> str:
 @view
 def distorted(data: Data) -> str:
     """Table 2 as means over splits, also with images moved."""
-    rows = [[line, *(show(data, Cell("2", line, "60 epochs", m)) for m in DISTORTIONS)] for line in lines("2")]
-    return markdown([["error in %", *DISTORTIONS], *rows])
+    return _numbers(data, "error in %", {line: Cell("2", line, "60 epochs") for line in lines("2")}, DISTORTIONS)
 
 
 @view
 def distorted_pairs(data: Data) -> str:
     """SS-CNN against each other line of Table 2, in every way that images were changed."""
-    others = [Cell("2", line, "60 epochs") for line in lines("2") if line != "SS-CNN"]
-    return markdown([["SS-CNN minus", *DISTORTIONS], *([c.line, *_against_ours(data, c)] for c in others)])
-
-
-def _against_ours(data: Data, other: Cell, column: str | None = None) -> list[str]:
-    """SS-CNN minus another cell in every way that images were changed, in the same column or another."""
-    ours = other._replace(line="SS-CNN", column=column or other.column)
-    return [str(minus(data, ours._replace(measure=m), other._replace(measure=m))) for m in DISTORTIONS]
+    ours, *others = (Cell("2", line, "60 epochs") for line in sorted(lines("2"), key="SS-CNN".__ne__))
+    return _intervals(data, "SS-CNN minus", {other.line: (ours, other) for other in others}, DISTORTIONS)
 
 
 def _longer(data: Data) -> str:
     """Each method of Table 2 after 60 epochs and after more."""
-    rows = [["error in %", "validation", *STRENGTHS]]
-    for line, column in itertools.product(lines("longer"), columns("longer")):
-        validation = show(data, Cell("longer", line, column, "val error"), averaged=True)
-        rows.append(
-            [f"{line}, {column}", validation, *(show(data, Cell("longer", line, column, a)) for a in STRENGTHS)]
-        )
-    return markdown(rows)
+    both = itertools.product(lines("longer"), columns("longer"))
+    cells = {f"{line}, {column}": Cell("longer", line, column) for line, column in both}
+    return _numbers(data, "error in %", cells, ("val error", *STRENGTHS), ("validation", *STRENGTHS))
 
 
 def chosen_epochs(data: Data) -> dict[str, str]:
@@ -382,28 +385,21 @@ def chosen_epochs(data: Data) -> dict[str, str]:
 def longer_changes(data: Data) -> str:
     """What more epochs do to each method, as intervals."""
     few, *more = columns("longer")
-    rows = [[f"minus its error after {few}", "validation", *DISTORTIONS]]
-    for line, column in itertools.product(lines("longer"), more):
-        both = [[Cell("longer", line, c, m) for c in (column, few)] for m in ("val error", *DISTORTIONS)]
-        rows.append([f"{line}, {column}", *(str(minus(data, *pair)) for pair in both)])
-    return markdown(rows)
+    both = itertools.product(lines("longer"), more)
+    pairs = {f"{line}, {column}": [Cell("longer", line, c) for c in (column, few)] for line, column in both}
+    return _intervals(data, f"minus its error after {few}", pairs, ("val error", *DISTORTIONS))
 
 
 @view
 def longer_pairs(data: Data) -> str:
     """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
-    rows = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
+    pairs: dict[str, list[Cell]] = {}
     for line, way in itertools.product(lines("longer"), (*columns("longer")[1:], VALIDATION_CHOSE)):
-        own = epochs_of(data, way)
         if line != "SS-CNN":
+            own = epochs_of(data, way)
             known = line in own and "SS-CNN" in own
-            found = (
-                _against_ours(data, Cell("longer", line, own[line]), own["SS-CNN"])
-                if known
-                else [GAP] * len(DISTORTIONS)
-            )
-            rows.append([f"{line}, {way}", *found])
-    return markdown(rows)
+            pairs[f"{line}, {way}"] = [Cell("longer", m, own[m]) for m in ("SS-CNN", line)] if known else []
+    return _intervals(data, "SS-CNN, trained likewise, minus", pairs, DISTORTIONS)
 
 
 def epochs_of(data: Data, way: str) -> dict[str, str]:
@@ -460,31 +456,28 @@ def effects(data: Data) -> str:
 
 
 def _choices(data: Data) -> str:
-    rows = [["filters", "validation error in %", "validation loss"]]
-    for line in lines("choices"):
-        error = Cell("choices", line, "", "val error")
-        loss = mean(values(data, error._replace(measure="val_loss")), ".3f")
-        rows.append([line, show(data, error, averaged=True), loss])
-    return markdown(rows)
+    heads = ("validation error in %", "validation loss")
+    cells = {line: Cell("choices", line, "") for line in lines("choices")}
+    return _numbers(data, "filters", cells, ("val error", "val_loss"), heads)
 
 
 @view
 def by_scale(data: Data, column: str) -> str:
     """Error by scale of the object in a column of Table 1, mean over splits."""
-    rows = [[m, *(mean(values(data, Cell("1", m, column, size), False)) for size in SIZES)] for m in METHODS]
-    return markdown([[f"{column}, error in %", *SIZES], *rows])
+    return _numbers(data, f"{column}, error in %", {method: Cell("1", method, column) for method in METHODS}, SIZES)
 
 
 @view
 def costs(data: Data) -> str:
     """Parameters and training time by method."""
-    heads = [f"{column}, {what}" for column in columns("1") for what in ("parameters", "s")]
-    rows = [["mean over splits", *heads, "all runs, minutes"]]
+    cells = [Cell("1", "", column, measure) for column in columns("1") for measure in ("parameters", "seconds")]
+    rows = [["mean over splits", *(f"{c.column}, {c.measure}" for c in cells), "all runs, minutes"]]
     for line in lines("1"):
-        both = [Cell("1", line, column, "seconds") for column in columns("1")]
-        seconds = pd.concat([values(data, cell, False) for cell in both]).dropna()
+        seconds = pd.concat(
+            [values(data, c._replace(line=line), False) for c in cells if c.measure == "seconds"]
+        ).dropna()
         total = f"{seconds.sum() / 60:.1f} ({len(seconds)} runs)" if len(seconds) else GAP
-        rows.append([line, *itertools.chain(*(_costs(data, cell) for cell in both)), total])
+        rows.append([line, *(show(data, cell._replace(line=line)) for cell in cells), total])
     return markdown(rows)
 
 
