@@ -29,12 +29,11 @@ from torch import nn
 
 import scalesteer
 from scalesteer import _checks
-from scalesteer.files import require
+from scalesteer.files import require, write_atomically
 from scalesteer.functional import BACKENDS
 from scalesteer.harmonics import PAPER_SCALES, window_size
 from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
-from scalesteer.training.checkpoint import write_atomically
 from scalesteer.training.train import arithmetic, capture, commit, pick_device, warm_up
 
 GROUPS = ("network", "layer", "sweep", "large", "baselines")

@@ -82,6 +82,8 @@ class Table:
 
         for name in self.names:
             choice("name", name, tuple(grids.EXPERIMENTS))
+        if not self.results.is_dir():
+            raise ValueError(f"{self.results} is not a folder: give that of the results with --results DIR.")
         data = report.load(self.results)
         shown = [report.table(data, name) for name in self.names]
         print("\n\n".join(shown if self.markdown else map(aligned, shown)))

@@ -34,7 +34,7 @@ from scalesteer.data import (
 )
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
 from scalesteer.data.scale import RESAMPLERS, shrink
-from scalesteer.files import replacing
+from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -539,8 +539,7 @@ def main() -> None:
     """Measure again, and draw the sheets of images that docs/data.md shows."""
     for path, measure in (("guide/maths.json", measure_guide), ("data/measured.json", measure_data)):
         numbers = measure()
-        with replacing(RESULTS / path) as file:
-            file.write((json.dumps(numbers, indent=1) + "\n").encode())
+        write_atomically(RESULTS / path, (json.dumps(numbers, indent=1) + "\n").encode())
     for dataset in DATASETS:
         sheets.draw(SplitSpec(dataset), "train", "samples", RESULTS / "data" / f"{dataset}.png")
     for sheet in ("resamplers", "elastic"):

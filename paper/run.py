@@ -56,22 +56,11 @@ def make(
     data_dir: Path | None = None,
     fresh: bool = False,
 ) -> list[str]:
-    """Make every run of an experiment that has no result yet, and publish the results.
+    """Make every run of an experiment, or of a part of it, that has no result yet, and publish the results.
 
     It may be interrupted at any time, and several processes, on one machine or on many with a common disk, may work on
-    one experiment: a run that another one has in hand is passed over.
-
-    Args:
-        name: One of `EXPERIMENTS`.
-        experiment: A part of it; by default the whole.
-        runs: Where runs are kept.
-        results: Where results are published.
-        device: Where to train.
-        data_dir: Where the original files are, if not in the cache.
-        fresh: Take no notice of results that were published before: only what is in `runs` counts.
-
-    Returns:
-        What kept runs from being finished, one line for each.
+    one experiment: a run that another one has in hand is passed over. With `fresh` results that were published before
+    do not count, only what is in `runs`. Returns what kept runs from being finished, one line for each.
     """
     experiment = experiment or EXPERIMENTS[name]
     pick_device(device)
@@ -103,13 +92,7 @@ def distort(
     """Test the network of a finished run under elastic distortion of each strength, and publish that.
 
     It is also tested on images that are moved by half a pixel, which blurs them without distortion, and by a whole one.
-
-    Args:
-        directory: The run's directory.
-        results: Where to publish.
-        name: The experiment whose command the result names as its own.
-        device: Where to compute.
-        data_dir: Where the original files are, if not in the cache.
+    The result names the command that runs the experiment `name`.
 
     Raises:
         CheckpointError: If the directory holds no model.
