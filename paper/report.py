@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,7 +67,7 @@ def load(folder: Path = RESULTS) -> Data:
     }
     found: list[dict[str, Any]] = []
     for kind in ("runs", "repeats"):
-        for config, result in results.read(folder, kind):  # type: ignore[arg-type]
+        for config, result in results.read(folder, kind):
             about, bins = result["environment"], result.get("test_error_by_scale", ())
             line = {"run": config.name, "config": config, "repeat": kind == "repeats", "status": result["status"]}
             line |= {"reason": result.get("reason"), "validation by epoch": result["history"]["val_error"]}
@@ -296,11 +296,13 @@ def _numbers(
     return markdown([[corner, *(heads or measures)], *rows])
 
 
-def _intervals(data: Data, corner: str, pairs: dict[str, Sequence[Cell]], measures: Sequence[str]) -> str:
+def _intervals(data: Data, corner: str, pairs: Mapping[str, tuple[Cell, Cell] | None], measures: Sequence[str]) -> str:
     """One line for each pair of cells, one column for each measure: the interval of the first minus the second."""
     rows = [[corner, *(m.replace("val error", "validation") for m in measures)]]
     for label, pair in pairs.items():
-        found = (str(minus(data, *(c._replace(measure=m) for c in pair))) if pair else GAP for m in measures)
+        found = [GAP] * len(measures)
+        if pair:
+            found = [str(minus(data, pair[0]._replace(measure=m), pair[1]._replace(measure=m))) for m in measures]
         rows.append([label, *found])
     return markdown(rows)
 
@@ -386,19 +388,19 @@ def longer_changes(data: Data) -> str:
     """What more epochs do to each method, as intervals."""
     few, *more = columns("longer")
     both = itertools.product(lines("longer"), more)
-    pairs = {f"{line}, {column}": [Cell("longer", line, c) for c in (column, few)] for line, column in both}
+    pairs = {f"{m}, {column}": (Cell("longer", m, column), Cell("longer", m, few)) for m, column in both}
     return _intervals(data, f"minus its error after {few}", pairs, ("val error", *DISTORTIONS))
 
 
 @view
 def longer_pairs(data: Data) -> str:
     """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
-    pairs: dict[str, list[Cell]] = {}
+    pairs: dict[str, tuple[Cell, Cell] | None] = {}
     for line, way in itertools.product(lines("longer"), (*columns("longer")[1:], VALIDATION_CHOSE)):
         if line != "SS-CNN":
             own = epochs_of(data, way)
-            known = line in own and "SS-CNN" in own
-            pairs[f"{line}, {way}"] = [Cell("longer", m, own[m]) for m in ("SS-CNN", line)] if known else []
+            ours, theirs = (Cell("longer", m, own.get(m, "")) for m in ("SS-CNN", line))
+            pairs[f"{line}, {way}"] = (ours, theirs) if ours.column and theirs.column else None
     return _intervals(data, "SS-CNN, trained likewise, minus", pairs, DISTORTIONS)
 
 
@@ -530,9 +532,11 @@ def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
 def verdict(data: Data, claim: str, way: str = "") -> str:
     """Whether a claim holds; one on distortion also after so many epochs, or after those that validation chose."""
     own = epochs_of(data, way) if way else {}
-    compared = [
-        Pair(*(c._replace(column=own.get(c.line, c.column)) for c in p[:2]), p.times) for p in CLAIMS[claim].pairs
-    ]
+
+    def then(cell: Cell) -> Cell:
+        return cell._replace(column=own.get(cell.line, cell.column))
+
+    compared = [Pair(then(first), then(second), times) for first, second, times in CLAIMS[claim].pairs]
     return decide(data, compared)[0] if own or not way else GAP
 
 
@@ -563,8 +567,8 @@ def standing(data: Data, name: str, column: str, measure: str = "test error") ->
     found: dict[str, list[str]] = {word: [] for word in said}
     for line in lines(name):
         if line != "SS-CNN":
-            both = (Cell(name, other, column, measure) for other in ("SS-CNN", line))
-            found[minus(data, *both).verdict].append(line)
+            ours, other = (Cell(name, who, column, measure) for who in ("SS-CNN", line))
+            found[minus(data, ours, other).verdict].append(line)
     *most, last = (text.format(words(found[word])) for word, text in said.items() if found[word])
     return f"{', '.join(most)}, and {last}" if most else last
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from paper import RESULTS
-from paper.grids import EXPERIMENTS, MOVED, Experiment
+from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
 from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
 from scalesteer.training import results as published
 from scalesteer.training.config import RunConfig
@@ -30,14 +30,15 @@ def select(
     Raises:
         ValueError: If it has no such split, line or dataset.
     """
+    parts: dict[str, tuple[Iterable[Any] | None, Callable[[Row], Any]]] = {
+        "splits": (splits, lambda row: row.config.split),
+        "methods": (methods, lambda row: row.line),
+        "datasets": (datasets, lambda row: row.config.dataset),
+    }
     rows = experiment.rows
-    for name, wanted, own in (
-        ("splits", splits, lambda row: row.config.split),
-        ("methods", methods, lambda row: row.line),
-        ("datasets", datasets, lambda row: row.config.dataset),
-    ):
-        if wanted is not None:
-            known, wanted = list(dict.fromkeys(map(own, experiment.rows))), list(wanted)
+    for name, (asked, own) in parts.items():
+        if asked is not None:
+            known, wanted = list(dict.fromkeys(map(own, experiment.rows))), list(asked)
             unknown = [value for value in wanted if value not in known]
             if unknown or not wanted:
                 allowed = ", ".join(map(str, known))

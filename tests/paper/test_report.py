@@ -1,5 +1,6 @@
 """Numbers come from results; what is missing is a gap; verdicts come from intervals."""
 
+import doctest
 import json
 import math
 import re
@@ -153,6 +154,11 @@ def test_an_interval_is_students():
     first, second = np.array([1.0, 2.5, 3.0]), np.array([1.5, 2.0, 4.0])
     expected = stats.ttest_rel(first, second).confidence_interval()
     assert report.interval(first - second)[1:3] == pytest.approx(tuple(expected))
+
+
+def test_examples_in_docstrings():
+    found = doctest.testmod(report)
+    assert (found.failed, found.attempted > 0) == (0, True)
 
 
 def test_an_intervals_text():
