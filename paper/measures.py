@@ -242,7 +242,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
-            layer = ScaleSteerableConv2d(1, filters, basis=LogRadialBasis.preset(preset), dtype=torch.float64)
+            layer = ScaleSteerableConv2d(1, filters, basis=preset, dtype=torch.float64)
             layer.coefficients.normal_(generator=random)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
@@ -332,7 +332,7 @@ def steering_errors(preset: str) -> dict[str, float]:
     for size, scales in ((7, PAPER_SCALES), (17, (1.0, 33 / 17))):
         draws = []
         for seed in range(10):
-            layer = ScaleSteerableConv2d(1, 64, size, scales=scales, basis=LogRadialBasis.preset(preset))
+            layer = ScaleSteerableConv2d(1, 64, size, scales=scales, basis=preset)
             with torch.no_grad():
                 layer.coefficients.normal_(generator=torch.Generator().manual_seed(seed))
             draws.append(steering_error(layer))
