@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, functional, harmonics
-from scalesteer.fast import spectral
+from scalesteer.geometry import Filters, Geometry, no_autocast
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 
 
@@ -21,20 +21,20 @@ class _ScaleConv2d(nn.Module):
 
     in_channels: int
     out_channels: int
-    geometry: functional.Geometry
+    geometry: Geometry
     scales: tuple[float, ...]
     sizes: tuple[int, ...]
     reduce: Literal["max"] | None
     backend: str
     bias: Tensor | None
 
-    def filters(self) -> tuple[Tensor, ...]:
-        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
+    def _stored_filters(self) -> Filters:
+        """The filters as the layer holds them; the weights have the layer's dtype and device."""
         raise NotImplementedError
 
-    def _bank(self) -> tuple[Tensor, ...] | spectral.Steered:
-        """What the forward pass works with; its first tensor has the layer's dtype and device."""
-        return self.filters()
+    def filters(self) -> tuple[Tensor, ...]:
+        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
+        return self._stored_filters().windows()
 
     def forward(self, x: Tensor, return_scales: bool = False) -> Any:
         """Apply the layer.
@@ -49,11 +49,11 @@ class _ScaleConv2d(nn.Module):
         """
         if return_scales and self.reduce is None:
             raise ValueError("`return_scales` needs reduce='max' (got reduce=None): without a maximum no scale wins.")
-        bank = self._bank()
-        self._check_input(x, bank[0])
+        filters = self._stored_filters()
+        self._check_input(x, filters.weights)
         return functional.scale_conv2d(
             x,
-            bank,
+            filters,
             self.bias,
             self.geometry,
             reduce=self.reduce,
@@ -175,7 +175,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         steps = _checks.pair("stride", stride, minimum=1)
         spread = _checks.pair("dilation", dilation, minimum=1)
         _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
-        self.geometry = functional.Geometry(
+        self.geometry = Geometry(
             size, steps, _checks.padding(padding, size, steps, spread), spread, groups, padding_mode
         )
         self.scales = _checks.scales(scales)
@@ -206,7 +206,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     def reset_parameters(self) -> None:
         """Draw new coefficients and set the bias to zero; the class's note explains the distribution."""
         mixing = initial_mixing(self.basis, self.geometry.kernel_size, self.scales)
-        with torch.no_grad(), spectral.no_autocast(self.coefficients.device):
+        with torch.no_grad(), no_autocast(self.coefficients.device):
             unit = self.coefficients.normal_()
             work = torch.promote_types(unit.dtype, torch.float32)
             factor = torch.tensor(mixing / math.sqrt(unit.shape[1]), dtype=work, device=unit.device)
@@ -225,12 +225,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         flat = np.concatenate([b.reshape(-1, b.shape[-1] ** 2) for b in steered], axis=1)  # (2 K J, T)
         self.steered_basis = torch.tensor(flat, dtype=self.coefficients.dtype, device=self.coefficients.device)
 
-    def filters(self) -> tuple[Tensor, ...]:
-        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
-        return functional.synthesize(self.coefficients, self.steered_basis, self.sizes)
-
-    def _bank(self) -> spectral.Steered:
-        return spectral.Steered(self.coefficients.flatten(2), self.steered_basis, self.sizes)
+    def _stored_filters(self) -> Filters:
+        return Filters(self.coefficients.flatten(2), self.steered_basis, self.sizes)
 
     def with_scales(self, scales: tuple[float, ...]) -> ScaleSteerableConv2d:
         """The same layer at other scales: coefficients and bias are shared with this one, not copied.
@@ -283,15 +279,14 @@ class FoldedScaleConv2d(_ScaleConv2d):
         for name in ("in_channels", "out_channels", "geometry", "scales", "sizes", "reduce", "backend"):
             setattr(self, name, getattr(layer, name))
         with torch.no_grad():
-            taps = torch.cat([f.flatten(2) for f in layer.filters()], dim=-1)
+            taps = layer._stored_filters().finished().weights
             bias = None if layer.bias is None else layer.bias.detach().clone()
         self.register_buffer("taps", taps)
         self.register_buffer("bias", bias)
         self.train(layer.training)
 
-    def filters(self) -> tuple[Tensor, ...]:
-        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
-        return spectral.split_taps(self.taps, None, self.sizes)
+    def _stored_filters(self) -> Filters:
+        return Filters(self.taps, None, self.sizes)
 
 
 def fold(model: nn.Module) -> nn.Module:

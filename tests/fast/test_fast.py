@@ -1,29 +1,37 @@
 """Which form suits a layer; pieces, tiles and gradients are tested with the algorithm itself in test_spectral.py."""
 
-from scalesteer.fast import _step, choose_backend
-from scalesteer.functional import Geometry
+import torch
+
+from scalesteer import fast
+from scalesteer.fast import _step
+from scalesteer.geometry import Filters, Geometry
+
+
+def choose_backend(image_size, sizes, in_channels, geometry, tiles=True):
+    filters = Filters(torch.empty(1, in_channels, 0), None, tuple(sizes))
+    return fast.choose_backend(geometry.axes(*image_size, filters.sizes), filters, geometry.groups, tiles)
 
 
 def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
     def geometry(size):
         return Geometry(size, padding=(size // 2, size // 2))
 
-    assert choose_backend((28, 28), range(13, 34, 4), 30, geometry(13)) == "spectral"
-    assert choose_backend((1024, 1024), range(7, 18, 2), 16, geometry(7)) == "spectral"
-    assert choose_backend((14, 14), range(7, 18, 2), 60, geometry(7)) == "spectral"
-    assert choose_backend((56, 56), range(7, 18, 2), 1, geometry(7)) == "spectral"
+    assert choose_backend((28, 28), range(13, 34, 4), 30, geometry(13)) == "fast"
+    assert choose_backend((1024, 1024), range(7, 18, 2), 16, geometry(7)) == "fast"
+    assert choose_backend((14, 14), range(7, 18, 2), 60, geometry(7)) == "fast"
+    assert choose_backend((56, 56), range(7, 18, 2), 1, geometry(7)) == "fast"
     assert choose_backend((28, 28), (3,), 30, geometry(3)) == "direct"
 
 
 def test_auto_tiles_only_where_it_can():
     geometry = Geometry(7, padding=(3, 3))
-    assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=True) == "spectral"
+    assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=True) == "fast"
     assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=False) == "direct"
 
 
 def test_auto_prefers_the_spectrum_to_groups_of_few_channels():
     geometry = Geometry(7, padding=(3, 3), groups=32)
-    assert choose_backend((28, 28), range(7, 18, 2), 1, geometry) == "spectral"
+    assert choose_backend((28, 28), range(7, 18, 2), 1, geometry) == "fast"
 
 
 def test_the_tile_of_a_strided_layer_counts_in_its_cost():
