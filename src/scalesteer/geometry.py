@@ -49,12 +49,12 @@ class Axis:
 
     @property
     def period(self) -> int:
-        """The shortest even period at which no wanted window sees the image twice."""
-        # Lengths may be symbols (torch.export): `max` and `if` would compare them and fix their order for good.
-        shortest: int = torch.sym_max(
-            self.last + self.reach + 1, self.length + torch.sym_max(0, self.reach - self.first)
-        )
-        return shortest + shortest % 2
+        """The shortest even period at which no window sees the image twice.
+
+        The first window reaches `reach - first` beyond the image, and the last no further: padding is the same on both
+        sides. The length may be a symbol (torch.export), so that it is compared with nothing here.
+        """
+        return 2 * ((self.length + max(0, self.reach - self.first) + 1) // 2)
 
     def tile(self, count: int) -> Axis:
         """The axis of one tile that gives `count` outputs by itself."""

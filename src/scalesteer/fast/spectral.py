@@ -51,19 +51,26 @@ def angles(axis: Axis, positions: Tensor) -> Tensor:
     return u[:, None] * positions
 
 
+def _waves(axis: Axis, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosine and sine `(period, positions)`, each frequency twice, and where it comes first `(period, 1)`."""
+    # In this order from the start: joining two axes of which one is a symbol would make torch.export constrain it.
+    k = _arange(axis.period)
+    turns = ((k / 2).floor() + 0.5)[:, None] * (2 * math.pi / axis.period) * positions
+    return turns.cos(), turns.sin(), (k % 2 == 0)[:, None]
+
+
 def _row_matrix(axis: Axis, positions: Tensor) -> Tensor:
     """Cosine and sine of each row frequency: `(u {c, s}, positions)`."""
-    turns = angles(axis, positions)
-    return torch.stack([turns.cos(), turns.sin()], dim=1).flatten(0, 1)
+    c, s, first = _waves(axis, positions)
+    return torch.where(first, c, s)
 
 
 def _column_matrix(axis: Axis, positions: Tensor) -> Tensor:
     """From the rows' {c, s} to a and b of both signs: `({+, -} v {a, b}, {c, s} positions)`."""
-    turns = angles(axis, positions)
-    c, s = turns.cos(), turns.sin()
-    blocks = ((c, -s), (s, c), (c, s), (-s, c))  # a+, b+, a-, b-
-    plus, minus = (torch.stack([torch.cat(b, dim=1) for b in pair], dim=1) for pair in (blocks[:2], blocks[2:]))
-    return torch.cat([plus, minus]).flatten(0, 1)
+    c, s, first = _waves(axis, positions)
+    plus = torch.cat([torch.where(first, c, s), torch.where(first, -s, c)], dim=1)
+    minus = torch.cat([torch.where(first, c, -s), torch.where(first, s, c)], dim=1)
+    return torch.cat([plus, minus])
 
 
 @dataclass(frozen=True)
