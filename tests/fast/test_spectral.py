@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scalesteer import ScaleSteerableConv2d
+from scalesteer import ScaleSteerableConv2d, fold
 from scalesteer import fast as fast_path
 from scalesteer.fast import common, spectral, taps
 from scalesteer.functional import PADDING_MODES, scale_conv2d
-from scalesteer.geometry import Axis, Filters, Geometry
+from scalesteer.geometry import Filters, Geometry
 
 SCALES = (0.6, 1.0, 1.8)
 
@@ -139,15 +139,6 @@ def test_1024_by_1024_image_is_right():
     with torch.no_grad():
         expected, actual = direct(x), fast(x)
     assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
-def test_periods_are_even_and_as_short_as_no_window_seeing_twice_allows():
-    same = Axis(length=28, first=0, stride=1, count=28, dilation=1, radius=8)
-    assert same.period == 36
-    valid = Axis(length=28, first=8, stride=1, count=12, dilation=1, radius=8)
-    assert valid.period == 28
-    odd = Axis(length=27, first=0, stride=2, count=14, dilation=2, radius=3)
-    assert odd.period == 34
 
 
 def test_plans_are_shared_between_layers_and_not_in_their_state():
@@ -316,6 +307,33 @@ def test_a_basis_that_changes_at_every_step_is_not_kept():
         torch.testing.assert_close(layer(x), before)
     _, kept = common._tables[layer.steered_basis]
     assert len(kept) == 1
+
+
+def test_tables_of_a_basis_are_not_kept_for_every_size_of_image():
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast")
+    for size in range(12, 12 + 2 * common.MOST_TABLES):
+        layer(torch.randn(1, 4, size, 12))
+        assert len(common._tables[layer.steered_basis][1]) <= common.MOST_TABLES
+
+
+def test_transforms_of_a_basis_are_made_in_float64():
+    layer = ScaleSteerableConv2d(3, 2)
+    filters = layer._stored_filters()
+    axes = layer.geometry.axes(20, 21, layer.sizes)
+    exact = Filters(filters.weights, filters.basis.double(), filters.sizes)
+    expected = spectral.basis_transforms(exact, axes, torch.empty(0, dtype=torch.float64))
+    for found, table in zip(spectral.basis_transforms(filters, axes, torch.empty(0)), expected, strict=True):
+        assert torch.equal(found, table.float())
+
+
+def test_finished_filters_are_transformed_once_for_all_pieces(monkeypatch):
+    layer = fold(ScaleSteerableConv2d(4, 2, padding=3, backend="fast"))
+    x, calls, original = torch.randn(9, 4, 12, 12), [], spectral.filter_transform
+    expected = layer(x)
+    monkeypatch.setattr(fast_path, "CPU_PIECE", 1)  # one image each
+    monkeypatch.setattr(spectral, "filter_transform", lambda *a: calls.append(1) or original(*a))
+    torch.testing.assert_close(layer(x), expected)
+    assert len(calls) == len(layer.sizes)
 
 
 def test_a_basis_may_be_learned():

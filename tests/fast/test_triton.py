@@ -107,6 +107,21 @@ def test_on_a_tie_the_lowest_scale_wins(fan_in):
     assert (scales == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("fan_in", "options"),
+    [(1, {}), (3, {}), (40, {}), (6, {"stride": 2, "dilation": 2, "padding": 12}), (6, {"padding_mode": "circular"})],
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in, options, raw):
+    layer = ScaleSteerableConv2d(fan_in, 3, **{"scales": SCALES, "padding": 3, **options}).to(DEVICE)
+    x = torch.rand(2, fan_in, 17, 24, device=DEVICE)
+    x[..., :15] = 0
+    x[1, : fan_in - 1, 9:] = 0  # some channels are blank, not all
+    results = both(layer, x, image_gradient=True, raw=raw)
+    assert torch.equal(results[0][1], results[1][1])
+    assert_same(results)
+
+
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_runs_are_bitwise_equal(fan_in):
     layer = ScaleSteerableConv2d(fan_in, 4, scales=SCALES).to(DEVICE)
