@@ -138,7 +138,11 @@ def test_scales_that_are_far_apart_and_share_a_window_are_told():
         ({"groups": 4}, ValueError, r"`out_channels` \(=6\) must be divisible by `groups` \(=4\)"),
         ({"groups": 0}, ValueError, r"`groups` must be at least 1 \(got 0\)"),
         ({"padding_mode": "zero"}, ValueError, r"'circular' \(got 'zero'\). Did you mean 'zeros'"),
-        ({"backend": "fft"}, ValueError, r"`backend` must be one of 'auto', 'direct', 'spectral' \(got 'fft'\)"),
+        (
+            {"backend": "fft"},
+            ValueError,
+            r"`backend` must be one of 'auto', 'direct', 'fast', 'spectral' \(got 'fft'\)",
+        ),
         ({"reduce": "mean"}, ValueError, r"`reduce` must be 'max' or None \(got 'mean'\)"),
         ({"basis": 3}, TypeError, r"`basis` must be a LogRadialBasis or the name of a preset \(got 3\)"),
         ({"basis": "aera"}, ValueError, r"`basis` must be one of 'paper'.*\(got 'aera'\). Did you mean 'area'"),
@@ -232,9 +236,9 @@ def test_every_argument_has_an_effect(name):
 @pytest.mark.parametrize("reduce", ["max", None])
 def test_backend_argument_is_obeyed(backend, reduce, monkeypatch):
     called = []
-    plain, pooled = layers.functional.fast.responses, layers.functional.fast.max_response
-    monkeypatch.setattr(layers.functional.fast, "responses", lambda *a: called.append(1) or plain(*a))
-    monkeypatch.setattr(layers.functional.fast, "max_response", lambda *a: called.append(1) or pooled(*a))
+    plain, pooled = layers.functional.fast.responses, layers.functional.fast.max_over_scales
+    monkeypatch.setattr(layers.functional.fast, "responses", lambda *a, **k: called.append(1) or plain(*a, **k))
+    monkeypatch.setattr(layers.functional.fast, "max_over_scales", lambda *a: called.append(1) or pooled(*a))
     ScaleSteerableConv2d(1, 1, backend=backend, reduce=reduce)(torch.zeros(1, 1, 9, 9))
     assert bool(called) == (backend == "spectral")
 
