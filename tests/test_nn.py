@@ -81,7 +81,8 @@ def test_what_filters_depend_on_cannot_be_assigned(name):
         if not hasattr(layer, name):
             continue
         before = getattr(layer, name)
-        hint = r"use layer.with_scales\(scales\)" if name in ("scales", "sizes") else "build a new layer"
+        steered = name in ("scales", "sizes") and isinstance(layer, ScaleSteerableConv2d)
+        hint = r"use layer.with_scales\(scales\)" if steered else "build a new layer"
         with pytest.raises(AttributeError, match=f"`{name}` is fixed when the layer is built.*{hint}"):
             setattr(layer, name, before)
         assert getattr(layer, name) is before

@@ -66,7 +66,8 @@ class MultiScaleConv2d(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in self.__dict__:
-            hint = "use layer.with_scales(scales)" if name in ("scales", "sizes") else "build a new layer"
+            steered = name in ("scales", "sizes") and hasattr(self, "with_scales")
+            hint = "use layer.with_scales(scales)" if steered else "build a new layer"
             raise AttributeError(f"`{name}` is fixed when the layer is built, its filters depend on it: {hint}.")
         super().__setattr__(name, value)
 
