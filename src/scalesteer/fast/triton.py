@@ -335,9 +335,7 @@ class FusedFrequencies:
     The image's transform is kept for the backward pass.
     """
 
-    def __init__(
-        self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0
-    ) -> None:
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         self.filters, self.axes = filters, axes
         self.plan = spectral.plan_for(axes, filters.sizes, like)
         self.table: Tensor | None = None
@@ -491,9 +489,7 @@ class FusedTaps:
     border is kept for the backward pass.
     """
 
-    def __init__(
-        self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0
-    ) -> None:
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         rows, columns = axes
         self.filters, self.budget, self.padding = filters, budget, (*columns.border, *rows.border)
         height, width = (axis.length + sum(axis.border) for axis in axes)
