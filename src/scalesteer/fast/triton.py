@@ -270,11 +270,12 @@ def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Te
     images, channels, height, width = x.shape
     out = x.new_empty(height, width, images * scales * channels)
     grid = _move_grid(channels, height * width, images)
-    bright = x.new_empty((grid[0], images, height, width) if winner is None else 0, dtype=torch.uint8)
-    masked = winner is not None
+    # A kernel takes any tensor for what it does not touch.
+    bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
     _spread_kernel[grid](
-        x, winner if masked else x, out, bright, channels, height * width, images, scales, masked, **MOVE_BLOCKS
-    )
+        x, x if winner is None else winner, out, bright, channels, height * width, images, scales, winner is not None,
+        **MOVE_BLOCKS,
+    )  # fmt: skip
     return out, bright
 
 
