@@ -65,9 +65,7 @@ class Engine(Protocol):
         budget: Bytes that may be kept for the next piece.
     """
 
-    def __init__(
-        self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0
-    ) -> None: ...
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0): ...
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:

@@ -191,20 +191,24 @@ def basis_transforms(filters: Filters, axes: Axes, like: Tensor) -> tuple[Tensor
     return tuple(t.view(-1, len(basis)).to(device=like.device, dtype=like.dtype) for t in spectra)
 
 
-def blank_scales(x: Tensor, supports: Tensor, axes: Axes, groups: int) -> Tensor:
-    """How many scales, from the first on, see zeros only: `(B, C, H, W)`, `(S, n, n)` -> `(B, groups, H', W')`.
+def blank_scales(bright: Tensor, supports: Tensor, axes: Axes) -> Tensor:
+    """How many scales, from the first on, see zeros only: `(B, groups, H, W)`, `(S, n, n)` -> `(B, groups, H', W')`.
 
     The responses of such scales are exactly zero, so that the first of them wins against the others. Between
     frequencies they are zero up to rounding, and rounding would choose the winner and the way of the gradient.
+
+    Args:
+        bright: 1 where a channel of the group is not zero, else 0.
+        supports: The taps of each scale that can be other than zero.
+        axes: Where the windows lie.
     """
-    rows, columns = axes
-    bright = (x != 0).unflatten(1, (groups, -1)).any(2).to(x.dtype)
-    taps = supports.to(x.dtype)[:, None].repeat(groups, 1, 1, 1)
-    bright = F.pad(bright, (*columns.beyond, *rows.beyond))  # a negative border is cut off
+    (rows, columns), groups = axes, bright.shape[1]
+    taps = supports.to(bright.dtype)[:, None].repeat(groups, 1, 1, 1)
+    padded = F.pad(bright, (*columns.beyond, *rows.beyond))  # a negative border is cut off
     stride, dilation = (rows.stride, columns.stride), (rows.dilation, columns.dilation)
-    seen = F.conv2d(bright, taps, None, stride, 0, dilation, groups)  # counts of pixels: exact
-    blank: Tensor = seen.unflatten(1, (groups, -1)) == 0
-    return blank.long().cumprod(2).sum(2)
+    seen = F.conv2d(padded, taps, None, stride, 0, dilation, groups)  # how many bright pixels: small whole numbers
+    blank: Tensor = (seen < 0.5).unflatten(1, (groups, -1))
+    return blank.int().cumprod(2, dtype=torch.int32).sum(2, dtype=torch.int32)
 
 
 class Frequencies(ScaleByScale):
@@ -214,9 +218,7 @@ class Frequencies(ScaleByScale):
     returned is overwritten by the next call. Without, operations are plain and autograd follows them.
     """
 
-    def __init__(
-        self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0
-    ) -> None:
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         self.filters, self.axes, self.groups = filters, axes, groups
         self.out_channels, self.per_group = filters.weights.shape[:2]
         self.plan = plan_for(axes, filters.sizes, like)
@@ -272,22 +274,19 @@ class Frequencies(ScaleByScale):
     def blank_scales(self) -> Tensor | None:
         """See :func:`blank_scales`; None if no window is blank, where that can be told without waiting for a GPU."""
         x, filters, basis = self.x, self.filters, self.filters.basis
-        if x.device.type == "cpu" and holds_numbers(x) and self.space.reuse and self._all_bright():
+        can_tell = self.space.reuse and x.device.type == "cpu" and holds_numbers(x)
+        # A window with a bright pixel at its centre is not blank; and one bright channel is enough.
+        can_tell = can_tell and all(axis.first >= 0 and axis.last < axis.length for axis in self.axes)
+        if can_tell and bool(x[:, :: self.channels // self.groups].all()):
+            return None
+        bright = (x != 0).unflatten(1, (self.groups, -1)).any(2)
+        if can_tell and bool(bright.all()):
             return None
         if basis is None:
             supports = filters.supports()
         else:
             supports = cached_on(basis, x, ("supports", filters.sizes), filters.supports)
-        return blank_scales(x, supports, self.axes, self.groups)
-
-    def _all_bright(self) -> bool:
-        """Whether every window has a pixel at its centre, and no pixel is zero in all channels of a group."""
-        if any(axis.first < 0 or axis.last >= axis.length for axis in self.axes):
-            return False
-        first_channels = self.x[:, :: self.channels // self.groups]
-        if bool(first_channels.all()):  # most images have no zeros, and one channel is enough to tell
-            return True
-        return bool((self.x != 0).unflatten(1, (self.groups, -1)).any(2).all())
+        return blank_scales(bright.to(x.dtype), supports, self.axes)
 
     def silence_blank(self) -> Callable[[int, Tensor], None] | None:
         """See :meth:`ScaleByScale.silence_blank`."""

@@ -55,9 +55,7 @@ class Taps(ScaleByScale):
     a window sees zeros only, its response is exactly zero. `pieces` are those of :class:`spectral.Frequencies`.
     """
 
-    def __init__(
-        self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0
-    ) -> None:
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         self.filters, self.axes = filters, axes
         self.counts = (axes[0].count, axes[1].count)
         self.slices = _pair_slices(axes)

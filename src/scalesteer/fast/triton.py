@@ -270,11 +270,12 @@ def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Te
     images, channels, height, width = x.shape
     out = x.new_empty(height, width, images * scales * channels)
     grid = _move_grid(channels, height * width, images)
-    bright = x.new_empty((grid[0], images, height, width) if winner is None else 0, dtype=torch.uint8)
-    masked = winner is not None
+    # A kernel takes any tensor for what it does not touch.
+    bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
     _spread_kernel[grid](
-        x, winner if masked else x, out, bright, channels, height * width, images, scales, masked, **MOVE_BLOCKS
-    )
+        x, x if winner is None else winner, out, bright, channels, height * width, images, scales, winner is not None,
+        **MOVE_BLOCKS,
+    )  # fmt: skip
     return out, bright
 
 
@@ -335,9 +336,7 @@ class FusedFrequencies:
     The image's transform is kept for the backward pass.
     """
 
-    def __init__(
-        self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0
-    ) -> None:
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         self.filters, self.axes = filters, axes
         self.plan = spectral.plan_for(axes, filters.sizes, like)
         self.table: Tensor | None = None
@@ -491,9 +490,7 @@ class FusedTaps:
     border is kept for the backward pass.
     """
 
-    def __init__(
-        self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0
-    ) -> None:
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         rows, columns = axes
         self.filters, self.budget, self.padding = filters, budget, (*columns.border, *rows.border)
         height, width = (axis.length + sum(axis.border) for axis in axes)
