@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from scalesteer import ScaleSteerableConv2d, fast, functional
+from scalesteer.geometry import Filters, Geometry
 from tests import reference
 
 SCALES = (0.6, 1.0, 1.8)  # windows of 3, 5 and 9 for a kernel of 5
 SHAPES = ((13, 13), (14, 14), (13, 16), (16, 15))
 MODES = functional.PADDING_MODES
-BACKENDS = ("direct", "spectral")
+BACKENDS = ("direct", "fast")
 
 
 def build(backend="direct", dtype=torch.float64, channels=4, **arguments):
@@ -42,7 +43,7 @@ def test_direct_equals_a_naive_loop(stride, dilation, groups, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_spectral_equals_direct(mode, shape, dtype, tolerance):
+def test_fast_equals_direct(mode, shape, dtype, tolerance):
     for stride, dilation, groups, reduce in itertools.product((1, 2), (1, 2), (1, 2), ("max", None)):
         arguments = {"stride": stride, "dilation": dilation, "groups": groups, "padding_mode": mode, "reduce": reduce}
         x = torch.randn(2, 4, *shape, dtype=dtype)
@@ -156,6 +157,118 @@ def test_the_lowest_scale_wins_where_the_window_is_blank(backend, options):
     assert not winner[blank].any()
 
 
+def results(layer, image):
+    """Winners, and gradients of image and coefficients."""
+    image = image.clone().requires_grad_()
+    layer.zero_grad()
+    out, winner = layer(image, return_scales=True)
+    weight = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(3))
+    (out * weight).sum().backward()
+    return winner, image.grad, layer.coefficients.grad
+
+
+def assert_same_ties(image, **arguments):
+    direct, quick = (results(build(backend, image.dtype, image.shape[1], **arguments), image) for backend in BACKENDS)
+    assert torch.equal(quick[0], direct[0])
+    for found, expected in zip(quick[1:], direct[1:], strict=True):
+        assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("channels", [1, 8, 30, 60])
+def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(channels):
+    x = torch.rand(2, channels, 32, 32)
+    x[..., :20] = 0
+    assert_same_ties(x, kernel_size=7, padding=3, scales=tuple(n / 7 for n in range(7, 18, 2)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2},
+        {"dilation": 2, "padding": (7, 1)},
+        {"groups": 2},
+        {"padding": 9},
+        {"padding_mode": "circular"},
+        {"padding": "valid"},
+        {"kernel_size": 3, "scales": (1.0, 1.7), "padding": 1},  # filters are multiplied out first
+    ],
+)
+def test_ties_in_blank_parts_hold_for_every_geometry(options):
+    x = torch.rand(2, 4, 37, 34, dtype=torch.float64)
+    x[..., :20] = 0
+    x[0, :2] = 0  # one group is blank everywhere
+    x[1, 1:3, 30:] = 0  # some channels are
+    assert_same_ties(x, **options)
+
+
+def test_ties_in_blank_parts_of_images_that_are_cut_into_tiles():
+    x = torch.rand(1, 4, 90, 120, dtype=torch.float64)
+    x[..., 10:70] = 0
+    assert_same_ties(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in forward AD
+def test_ties_in_blank_parts_hold_for_plain_operations_too():
+    x = torch.rand(1, 4, 20, 24, dtype=torch.float64)
+    x[..., :14] = 0
+    tangent = torch.randn_like(x)
+    found = []
+    for backend in BACKENDS:
+        layer = build(backend)
+        gradient = torch.func.grad(lambda x, layer=layer: layer(x).square().sum())(x)
+        found.append((gradient, torch.func.jvp(layer, (x,), (tangent,))[1]))
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_no_map_of_blank_windows_is_made_where_none_is_blank(monkeypatch):
+    def fail(*_):
+        raise AssertionError("no window is blank")
+
+    monkeypatch.setattr(fast.spectral, "blank_scales", fail)
+    x = torch.rand(2, 4, 20, 20, dtype=torch.float64) + 0.1
+    x[:, 0] = 0  # not all channels are blank
+    build("fast")(x, return_scales=True)
+    x[:, :, 5, 5] = 0
+    with pytest.raises(AssertionError, match="no window is blank"):
+        build("fast")(x, return_scales=True)
+    with torch.no_grad():
+        build("fast")(x)
+
+
+def test_more_scales_than_a_byte_can_count():
+    taps = torch.linspace(-1, 1, 300, dtype=torch.float64).repeat_interleave(9).expand(1, 1, -1)
+    x = torch.rand(1, 1, 6, 6, dtype=torch.float64) + 0.1
+    filters, geometry = Filters(taps, None, (3,) * 300), Geometry(3, padding=(1, 1))
+    for backend in BACKENDS:
+        best, winner = functional.scale_conv2d(x, filters, None, geometry, backend=backend, return_scales=True)
+        assert (winner == 299).all()
+        torch.testing.assert_close(best, torch.nn.functional.avg_pool2d(x, 3, 1, 1) * 9)
+
+
+def test_spectral_is_the_old_name_of_fast(monkeypatch):
+    called, original = [], fast.max_over_scales
+    monkeypatch.setattr(fast, "max_over_scales", lambda *a: called.append(1) or original(*a))
+    x = torch.randn(1, 4, 12, 12, dtype=torch.float64)
+    assert torch.equal(build("spectral")(x), build("fast")(x))
+    assert len(called) == 2
+
+
+@pytest.mark.parametrize("backend", ["fast", "auto"])
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_exports_with_any_height_and_width(backend, channels, stride):
+    layer = build(backend, torch.float32, channels, stride=stride)
+    batch, height, width = (
+        torch.export.Dim(name, min=least, max=300) for name, least in (("batch", 1), ("height", 16), ("width", 16))
+    )
+    shapes = ({0: batch, 2: height, 3: width},)
+    program = torch.export.export(layer, (torch.randn(2, channels, 40, 44),), dynamic_shapes=shapes).module()
+    for size in ((40, 44), (23, 50), (64, 31)):
+        x = torch.randn(3, channels, *size)
+        torch.testing.assert_close(program(x), layer(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("padding", [2, 12])
 def test_a_window_that_lies_beyond_the_image_is_blank_too(backend, padding):
@@ -168,12 +281,18 @@ def test_a_window_that_lies_beyond_the_image_is_blank_too(backend, padding):
     )
 
 
+@pytest.mark.parametrize("padding", [(12, 2), (2, 12)])
+def test_a_window_may_lie_beyond_the_image_along_one_axis(padding):
+    assert_same_ties(torch.rand(1, 4, 20, 20, dtype=torch.float64) + 0.1, padding=padding)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_pixels_show_wherever_a_window_holds_them(backend, value):
-    layer = build(backend)
-    x = torch.randn(1, 4, 25, 25, dtype=torch.float64)
-    x[0, 2, 12, 12] = value
+def test_non_finite_pixels_show_wherever_a_window_holds_them(backend, channels, value):
+    layer = build(backend, channels=channels)
+    x = torch.randn(1, channels, 25, 25, dtype=torch.float64)
+    x[0, -1, 12, 12] = value
     reached = torch.zeros(25, 25, dtype=torch.bool)
     ticks = torch.arange(25) - 12
     reached[(ticks[:, None] ** 2 + ticks**2).sqrt() <= 2.5 * SCALES[-1]] = True
@@ -252,7 +371,7 @@ def test_auto_gives_the_numbers_of_both(monkeypatch):
     x = torch.randn(1, 4, 40, 40, dtype=torch.float64)
     expected = build("direct")(x)
     for choice in BACKENDS:
-        monkeypatch.setattr(fast, "choose_backend", lambda *_, choice=choice: choice)
+        monkeypatch.setattr(fast, "choose_backend", lambda *_, choice=choice, **__: choice)
         assert largest_difference(build("auto")(x), expected) < 1e-10
 
 

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
-BACKENDS = ("direct", "spectral")
+BACKENDS = ("direct", "fast")
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,8 @@ def test_what_filters_depend_on_cannot_be_assigned(name):
         if not hasattr(layer, name):
             continue
         before = getattr(layer, name)
-        hint = r"use layer.with_scales\(scales\)" if name in ("scales", "sizes") else "build a new layer"
+        steered = name in ("scales", "sizes") and isinstance(layer, ScaleSteerableConv2d)
+        hint = r"use layer.with_scales\(scales\)" if steered else "build a new layer"
         with pytest.raises(AttributeError, match=f"`{name}` is fixed when the layer is built.*{hint}"):
             setattr(layer, name, before)
         assert getattr(layer, name) is before
@@ -138,7 +139,11 @@ def test_scales_that_are_far_apart_and_share_a_window_are_told():
         ({"groups": 4}, ValueError, r"`out_channels` \(=6\) must be divisible by `groups` \(=4\)"),
         ({"groups": 0}, ValueError, r"`groups` must be at least 1 \(got 0\)"),
         ({"padding_mode": "zero"}, ValueError, r"'circular' \(got 'zero'\). Did you mean 'zeros'"),
-        ({"backend": "fft"}, ValueError, r"`backend` must be one of 'auto', 'direct', 'spectral' \(got 'fft'\)"),
+        (
+            {"backend": "fft"},
+            ValueError,
+            r"`backend` must be one of 'auto', 'direct', 'fast', 'spectral' \(got 'fft'\)",
+        ),
         ({"reduce": "mean"}, ValueError, r"`reduce` must be 'max' or None \(got 'mean'\)"),
         ({"basis": 3}, TypeError, r"`basis` must be a LogRadialBasis or the name of a preset \(got 3\)"),
         ({"basis": "aera"}, ValueError, r"`basis` must be one of 'paper'.*\(got 'aera'\). Did you mean 'area'"),
@@ -232,9 +237,9 @@ def test_every_argument_has_an_effect(name):
 @pytest.mark.parametrize("reduce", ["max", None])
 def test_backend_argument_is_obeyed(backend, reduce, monkeypatch):
     called = []
-    plain, pooled = layers.functional.fast.responses, layers.functional.fast.max_response
-    monkeypatch.setattr(layers.functional.fast, "responses", lambda *a: called.append(1) or plain(*a))
-    monkeypatch.setattr(layers.functional.fast, "max_response", lambda *a: called.append(1) or pooled(*a))
+    plain, pooled = layers.functional.fast.responses, layers.functional.fast.max_over_scales
+    monkeypatch.setattr(layers.functional.fast, "responses", lambda *a, **k: called.append(1) or plain(*a, **k))
+    monkeypatch.setattr(layers.functional.fast, "max_over_scales", lambda *a: called.append(1) or pooled(*a))
     ScaleSteerableConv2d(1, 1, backend=backend, reduce=reduce)(torch.zeros(1, 1, 9, 9))
     assert bool(called) == (backend == "spectral")
 

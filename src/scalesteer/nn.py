@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from scalesteer import _checks, functional, harmonics
-from scalesteer.fast import spectral
+from scalesteer.geometry import Filters, Geometry, no_autocast
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.initialisation import initial_mixing
 
@@ -60,13 +60,14 @@ class MultiScaleConv2d(nn.Module):
         border = _checks.padding(padding, size, self.stride, self.dilation)
         self.padding = padding if isinstance(padding, str) else border
         self.padding_mode = _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
-        self.geometry = functional.Geometry(size, self.stride, border, self.dilation, self.groups, self.padding_mode)
+        self.geometry = Geometry(size, self.stride, border, self.dilation, self.groups, self.padding_mode)
         self.scales = _checks.scales(scales)
         self.register_load_state_dict_post_hook(_renew_buffers)  # type: ignore[no-untyped-call]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in self.__dict__:
-            hint = "use layer.with_scales(scales)" if name in ("scales", "sizes") else "build a new layer"
+            steered = name in ("scales", "sizes") and hasattr(self, "with_scales")
+            hint = "use layer.with_scales(scales)" if steered else "build a new layer"
             raise AttributeError(f"`{name}` is fixed when the layer is built, its filters depend on it: {hint}.")
         super().__setattr__(name, value)
 
@@ -149,13 +150,13 @@ class _ScaleConv2d(MultiScaleConv2d):
     reduce: Literal["max"] | None
     backend: str
 
-    def filters(self) -> tuple[Tensor, ...]:
-        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
+    def _stored_filters(self) -> Filters:
+        """The filters as the layer holds them; the weights have the layer's dtype and device."""
         raise NotImplementedError
 
-    def _bank(self) -> tuple[Tensor, ...] | spectral.Steered:
-        """What the forward pass works with; its first tensor has the layer's dtype and device."""
-        return self.filters()
+    def filters(self) -> tuple[Tensor, ...]:
+        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
+        return self._stored_filters().windows()
 
     @overload
     def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
@@ -178,11 +179,11 @@ class _ScaleConv2d(MultiScaleConv2d):
             return self._trace(x, return_scales)
         if return_scales and self.reduce is None:
             raise ValueError("`return_scales` needs reduce='max' (got reduce=None): without a maximum no scale wins.")
-        bank = self._bank()
-        self._check_input(x, bank[0])
+        filters = self._stored_filters()
+        self._check_input(x, filters.weights)
         return functional.scale_conv2d(
             x,
-            bank,
+            filters,
             self.bias,
             self.geometry,
             reduce=self.reduce,
@@ -315,7 +316,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     def reset_parameters(self) -> None:
         """Draw new coefficients and set the bias to zero; the class's note explains the distribution."""
         mixing = initial_mixing(self.basis, self.geometry.kernel_size, self.scales)
-        with torch.no_grad(), spectral.no_autocast(self.coefficients.device):
+        with torch.no_grad(), no_autocast(self.coefficients.device):
             unit = self.coefficients.normal_()
             work = torch.promote_types(unit.dtype, torch.float32)
             factor = torch.tensor(mixing / math.sqrt(unit.shape[1]), dtype=work, device=unit.device)
@@ -329,12 +330,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         numbers = harmonics.stacked_basis(self.basis, self.geometry.kernel_size, self.scales)
         self.steered_basis = torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
-    def filters(self) -> tuple[Tensor, ...]:
-        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
-        return functional.synthesize(self.coefficients, self.steered_basis, self.sizes)
-
-    def _bank(self) -> spectral.Steered:
-        return spectral.Steered(self.coefficients.flatten(2), self.steered_basis, self.sizes)
+    def _stored_filters(self) -> Filters:
+        return Filters(self.coefficients.flatten(2), self.steered_basis, self.sizes)
 
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same layer at other scales: parameters are shared with this one, not copied; all else is kept.
@@ -366,7 +363,7 @@ class FoldedScaleConv2d(_ScaleConv2d):
     taps: Tensor
 
     def __init__(self, layer: ScaleSteerableConv2d) -> None:
-        for name in ("forward", "filters", "_bank"):
+        for name in ("forward", "filters", "_stored_filters"):
             if name in vars(layer) or getattr(type(layer), name) is not getattr(ScaleSteerableConv2d, name):
                 raise TypeError(
                     f"a {type(layer).__name__} cannot be folded: it has its own `{name}`, which a folded layer would "
@@ -383,15 +380,14 @@ class FoldedScaleConv2d(_ScaleConv2d):
                     hook(layer, ())
                     del self._forward_pre_hooks[key]
             with torch.no_grad():
-                taps = torch.cat([f.flatten(2) for f in layer.filters()], dim=-1)
+                taps = layer._stored_filters().finished().weights
                 bias = None if layer.bias is None else layer.bias.detach().clone()
         self.register_buffer("taps", taps)
         self.register_buffer("bias", bias)
         self.train(layer.training)
 
-    def filters(self) -> tuple[Tensor, ...]:
-        """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
-        return spectral.split_taps(self.taps, None, self.sizes)
+    def _stored_filters(self) -> Filters:
+        return Filters(self.taps, None, self.sizes)
 
 
 @contextmanager

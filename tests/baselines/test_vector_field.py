@@ -221,7 +221,7 @@ def test_magnitude_is_the_length():
         (lambda: VectorMaxPool2d(2)(torch.zeros(1, 1, 4, 4)), ValueError, r"a vector field, 5 axes \(B, C, 2, H, W\)"),
         (lambda: VectorMagnitude()(torch.zeros(1, 1, 3, 4, 4)), ValueError, r"got shape \(1, 1, 3, 4, 4\)"),
         (lambda: VectorBatchNorm2d(3)(torch.zeros(2, 4, 2, 5, 5)), ValueError, "must have num_features=3 on axis 1"),
-        (lambda: VectorBatchNorm2d(3)(torch.zeros(1, 3, 2, 1, 1)), ValueError, "needs more than one vector in each channel"),
+        (lambda: VectorBatchNorm2d(3)(torch.zeros(1, 3, 2, 1, 1)), ValueError, "more than one vector in each channel"),
     ],
 )
 def test_wrong_arguments_and_fields_are_named(make, error, message):

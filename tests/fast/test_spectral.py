@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scalesteer import ScaleSteerableConv2d
-from scalesteer.fast import max_response, spectral, steerable, taps
-from scalesteer.functional import PADDING_MODES, Geometry, scale_conv2d
+from scalesteer import ScaleSteerableConv2d, fold
+from scalesteer import fast as fast_path
+from scalesteer.fast import common, spectral, taps
+from scalesteer.functional import PADDING_MODES, scale_conv2d
+from scalesteer.geometry import Filters, Geometry
 
 SCALES = (0.6, 1.0, 1.8)
 
@@ -21,8 +23,17 @@ def pair(in_channels, **arguments):
     direct = ScaleSteerableConv2d(in_channels, 4, backend="direct", **arguments)
     torch.nn.init.normal_(direct.coefficients)
     fast = copy.deepcopy(direct)
-    fast.backend = "spectral"
+    fast.backend = "fast"
     return direct, fast
+
+
+def works_with_basis(layer):
+    return fast_path._works_with_basis(spectral.Frequencies, layer._stored_filters())
+
+
+def joined(windows):
+    """Filters that are given as windows, side by side."""
+    return Filters(torch.cat([w.flatten(2) for w in windows], dim=2), None, tuple(w.shape[-1] for w in windows))
 
 
 def check(direct, fast, x, tolerance=1e-10):
@@ -49,7 +60,7 @@ def test_few_channels_equal_direct(mode, channels):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gradients_of_every_kind_pass_gradcheck_and_gradgradcheck(channels):
     layer = ScaleSteerableConv2d(
-        channels, 2, 3, padding=1, scales=(1.0, 5 / 3), dtype=torch.float64, backend="spectral", bias=False
+        channels, 2, 3, padding=1, scales=(1.0, 5 / 3), dtype=torch.float64, backend="fast", bias=False
     )
     x = torch.randn(1, channels, 4, 5, dtype=torch.float64, requires_grad=True)
     coefficients = torch.randn_like(layer.coefficients, requires_grad=True)
@@ -74,9 +85,9 @@ def test_small_memory_budget_gives_the_same_result(channels, groups, budget, mon
     direct, fast = pair(channels, groups=groups)
     shown = []
     kind = taps.Taps if channels == 1 else spectral.Frequencies
-    original = kind.show
-    monkeypatch.setattr(kind, "show", lambda self, x: shown.append(len(x)) or original(self, x))
-    monkeypatch.setattr(spectral, "memory_budget", budget)
+    original = kind.load_batch
+    monkeypatch.setattr(kind, "load_batch", lambda self, x, *kept: shown.append(len(x)) or original(self, x, *kept))
+    monkeypatch.setattr(fast_path, "memory_budget", budget)
     check(direct, fast, torch.randn(7, channels, 16, 16, dtype=torch.float64))
     assert len(shown) > 2
     assert sum(shown) == 2 * 7  # forward and backward
@@ -87,9 +98,9 @@ def test_small_memory_budget_gives_the_same_result(channels, groups, budget, mon
 def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dtype, budget, monkeypatch):
     scales = tuple(1 + i / 3.5 for i in range(6))
     direct, fast = pair(4, groups=groups, kernel_size=7, scales=scales, padding=3, padding_mode=mode, dtype=dtype)
-    monkeypatch.setattr(spectral, "memory_budget", budget)
+    monkeypatch.setattr(fast_path, "memory_budget", budget)
     x = torch.randn(5, 4, 12, 13, dtype=torch.float64).to(dtype)
-    assert steerable(x, fast._bank(), fast.geometry)
+    assert works_with_basis(fast)
     if dtype == torch.float64:
         check(direct, fast, x)
     with torch.no_grad():
@@ -97,10 +108,11 @@ def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dty
 
 
 def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
-    scales = (1.0, 1.5, 2.0)
-    layer = ScaleSteerableConv2d(3, 2, padding=3, scales=scales, dtype=torch.float64, backend="spectral", bias=False)
+    layer = ScaleSteerableConv2d(
+        3, 2, padding=3, scales=(1.0, 1.5, 2.0), dtype=torch.float64, backend="fast", bias=False
+    )
     x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert steerable(x, layer._bank(), layer.geometry)
+    assert works_with_basis(layer)
     part = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)  # one function of the basis, for speed
 
     def apply(x, part):
@@ -113,7 +125,7 @@ def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
 
 
 def test_transforms_of_a_basis_follow_its_changes():
-    direct, fast = (ScaleSteerableConv2d(3, 2, padding=3, backend=b) for b in ("direct", "spectral"))
+    direct, fast = (ScaleSteerableConv2d(3, 2, padding=3, backend=b) for b in ("direct", "fast"))
     fast.load_state_dict(direct.state_dict())
     x = torch.randn(1, 3, 12, 12)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -131,15 +143,6 @@ def test_1024_by_1024_image_is_right():
     with torch.no_grad():
         expected, actual = direct(x), fast(x)
     assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
-def test_periods_are_even_and_as_short_as_no_window_seeing_twice_allows():
-    same = spectral.Axis(length=28, first=0, stride=1, count=28, dilation=1, radius=8)
-    assert same.period == 36
-    valid = spectral.Axis(length=28, first=8, stride=1, count=12, dilation=1, radius=8)
-    assert valid.period == 28
-    odd = spectral.Axis(length=27, first=0, stride=2, count=14, dilation=2, radius=3)
-    assert odd.period == 34
 
 
 def test_plans_are_shared_between_layers_and_not_in_their_state():
@@ -163,7 +166,7 @@ def test_tracing_leaves_no_plan_without_numbers_behind():
 
 
 def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
-    layer = ScaleSteerableConv2d(8, 8, padding=3, scales=tuple(1 + i / 8 for i in range(12)), backend="spectral")
+    layer = ScaleSteerableConv2d(8, 8, padding=3, scales=tuple(1 + i / 8 for i in range(12)), backend="fast")
     x = torch.randn(2, 8, 20, 20)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
@@ -187,7 +190,7 @@ def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
 
 @pytest.mark.parametrize(("channels", "out", "batch"), [(1, 4, 2), (3, 1, 1), (3, 4, 2)])
 def test_output_can_be_changed_in_place(channels, out, batch):
-    layer = ScaleSteerableConv2d(channels, out, 3, padding=1, bias=False, scales=(1.0, 5 / 3), backend="spectral")
+    layer = ScaleSteerableConv2d(channels, out, 3, padding=1, bias=False, scales=(1.0, 5 / 3), backend="fast")
     torch.nn.functional.relu(layer(torch.randn(batch, channels, 9, 9)), inplace=True).sum().backward()
     assert layer.coefficients.grad.isfinite().all()
 
@@ -196,11 +199,11 @@ def test_second_derivatives_do_not_follow_an_image_that_depends_on_the_filters()
     direct, _ = pair(4)
     geometry, grads = Geometry(5, padding=(2, 2)), []
     x = torch.randn(1, 4, 9, 9, dtype=torch.float64)
-    for backend in ("direct", "spectral"):
+    for backend in ("direct", "fast"):
         filters = [f.detach().requires_grad_() for f in direct.filters()]
         symmetric = [(f + f.flip(-1, -2)) / 2 for f in filters]
-        once = scale_conv2d(x, symmetric, None, geometry, backend=backend)
-        twice = scale_conv2d(once, symmetric, None, geometry, backend=backend)
+        once = scale_conv2d(x, joined(symmetric), None, geometry, backend=backend)
+        twice = scale_conv2d(once, joined(symmetric), None, geometry, backend=backend)
         grads.append(torch.autograd.grad(twice.square().sum(), filters, create_graph=True))
     for expected, actual in zip(*grads, strict=True):
         torch.testing.assert_close(actual, expected)
@@ -210,10 +213,12 @@ def test_gradients_of_symmetric_filters_are_those_of_direct():
     for channels in (1, 4):
         direct, _ = pair(channels)
         grads = []
-        for backend in ("direct", "spectral"):
+        for backend in ("direct", "fast"):
             filters = [f.detach().requires_grad_() for f in direct.filters()]
             x = torch.randn(1, channels, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-            scale_conv2d(x, filters, None, Geometry(5, padding=(2, 2)), backend=backend).square().sum().backward()
+            scale_conv2d(
+                x, joined(filters), None, Geometry(5, padding=(2, 2)), backend=backend
+            ).square().sum().backward()
             grads.append([(f.grad + f.grad.flip(-1, -2)) / 2 if backend == "direct" else f.grad for f in filters])
         for expected, actual in zip(*grads, strict=True):
             torch.testing.assert_close(actual, expected)
@@ -246,13 +251,14 @@ def test_torch_func_and_forward_derivatives_equal_those_of_direct(channels):
 def test_backward_under_autocast_works_in_float32(channels):
     grads = []
     for inside in (False, True):
-        layer = ScaleSteerableConv2d(channels, 4, padding=3, backend="spectral", scales=(1.0, 2.0))
+        layer = ScaleSteerableConv2d(channels, 4, padding=3, backend="fast", scales=(1.0, 2.0))
         torch.nn.init.ones_(layer.coefficients)
         x = torch.randn(2, channels, 12, 12, generator=torch.Generator().manual_seed(0))
-        best, _ = max_response(x, (0, 0), filters := layer.filters(), layer.geometry)
+        filters, axes = layer._stored_filters().finished(), layer.geometry.axes(12, 12, layer.sizes)
+        best, _ = fast_path.max_over_scales(x, filters, axes, 1)
         del layer
         with torch.autocast("cpu", torch.bfloat16, enabled=inside):
-            grads.append(torch.autograd.grad(best.square().sum(), filters))
+            grads.append(torch.autograd.grad(best.square().sum(), filters.weights))
     for expected, actual in zip(*grads, strict=True):
         assert torch.equal(actual, expected)
 
@@ -263,10 +269,10 @@ def test_autocast_leaves_float64_alone():
     with torch.autocast("cpu", torch.bfloat16):
         assert fast(x).dtype == torch.float64
         with pytest.raises(TypeError, match=r"input is torch.float64 but the layer is torch.float32"):
-            ScaleSteerableConv2d(3, 4)(x)
+            ScaleSteerableConv2d(3, 4, padding=3)(x)
 
 
-@pytest.mark.parametrize("backend", ["direct", "spectral"])
+@pytest.mark.parametrize("backend", ["direct", "fast"])
 def test_meta_and_fake_tensors_pass_through_whatever_came_before(backend):
     layer = ScaleSteerableConv2d(3, 4, padding=3, backend=backend)
     layer(torch.randn(2, 3, 12, 12))
@@ -289,7 +295,7 @@ def test_ties_go_to_the_lowest_scale_with_the_gradient_of_direct(channels):
 
 @pytest.mark.parametrize("channels", [1, 4])
 def test_a_half_precision_layer_can_be_differentiated_twice(channels):
-    layer = ScaleSteerableConv2d(channels, 2, padding=3, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="spectral")
+    layer = ScaleSteerableConv2d(channels, 2, padding=3, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="fast")
     x = torch.randn(1, channels, 9, 9, dtype=torch.bfloat16, requires_grad=True)
     (first,) = torch.autograd.grad(layer(x).float().square().sum(), x, create_graph=True)
     first.float().square().sum().backward()
@@ -297,21 +303,48 @@ def test_a_half_precision_layer_can_be_differentiated_twice(channels):
 
 
 def test_a_basis_that_changes_at_every_step_is_not_kept():
-    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="spectral")
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast")
     x = torch.randn(1, 4, 20, 20)
     before = layer(x)
     for _ in range(5):
         layer.steered_basis.copy_(layer.steered_basis.clone())  # as DistributedDataParallel does
         torch.testing.assert_close(layer(x), before)
-    _, kept = spectral._tables[layer.steered_basis]
+    _, kept = common._tables[layer.steered_basis]
     assert len(kept) == 1
 
 
+def test_tables_of_a_basis_are_not_kept_for_every_size_of_image():
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast")
+    for size in range(12, 12 + 2 * common.MOST_TABLES):
+        layer(torch.randn(1, 4, size, 12))
+        assert len(common._tables[layer.steered_basis][1]) <= common.MOST_TABLES
+
+
+def test_transforms_of_a_basis_are_made_in_float64():
+    layer = ScaleSteerableConv2d(3, 2, padding=3)
+    filters = layer._stored_filters()
+    axes = layer.geometry.axes(20, 21, layer.sizes)
+    exact = Filters(filters.weights, filters.basis.double(), filters.sizes)
+    expected = spectral.basis_transforms(exact, axes, torch.empty(0, dtype=torch.float64))
+    for found, table in zip(spectral.basis_transforms(filters, axes, torch.empty(0)), expected, strict=True):
+        assert torch.equal(found, table.float())
+
+
+def test_finished_filters_are_transformed_once_for_all_pieces(monkeypatch):
+    layer = fold(ScaleSteerableConv2d(4, 2, padding=3, backend="fast"))
+    x, calls, original = torch.randn(9, 4, 12, 12), [], spectral.filter_transform
+    expected = layer(x)
+    monkeypatch.setattr(fast_path, "CPU_PIECE", 1)  # one image each
+    monkeypatch.setattr(spectral, "filter_transform", lambda *a: calls.append(1) or original(*a))
+    torch.testing.assert_close(layer(x), expected)
+    assert len(calls) == len(layer.sizes)
+
+
 def test_a_basis_may_be_learned():
-    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="spectral", dtype=torch.float64)
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast", dtype=torch.float64)
     layer.steered_basis.requires_grad_()
     grads = []
-    for layer.backend in ("direct", "spectral"):
+    for layer.backend in ("direct", "fast"):
         layer.steered_basis.grad = None
         layer(torch.ones(1, 4, 9, 9, dtype=torch.float64)).sum().backward()
         grads.append(layer.steered_basis.grad)

@@ -2,7 +2,10 @@
 
 import itertools
 
+import torch
+
 from scalesteer.fast import taps
+from scalesteer.geometry import Filters, Geometry
 
 
 def test_half_windows_are_prefixes_of_larger_ones():
@@ -11,3 +14,20 @@ def test_half_windows_are_prefixes_of_larger_ones():
     assert len(large) == 41
     every = {*large, *((-y, -x) for y, x in large)}
     assert every == set(itertools.product(range(-4, 5), repeat=2))
+
+
+def test_half_taps_and_their_mirror_images_are_all_taps():
+    half, mirrored = taps.half_taps((3, 5))
+    assert sorted({*half, *mirrored}) == list(range(9 + 25))
+    assert [k for k, other in zip(half, mirrored, strict=True) if k == other] == [4, 9 + 12]
+
+
+def test_pieces_may_be_of_different_sizes():
+    windows = torch.randn(2, 1, 5, 5)
+    filters = Filters((windows + windows.flip(-1, -2)).flatten(2), None, (5,))
+    axes = Geometry(5, padding=(2, 2)).axes(8, 9, (5,))
+    engine, x = taps.Taps(filters, axes, 1, torch.empty(0), pieces=3), torch.randn(6, 1, 8, 9)
+    for piece in (x[:2], x[2:3], x[3:]):
+        engine.load_batch(piece)
+        expected = torch.nn.functional.conv2d(piece, filters.windows()[0], padding=2)
+        torch.testing.assert_close(engine.outwards(engine.response(0)), expected, rtol=1e-4, atol=1e-4)

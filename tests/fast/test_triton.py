@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from scalesteer import ScaleSteerableConv2d, fast, fold
-from scalesteer.fast import spectral
 from scalesteer.functional import scale_conv2d
+from scalesteer.geometry import Filters
 
 kernels = pytest.importorskip("scalesteer.fast.triton", reason="needs Triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -14,18 +14,18 @@ SCALES = (1.0, 9 / 7, 11 / 7)
 
 @pytest.fixture(autouse=True)
 def _fused(monkeypatch):
-    monkeypatch.setattr(fast, "_FUSED_ON", {"cuda", "cpu"})
+    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 def both(layer, x, image_gradient=False, raw=False):
     """Output, winners and gradients of both backends."""
     results = []
-    for backend in ("direct", "spectral"):
+    for backend in ("direct", "fast"):
         image = x.clone().requires_grad_(image_gradient)
         layer.zero_grad()
-        bank = layer.filters() if raw else layer._bank()
-        y, scales = scale_conv2d(image, bank, layer.bias, layer.geometry, backend=backend, return_scales=True)
+        filters = layer._stored_filters().finished() if raw else layer._stored_filters()
+        y, scales = scale_conv2d(image, filters, layer.bias, layer.geometry, backend=backend, return_scales=True)
         weight = torch.cos(torch.arange(y.numel(), device=y.device, dtype=y.dtype)).view_as(y)
         (y * weight).sum().backward()
         found = [y.detach(), layer.coefficients.grad.clone(), layer.bias.grad.clone()]
@@ -70,10 +70,10 @@ def test_filters_given_as_taps_match_direct(fan_in):
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_folded_layer_matches_direct(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, backend="fast").to(DEVICE)
     x = torch.randn(2, fan_in, 10, 11, device=DEVICE)
     with torch.no_grad():
-        expected = scale_conv2d(x, layer.filters(), layer.bias, layer.geometry)
+        expected = scale_conv2d(x, layer._stored_filters(), layer.bias, layer.geometry)
         assert torch.allclose(fold(layer)(x), expected, atol=2e-5)
 
 
@@ -81,9 +81,11 @@ def test_folded_layer_matches_direct(fan_in):
 def test_kernels_are_at_work(fan_in, monkeypatch):
     used = []
     for kind in (kernels.FusedTaps, kernels.FusedFrequencies):
-        whole = kind.maximum
-        monkeypatch.setattr(kind, "maximum", lambda self, x, whole=whole: used.append(type(self)) or whole(self, x))
-    ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)(
+        whole = kind.max_over_scales
+        monkeypatch.setattr(
+            kind, "max_over_scales", lambda self, *a, whole=whole: used.append(type(self)) or whole(self, *a)
+        )
+    ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)(
         torch.ones(1, fan_in, 9, 9).to(DEVICE)
     )
     assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
@@ -92,7 +94,7 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_what_is_not_finite_shows(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
     x = torch.randn(1, fan_in, 12, 12, device=DEVICE)
     x[0, 0, 6, 6] = float("inf")
     y, scales = layer(x, return_scales=True)
@@ -102,9 +104,24 @@ def test_what_is_not_finite_shows(fan_in):
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_on_a_tie_the_lowest_scale_wins(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
     _, scales = layer(torch.zeros(1, fan_in, 9, 9, device=DEVICE), return_scales=True)
     assert (scales == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("fan_in", "options"),
+    [(1, {}), (3, {}), (40, {}), (6, {"stride": 2, "dilation": 2, "padding": 12}), (6, {"padding_mode": "circular"})],
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in, options, raw):
+    layer = ScaleSteerableConv2d(fan_in, 3, **{"scales": SCALES, "padding": 3, **options}).to(DEVICE)
+    x = torch.rand(2, fan_in, 17, 24, device=DEVICE)
+    x[..., :15] = 0
+    x[1, : fan_in - 1, 9:] = 0  # some channels are blank, not all
+    results = both(layer, x, image_gradient=True, raw=raw)
+    assert torch.equal(results[0][1], results[1][1])
+    assert_same(results)
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
@@ -117,13 +134,13 @@ def test_runs_are_bitwise_equal(fan_in):
 
 def test_pieces_and_tiles_match_direct(monkeypatch):
     layer = ScaleSteerableConv2d(5, 2, 3, padding=1, scales=(1.0, 2.0)).to(DEVICE)
-    monkeypatch.setattr(spectral, "memory_budget", 1)  # one image or tile at a time
+    monkeypatch.setattr(fast, "memory_budget", 1)  # one image or tile at a time
     assert_same(both(layer, torch.randn(1, 5, 84, 10, device=DEVICE), image_gradient=True))
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_an_empty_batch_gives_an_empty_result(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
     y = layer(torch.zeros(0, fan_in, 9, 9, device=DEVICE))
     y.sum().backward()
     assert y.shape == (0, 2, 9, 9)
@@ -132,7 +149,7 @@ def test_an_empty_batch_gives_an_empty_result(fan_in):
 
 def test_few_sums_at_a_time_match_direct(monkeypatch):
     layer = ScaleSteerableConv2d(1, 3, padding=3, scales=SCALES).to(DEVICE)
-    monkeypatch.setattr(spectral, "memory_budget", 1)
+    monkeypatch.setattr(fast, "memory_budget", 1)
     monkeypatch.setattr(fast, "_step", lambda images, most: images)  # one piece, but one image's sums
     assert_same(both(layer, torch.randn(3, 1, 10, 11, device=DEVICE)))
 
@@ -143,7 +160,7 @@ def test_a_basis_may_be_learned(fan_in):
     layer.steered_basis.requires_grad_()
     # An image without direction: the fast path gives a tap and its mirror image their mean gradient.
     x, grads = torch.ones(1, fan_in, 9, 9, device=DEVICE), []
-    for layer.backend in ("direct", "spectral"):
+    for layer.backend in ("direct", "fast"):
         layer.steered_basis.grad = None
         layer(x).sum().backward()
         grads.append(layer.steered_basis.grad)
@@ -152,14 +169,15 @@ def test_a_basis_may_be_learned(fan_in):
 
 def test_sizes_may_come_in_any_order():
     layer = ScaleSteerableConv2d(1, 3, padding=3, scales=(1.0, 2.0)).to(DEVICE)
-    x, filters = torch.randn(1, 1, 16, 16, device=DEVICE), layer.filters()[::-1]
-    expected, found = (scale_conv2d(x, filters, None, layer.geometry, backend=b) for b in ("direct", "spectral"))
+    x, windows = torch.randn(1, 1, 16, 16, device=DEVICE), layer.filters()[::-1]
+    filters = Filters(torch.cat([w.flatten(2) for w in windows], dim=2), None, layer.sizes[::-1])
+    expected, found = (scale_conv2d(x, filters, None, layer.geometry, backend=b) for b in ("direct", "fast"))
     assert torch.allclose(expected, found, atol=1e-5)
 
 
 def test_torchs_defaults_do_not_matter(request):
     kernels._tap_tables.cache_clear()
-    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     torch.set_default_dtype(torch.float64)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
@@ -170,15 +188,15 @@ def test_second_derivative_matches_direct():
     layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES).to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     results = []
-    for backend in ("direct", "spectral"):
-        y = scale_conv2d(x, layer._bank(), None, layer.geometry, backend=backend)
+    for backend in ("direct", "fast"):
+        y = scale_conv2d(x, layer._stored_filters(), None, layer.geometry, backend=backend)
         (first,) = torch.autograd.grad(y.square().sum(), layer.coefficients, create_graph=True)
         results.append(torch.autograd.grad(first.square().sum(), layer.coefficients)[0])
     assert torch.allclose(*results, rtol=1e-3, atol=1e-3 * float(results[0].abs().max()))
 
 
 def test_a_changed_basis_is_noticed():
-    layer = ScaleSteerableConv2d(6, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(6, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
     x = torch.randn(1, 6, 9, 9, device=DEVICE)
     before = layer(x)
     layer.steered_basis *= 2
@@ -193,11 +211,11 @@ def test_precision_follows_torch(allow, request):
     torch.backends.cuda.matmul.allow_tf32 = allow
     request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", before))
     for fan_in, size in ((1, 56), (30, 28)):
-        layer = ScaleSteerableConv2d(fan_in, 30, padding=3, backend="spectral").to(DEVICE)
+        layer = ScaleSteerableConv2d(fan_in, 30, padding=3, backend="fast").to(DEVICE)
         x = torch.randn(8, fan_in, size, size, device=DEVICE)
-        exact = scale_conv2d(
-            x.double(), [f.double() for f in layer.filters()], layer.bias.double(), layer.geometry, backend="direct"
-        )
+        taps = layer._stored_filters().finished().weights.double()
+        filters = Filters(taps, None, layer.sizes)
+        exact = scale_conv2d(x.double(), filters, layer.bias.double(), layer.geometry, backend="direct")
         error = torch.linalg.vector_norm(layer(x) - exact) / torch.linalg.vector_norm(exact)
         assert 1e-5 < error < 1e-2 if allow else error < 1e-5
 

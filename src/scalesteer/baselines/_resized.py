@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks, fast, functional
+from scalesteer.geometry import Geometry
 from scalesteer.nn import MultiScaleConv2d
 
 Matrices = TypeVar("Matrices")
@@ -76,7 +77,7 @@ class ResizedConv2d(MultiScaleConv2d):
         zeros = g.padding_mode == "zeros"
         place: dict[str, Any] = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
         whole = place["dtype"] == x.dtype and not torch.is_autocast_enabled(x.device.type)
-        dense = zeros and whole and g.groups == 1 and not fast.plain_only()  # a compiler's batch may have no number
+        dense = zeros and whole and g.groups == 1 and not fast.being_traced()  # a compiler's batch may have no number
         turned = None
         for scale, weight in zip(self.scales, filters, strict=True):
             axes: list[Any] = [(length, scale, g, i, self.antialias) for i, length in enumerate(lengths)]
@@ -92,7 +93,7 @@ class ResizedConv2d(MultiScaleConv2d):
     def strongest(self, x: Tensor, filters: Sequence[Tensor], return_scales: bool) -> tuple[Tensor, Tensor | None]:
         """The largest response at each pixel, and which scale it is from."""
         responses = self.responses(x, filters)
-        if fast.plain_only() or len(self.scales) > 256:
+        if fast.being_traced() or len(self.scales) > 256:
             return functional.max_over_scales(responses, len(self.scales), return_scales)
         if torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in filters)):
             best, winner = _Largest.apply(*responses)  # type: ignore[no-untyped-call]
@@ -198,7 +199,7 @@ class Steps(NamedTuple):
     back: tuple[float, float, int, int, float] | None
 
 
-def _steps(length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool) -> Steps:
+def _steps(length: int, scale: float, geometry: Geometry, axis: int, antialias: bool) -> Steps:
     """How an axis of `length` pixels is resized, convolved and resized back at `scale`."""
     stride, padding, dilation = geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]
     size = max(1, round(length / scale))
@@ -218,7 +219,7 @@ def _steps(length: int, scale: float, geometry: functional.Geometry, axis: int, 
 
 
 def _convolve_resized(
-    x: Tensor, weight: Tensor, g: functional.Geometry, scale: float, place: dict[str, Any], rows: Steps, columns: Steps
+    x: Tensor, weight: Tensor, g: Geometry, scale: float, place: dict[str, Any], rows: Steps, columns: Steps
 ) -> Tensor:
     """The response at a scale by its definition."""
     resize, back = (
@@ -243,9 +244,7 @@ def _maps_pay(length: int, scale: float, kernel_size: int, out_channels: int) ->
     return taps * (length + out_channels) < out_channels * (taps * ratio**2 + resizing)
 
 
-def _tap_maps(
-    length: int, scale: float, geometry: functional.Geometry, axis: int, antialias: bool, **place: Any
-) -> Tensor:
+def _tap_maps(length: int, scale: float, geometry: Geometry, axis: int, antialias: bool, **place: Any) -> Tensor:
     """What each tap reads along an axis, at every output: `(k, count, length)`."""
     work = {"dtype": torch.float64, "device": place["device"]}
     steps, apart = _steps(length, scale, geometry, axis, antialias), geometry.dilation[axis]
@@ -281,9 +280,7 @@ def _period(steps: Steps, length: int) -> int:
     return (length if steps.resize is None else steps.resize[2]) + steps.padding
 
 
-def _frequencies_pay(
-    shape: torch.Size, filters: torch.Size, geometry: functional.Geometry, steps: Sequence[Steps]
-) -> bool:
+def _frequencies_pay(shape: torch.Size, filters: torch.Size, geometry: Geometry, steps: Sequence[Steps]) -> bool:
     """Whether frequencies take far fewer operations than the definition, and filters at most twice the images' room."""
     (batch, fan_in, *lengths), fan_out, size = shape, filters[0], geometry.kernel_size
     outputs = geometry.output_size(*lengths)

@@ -1,41 +1,96 @@
-"""The fast algorithm as a whole: which form suits a layer, pieces and tiles, gradients, and when it pays."""
+"""The numbers of one convolution per scale, faster: the engines' contract, their choice, pieces and tiles, gradients.
+
+An engine is an algorithm for the maximum over scales. All take :class:`scalesteer.geometry.Filters` and the two axes
+along which windows lie, and all need point-symmetric filters, as a LogRadialBasis makes them:
+
+===================================  ==========================================================================
+:class:`spectral.Frequencies`        products of frequencies; every device
+:class:`taps.Taps`                   few input channels, CPU
+:class:`triton.FusedFrequencies`     the same as the first on CUDA, all scales in each product
+:class:`triton.FusedTaps`            the same as the second on CUDA
+===================================  ==========================================================================
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast import spectral
-from scalesteer.fast.spectral import (
-    Axis,
-    Bank,
-    Frequencies,
-    Steered,
-    first,
-    make_axes,
-    no_autocast,
-    split_taps,
-    window_sizes,
-)
+from scalesteer.fast.common import holds_numbers, keep_larger
+from scalesteer.fast.spectral import Frequencies
 from scalesteer.fast.taps import Taps
+from scalesteer.geometry import Axes, Filters, no_autocast
 
-if TYPE_CHECKING:
-    from scalesteer.functional import Geometry
+__all__ = ["being_traced", "choose_backend", "keep_larger", "max_over_scales", "memory_budget", "responses"]
 
-Correlator = Frequencies | Taps
+memory_budget = 1 << 28
+"""Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
+CUDA, where no gradient is wanted, nothing else is kept, and a piece may take four times as much."""
+
+# Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
+CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
+FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
+SMALL_WINDOW = 3  # with few channels, up to this window "direct" is as fast
+TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
+MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
+MOST_SCALES = 255  # winners are bytes
+# Multiply-adds that a direct convolution does in the time of one of ours; few channels in a group slow it down. Set so
+# that the faster backend is chosen, batch 16, for nine shapes: 1 to 64 channels, windows of 3 to 17, images of 14 to
+# 96 pixels, and 32 groups of one channel. The first holds on CUDA too (docs/speed.md); groups are not measured there.
+RELATIVE_COST, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 0.25, 8
+# A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
+MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
 
 
-def plain_only() -> bool:
+class Engine(Protocol):
+    """An algorithm for the maximum over scales and its gradients.
+
+    An engine is made for one pass over a batch, forward or backward. The batch is loaded piece by piece; what an engine
+    makes of the filters serves all pieces. Everything is float32 or float64, and nothing is followed by autograd.
+
+    Args of the constructor:
+        filters: Weights in the dtype of the work; the basis may have any.
+        axes: Where the windows lie.
+        groups: Groups of channels.
+        like: A tensor with the dtype and on the device of the work.
+        pieces: How many pieces will be loaded.
+        budget: Bytes that may be kept for the next piece.
+    """
+
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0): ...
+
+    @staticmethod
+    def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
+        """Floats at work for the filters, and for each image."""
+
+    def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor | None:
+        """Take the next piece `(B, C, H, W)`; returns what the backward pass is to give back as `kept`, if anything."""
+
+    def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
+        """Write the largest response and, if wanted, its scale (uint8), both `(B, O, H', W')`.
+
+        On a tie the lowest scale wins, also where windows see zeros only; this is sure only where `winner` is wanted.
+        What is not finite shows, as :func:`scalesteer.functional.max_over_scales` says.
+        """
+
+    def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
+        """Write the gradient of the piece, if wanted, and add to the gradient of the weights, if wanted."""
+
+    def weight_gradient(self) -> Tensor:
+        """The gradient of `filters.weights` from all pieces."""
+
+
+def being_traced() -> bool:
     """Whether a transformation is at work that sees plain operations only: a compiler, a tracer, or `torch.func`."""
+    # The last three are private names of torch (2.11 to 2.13); there are no public ones. test_fast.py guards them.
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -44,63 +99,63 @@ def plain_only() -> bool:
     )
 
 
-def _kind(filters: Bank, geometry: Geometry) -> type[Correlator]:
-    # Pairs are made of hundreds of slices: a compiler would unroll them, a GPU would launch each.
-    like = first(filters)
-    few = like.shape[1] <= 2 and geometry.groups == 1 and like.device.type == "cpu"
-    return Taps if few and not plain_only() else Frequencies
-
-
-def steerable(x: Tensor, filters: Steered, geometry: Geometry) -> bool:
-    """Whether :func:`max_response` is faster with coefficients than with the filters that are made of them."""
-    if filters.basis.requires_grad or type(filters.basis) not in (Tensor, torch.nn.Parameter):
-        return False  # transforms of the basis are kept, and no gradient goes through them
-    if fusible(x, geometry):
-        return True
-    numbers = len(filters.sizes) * len(filters.basis)
-    fewer = numbers <= sum(n * n for n in filters.sizes)
-    return fewer and filters.coefficients.device.type == "cpu" and _kind(filters, geometry) is Frequencies
-
-
-def _setting(x: Tensor, filters: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype of the result, as that of a convolution would be, and the dtype of the work."""
-    dtype = torch.promote_types(x.dtype, filters[0].dtype)
-    if dtype != torch.float64 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-    return dtype, torch.promote_types(dtype, torch.float32)
-
-
-def responses(x: Tensor, margin: tuple[int, int], filters: Sequence[Tensor], geometry: Geometry) -> Iterator[Tensor]:
-    """Responses of one scale after the other, equal to those of the direct convolution; plain operations.
+def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True) -> str:
+    """The backend that the measured cost favours for static shapes, "fast" or "direct"; the batch size does not enter.
 
     Args:
-        x: Images with a border of `margin` already around them.
-        margin: Rows above and below, columns left and right.
-        filters: The filter at each scale, point-symmetric.
-        geometry: Stride, padding, dilation and groups.
-
-    Yields:
-        Responses `(B, O, H', W')`, one a scale.
+        axes: Where the windows lie.
+        filters: The filters; only their shapes matter.
+        groups: Groups of channels.
+        tiles: Whether a large image may be cut into tiles, as it is for the maximum over scales.
     """
-    dtype, work = _setting(x, filters)
-    with no_autocast(x.device):
-        correlator = _kind(filters, geometry)(x.to(work), margin, [w.to(work) for w in filters], geometry)
-        for i in range(len(filters)):
-            yield correlator.outwards(correlator.response(i)).to(dtype).contiguous()
+    in_channels = filters.weights.shape[1]
+    if in_channels <= FEW_CHANNELS and groups == 1:
+        return "fast" if max(filters.sizes) > SMALL_WINDOW else "direct"
+    if any(isinstance(axis.length, torch.SymInt) for axis in axes):
+        return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
+    if tiles and _is_large(axes):
+        axes = _tiles(axes)
+    rows, columns = axes
+    pixels = rows.count * columns.count
+    spectrum = rows.period * columns.period
+    direct = pixels * in_channels * sum(filters.areas)
+    fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + spectrum * in_channels)
+    cost = RELATIVE_COST_IN_GROUPS if groups > 1 and in_channels < FEW_IN_GROUP else RELATIVE_COST
+    return "fast" if direct > cost * fast else "direct"
 
 
-def fusible(x: Tensor, geometry: Geometry) -> bool:
-    """Whether :func:`max_response` has a form with kernels of its own: on CUDA in float32, where Triton runs."""
+def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
+    """The fastest engine for a layer, where nothing is being traced."""
+    channels = filters.weights.shape[1]
+    if _kernels_take(x, groups):
+        from scalesteer.fast import triton
+
+        image_gradient = torch.is_grad_enabled() and x.requires_grad
+        few = channels <= FEW_CHANNELS_CUDA and not image_gradient
+        return triton.FusedTaps if few else triton.FusedFrequencies
+    # Pairs are made of hundreds of slices: a GPU would launch each.
+    return Taps if channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
+
+
+def _works_with_basis(engine: type[Engine], filters: Filters) -> bool:
+    """Whether an engine is faster with weights and a basis than with the taps that are made of them."""
+    basis = filters.basis
+    if basis is None or basis.requires_grad or not holds_numbers(basis):
+        return False  # what is made of a basis is kept, and no gradient goes through it
+    if engine is Frequencies:
+        return basis.device.type == "cpu" and len(filters.sizes) * len(basis) <= sum(filters.areas)
+    return True
+
+
+KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
+
+
+def _kernels_take(x: Tensor, groups: int) -> bool:
     # A kernel needs memory to read: a fake tensor has none, and neither has an empty batch.
-    real = type(x) in (Tensor, torch.nn.Parameter) and x.numel() > 0
-    return real and x.dtype != torch.float64 and geometry.groups == 1 and _kernels_run_on(x.device)
-
-
-_FUSED_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
-
-
-def _kernels_run_on(device: torch.device) -> bool:
-    return device.type in _FUSED_ON and _has_triton(device)
+    real = holds_numbers(x) and x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
+    return (
+        real and x.dtype != torch.float64 and groups == 1 and x.device.type in KERNELS_RUN_ON and _has_triton(x.device)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -113,49 +168,164 @@ def _has_triton(device: torch.device) -> bool:
     return compiler is not None and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def max_response(
-    x: Tensor,
-    margin: tuple[int, int],
-    filters: Bank,
-    geometry: Geometry,
-    winners: bool = True,
+def result_and_work_dtype(x: Tensor, weights: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype of the result, as that of a convolution would be, and the dtype of the work."""
+    dtype = torch.promote_types(x.dtype, weights.dtype)
+    if dtype != torch.float64 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    return dtype, torch.promote_types(dtype, torch.float32)
+
+
+def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: bool = False) -> Iterator[Tensor]:
+    """Responses of one scale after the other, equal to those of the direct convolution; plain operations.
+
+    Args:
+        x: Images.
+        filters: Point-symmetric filters.
+        axes: Where the windows lie.
+        groups: Groups of channels.
+        exact_ties: Whether responses must be exactly zero where windows see zeros only, as a maximum over them needs;
+            their gradients stay.
+
+    Yields:
+        Responses `(B, O, H', W')`, one for each scale.
+    """
+    dtype, work = result_and_work_dtype(x, filters.weights)
+    filters = filters.finished()
+    with no_autocast(x.device):
+        filters = Filters(filters.weights.to(work), None, filters.sizes)
+        plain = Frequencies if being_traced() or pick_engine(x, filters, groups) is not Taps else Taps
+        engine = plain(filters, axes, groups, x.to(work))
+        engine.load_batch(x.to(work))
+        blank = engine.blank_scales() if exact_ties and isinstance(engine, Frequencies) else None
+        if blank is not None:
+            blank = blank.repeat_interleave(filters.weights.shape[0] // groups, dim=1)
+        for i in range(len(filters.sizes)):
+            response = engine.outwards(engine.response(i))
+            if blank is not None:
+                response = response - torch.where(blank > i, response, 0).detach()
+            yield response.to(dtype).contiguous()
+
+
+def max_over_scales(
+    x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
-    Args are those of :func:`responses`, or :class:`Steered` filters where :func:`steerable` says so; both results are
-    `(B, O, H', W')`. Without `winners` the second may be None.
+    Args are those of :func:`responses`; both results are `(B, O, H', W')`. Without `winners` the second may be None.
     """
-    dtype, work = _setting(x, filters)
-    sizes = window_sizes(filters)
-    whole = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-    tile = _tile(whole[0]), _tile(whole[1])
-    tiled = any(axis.count > 2.5 * size for axis, size in zip(whole, tile, strict=True))
-    images = x
-    if tiled:
-        images, margin, geometry = _cut(x, whole, tile, geometry)
-    best: Tensor
-    winner: Tensor | None
+    dtype, work = result_and_work_dtype(x, filters.weights)
+    images, whole = x, axes
+    if _is_large(whole):
+        images, axes = _cut(x, whole)
     with no_autocast(x.device):
         images = images.to(work)
-        bank: Bank
-        if isinstance(filters, Steered):
-            bank = filters._replace(coefficients=filters.coefficients.to(work))
+        engine = pick_engine(images, filters, groups)
+        if not _works_with_basis(engine, filters):
+            filters = filters.finished()
+        weights, basis = filters.weights.to(work), filters.basis
+        task = _Task.plan(engine, Filters(weights, basis, filters.sizes), axes, groups, images)
+        if torch.is_grad_enabled() and (images.requires_grad or weights.requires_grad):
+            best, winner = _MaxOverScales.apply(images, weights, basis, task)  # type: ignore[no-untyped-call]
         else:
-            bank = [w.to(work) for w in filters]
-        if fusible(images, geometry) and images.shape[-2] * images.shape[-1] <= _MOST_PIXELS:
-            best, winner = _fused_max_response(images, margin, bank, geometry)
-        else:
-            if isinstance(bank, Steered) and images.device.type == "cuda":
-                bank = split_taps(*bank)
-            tensors: Sequence[Tensor] = bank[:2] if isinstance(bank, Steered) else bank
-            if winners or (torch.is_grad_enabled() and any(t.requires_grad for t in (images, *tensors))):
-                steered = sizes if isinstance(bank, Steered) else None
-                best, winner = _MaxResponse.apply(images, margin, geometry, steered, *tensors)  # type: ignore[no-untyped-call]
-            else:
-                best, winner = _largest(images, margin, bank, geometry, winners=False)
-    if tiled:
+            best, winner = task.run(images, weights, basis, winners)
+    if axes is not whole:
         best, winner = _join(best, x.shape[0], whole), None if winner is None else _join(winner, x.shape[0], whole)
     return best.to(dtype), winner
+
+
+class _Task(NamedTuple):
+    """What both passes need to know beside the tensors."""
+
+    engine: type[Engine]
+    sizes: tuple[int, ...]
+    axes: Axes
+    groups: int
+    step: int  # images of a piece
+
+    @classmethod
+    def plan(cls, engine: type[Engine], filters: Filters, axes: Axes, groups: int, x: Tensor) -> _Task:
+        for_filters, for_image = engine.floats(filters, axes, groups)
+        if x.device.type == "cpu":
+            room = min(CPU_PIECE, memory_budget)
+        else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
+            room = max(memory_budget * (1 if torch.is_grad_enabled() else 4), x.element_size() * for_filters)
+        return cls(
+            engine, filters.sizes, axes, groups, _step(len(x), min(MOST_IMAGES, room // (x.element_size() * for_image)))
+        )
+
+    def start(self, x: Tensor, weights: Tensor, basis: Tensor | None) -> tuple[Engine, list[slice]]:
+        """An engine, and the pieces of a batch."""
+        pieces = [slice(i, i + self.step) for i in range(0, max(1, len(x)), self.step)]
+        filters = Filters(weights, basis, self.sizes)
+        return self.engine(filters, self.axes, self.groups, x, len(pieces), memory_budget), pieces
+
+    def run(
+        self, x: Tensor, weights: Tensor, basis: Tensor | None, winners: bool, kept: list[Tensor | None] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
+        best = x.new_empty(len(x), len(weights), self.axes[0].count, self.axes[1].count)
+        winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            engine, pieces = self.start(x, weights, basis)
+            for piece in pieces:
+                found = engine.load_batch(x[piece])
+                if kept is not None:
+                    kept.append(found)
+                engine.max_over_scales(best[piece], None if winner is None else winner[piece])
+        return best, winner
+
+
+class _MaxOverScales(torch.autograd.Function):
+    """The maximum over scales; saves the image, the weights, the winner, and what the engine asks for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> tuple[Tensor, Tensor]:
+        kept: list[Tensor | None] = []
+        best, winner = task.run(x, weights, basis, winners=True, kept=kept)
+        ctx.save_for_backward(x, winner, weights, basis, *kept)
+        ctx.task, ctx.basis = task, basis  # the very object, by which the tables that were made of it are found again
+        ctx.mark_non_differentiable(winner)
+        return best, winner  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, winner, weights, _, *kept = ctx.saved_tensors
+        task: _Task = ctx.task
+        image, weight = ctx.needs_input_grad[:2]
+        with no_autocast(x.device):
+            if torch.is_grad_enabled() or being_traced():
+                return *_plain_gradients(x, weights, ctx.basis, task, winner, (image, weight), grads[0]), None, None
+            grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if image else None
+            engine, pieces = task.start(x, weights, ctx.basis)
+            for piece, found in zip(pieces, kept, strict=True):
+                engine.load_batch(x[piece], found)
+                grad = grads[0][piece].to(x.dtype)
+                engine.gradients(winner[piece], grad, None if grad_x is None else grad_x[piece], weight)
+            return grad_x, engine.weight_gradient() if weight else None, None, None
+
+
+def _plain_gradients(
+    x: Tensor,
+    weights: Tensor,
+    basis: Tensor | None,
+    task: _Task,
+    winner: Tensor,
+    needs: tuple[bool, bool],
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """Gradients of image and weights that can be differentiated again: plain operations, the winners given."""
+    with torch.enable_grad():
+        # Aliases, so that nothing is followed from the image back to weights that it may depend on.
+        inputs = x.view_as(x), weights.view_as(weights)
+        best = torch.zeros((), dtype=x.dtype, device=x.device)
+        for i, response in enumerate(
+            responses(inputs[0], Filters(inputs[1], basis, task.sizes), task.axes, task.groups)
+        ):
+            best = best + response * (winner == i)
+        wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
+    return [next(found) if need else None for need in needs]
 
 
 def _step(images: int, most: int) -> int:
@@ -163,268 +333,34 @@ def _step(images: int, most: int) -> int:
     return max(1, -(-images // max(1, -(-images // max(1, most)))))
 
 
-# Programs along an axis of a grid are at most 65,535 in CUDA: images of a piece, and blocks of 16 pixels with a margin.
-_MOST_IMAGES, _MOST_PIXELS = 65535, 1 << 19
+def _tiles(axes: Axes) -> Axes:
+    """The axes of one tile."""
+    rows, columns = (axis.tile(max(TILE, TILE_REACHES * axis.reach)) for axis in axes)
+    return rows, columns
 
 
-def _fused_max_response(
-    images: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry
-) -> tuple[Tensor, Tensor]:
-    from scalesteer.fast import triton as kernels
-
-    sizes, (out_channels, channels) = window_sizes(filters), first(filters).shape[:2]
-    axes = make_axes((images.shape[-2], images.shape[-1]), margin, sizes, geometry)
-    kind = kernels.kind(channels, torch.is_grad_enabled() and images.requires_grad)
-    # The filters' transforms are made for every piece: a piece should not be smaller than they are.
-    fixed, each = kind.numbers(*axes, channels, out_channels, len(sizes))
-    budget = max(spectral.memory_budget * (1 if torch.is_grad_enabled() else 4), images.element_size() * fixed)
-    step = _step(len(images), min(_MOST_IMAGES, budget // (images.element_size() * each)))
-    if isinstance(filters, Steered):
-        weights, basis = filters.coefficients, filters.basis
-    else:
-        weights, basis = torch.cat([w.flatten(2) for w in filters], dim=2), None
-    results = [
-        _FusedMaxResponse.apply(piece, weights, basis, sizes, margin, geometry)  # type: ignore[no-untyped-call]
-        for piece in images.split(step)
-    ]
-    best, winner = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True))
-    return best, winner
+def _is_large(axes: Axes) -> bool:
+    """Whether an image is cut into tiles."""
+    return any(axis.count > MORE_THAN_TILES * tile.count for axis, tile in zip(axes, _tiles(axes), strict=True))
 
 
-def _tile(axis: Axis) -> int:
-    """Outputs of a tile: a product costs least where tiles are about four times the reach, and the optimum is flat."""
-    return max(32, 4 * axis.dilation * axis.radius)
+def _cut(x: Tensor, axes: Axes) -> tuple[Tensor, Axes]:
+    """Overlapping tiles `(B ny nx, C, h, w)`, each with all that its own windows see, and the axes of a tile."""
+    tiles, padding = _tiles(axes), []
+    for axis, tile in zip(axes, tiles, strict=True):
+        before = axis.beyond[0]
+        length = (-(-axis.count // tile.count) - 1) * tile.count * axis.stride + tile.length
+        padding.append((before, length - before - axis.length))
+    cut = F.pad(x, (*padding[1], *padding[0]))
+    for i, tile in enumerate(tiles):
+        cut = cut.unfold(2 + i, tile.length, tile.count * tile.stride)
+    return cut.permute(0, 2, 3, 1, 4, 5).flatten(0, 2), tiles  # from (B, C, ny, nx, h, w)
 
 
-def _cut(
-    x: Tensor, axes: tuple[Axis, Axis], tile: tuple[int, int], geometry: Geometry
-) -> tuple[Tensor, tuple[int, int], Geometry]:
-    """Overlapping tiles `(B ny nx, C, h, w)`, with the margin and geometry under which each gives its own outputs."""
-    padding, spans, margin = [], [], []
-    for axis, size in zip(axes, tile, strict=True):
-        reach = axis.dilation * axis.radius
-        before = reach - axis.first
-        needed = (-(-axis.count // size) * size - 1) * axis.stride + 1 + 2 * reach
-        padding.append((before, needed - before - axis.length))
-        spans.append((size - 1) * axis.stride + 1 + 2 * reach)
-        margin.append(reach - axis.dilation * (geometry.kernel_size // 2))
-    padded = F.pad(x, (*padding[1], *padding[0]))
-    tiles = padded.unfold(2, spans[0], tile[0] * axes[0].stride).unfold(3, spans[1], tile[1] * axes[1].stride)
-    tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)  # from (B, C, ny, nx, h, w)
-    return tiles, (margin[0], margin[1]), replace(geometry, padding=(0, 0), padding_mode="zeros")
-
-
-def _join(maps: Tensor, batch: int, axes: tuple[Axis, Axis]) -> Tensor:
+def _join(maps: Tensor, batch: int, axes: Axes) -> Tensor:
     """Outputs of tiles `(B ny nx, O, h, w)` side by side: `(B, O, H', W')`."""
     channels, height, width = maps.shape[1:]
     ny, nx = -(-axes[0].count // height), -(-axes[1].count // width)
     joined = maps.view(batch, ny, nx, channels, height, width).permute(0, 3, 1, 4, 2, 5)
     joined = joined.reshape(batch, channels, ny * height, nx * width)
     return joined[..., : axes[0].count, : axes[1].count].contiguous()
-
-
-_PIECE = 48 << 20
-"""Bytes of one piece of work on a CPU: more is slower, since new pages and misses of the cache cost more than calls."""
-
-
-def _pieces(
-    x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry
-) -> Iterator[tuple[slice, Correlator]]:
-    """Pieces of a batch that are small enough for memory, and for the cache, with what correlates them."""
-    kind = _kind(filters, geometry)
-    axes = make_axes((x.shape[-2], x.shape[-1]), margin, window_sizes(filters), geometry)
-    most = min(_PIECE, spectral.memory_budget) if x.device.type == "cpu" else spectral.memory_budget
-    step = _step(len(x), most // (x.element_size() * kind.numbers(*axes, x.shape[1], filters)))
-    pieces = max(1, -(-len(x) // step))
-    correlator: Correlator | None = None
-    for start in range(0, pieces * step, step):
-        piece = slice(start, start + step)
-        if correlator is None:
-            correlator = kind(x[piece], margin, filters, geometry, pieces)
-        else:
-            correlator.show(x[piece])
-        yield piece, correlator
-
-
-def _largest(
-    x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry, winners: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The largest response over scales and, if wanted, the index of the winner; on a tie the lowest scale wins."""
-    count, out_channels = len(window_sizes(filters)), first(filters).shape[0]
-    axes = make_axes((x.shape[-2], x.shape[-1]), margin, window_sizes(filters), geometry)
-    best = x.new_empty(x.shape[0], out_channels, axes[0].count, axes[1].count)
-    winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
-    for piece, correlator in _pieces(x, margin, filters, geometry):
-        top = correlator.response(0)
-        index = torch.zeros_like(top, dtype=torch.uint8) if winners else None
-        for i in range(1, count):
-            response = correlator.response(i)
-            keep_larger(top, index, response, i)
-            if i == count - 1:  # a non-finite response always shows: see functional.max_over_scales
-                top += response.sub_(response)
-        best[piece] = correlator.outwards(top)
-        if winner is not None and index is not None:
-            winner[piece] = correlator.outwards(index)
-    return best, winner
-
-
-def keep_larger(best: Tensor, winner: Tensor | None, response: Tensor, i: int) -> None:
-    """Let scale `i` take part in a running maximum, in place; `winner` holds bytes."""
-    if winner is not None:  # a later winner has the larger index: the maximum of indices
-        torch.maximum(winner, torch.gt(response, best).view(torch.uint8).mul_(i), out=winner)
-    torch.maximum(best, response, out=best)
-
-
-class _MaxResponse(torch.autograd.Function):
-    """The maximum over scales; saves the image, the filters and the winner only.
-
-    With `sizes`, coefficients and a basis take the place of filters.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        margin: tuple[int, int],
-        geometry: Geometry,
-        sizes: tuple[int, ...] | None,
-        *filters: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        bank = Steered(filters[0], filters[1], sizes) if sizes else filters
-        best, winner = _largest(x, margin, bank, geometry, winners=True)
-        ctx.save_for_backward(x, winner, *filters)
-        ctx.margin, ctx.geometry, ctx.sizes = margin, geometry, sizes
-        ctx.basis = filters[1] if sizes else None  # by this very object its transforms are found again
-        ctx.mark_non_differentiable(winner)
-        return best, winner
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, winner, *filters = ctx.saved_tensors
-        needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
-        bank: Bank = Steered(filters[0], ctx.basis, ctx.sizes) if ctx.sizes else filters
-        with no_autocast(x.device):
-            if torch.is_grad_enabled() or plain_only():
-
-                def make(*filters: Tensor) -> Sequence[Tensor]:
-                    return split_taps(filters[0], filters[1], ctx.sizes) if ctx.sizes else filters
-
-                grad, *rest = _plain_gradients((x, *filters), make, winner, ctx.margin, ctx.geometry, needs, grads[0])
-                return grad, None, None, None, *rest
-            grad_x = torch.empty_like(x) if needs[0] else None
-            scales = range(len(window_sizes(bank)))
-            for piece, correlator in _pieces(x, ctx.margin, bank, ctx.geometry):
-                incoming = correlator.inwards(grads[0][piece].to(x.dtype))
-                index = correlator.inwards(winner[piece])
-                wins, routed = torch.empty_like(index), torch.empty_like(incoming)
-                for i in scales:
-                    torch.eq(index, i, out=wins)
-                    need_filter = needs[1] if ctx.sizes else needs[i + 1]
-                    correlator.pull_back(i, routed.copy_(wins).mul_(incoming), needs[0], need_filter)
-                grad_piece = correlator.image_gradient()
-                if grad_x is not None and grad_piece is not None:
-                    grad_x[piece] = grad_piece
-            found = [correlator.filter_gradient(i) for i in scales]
-            if ctx.sizes:  # all scales have the coefficients in common, and the basis is fixed
-                found = [torch.stack([g for g in found if g is not None]).sum(0) if needs[1] else None, None]
-            return grad_x, None, None, None, *found
-
-
-class _FusedMaxResponse(torch.autograd.Function):
-    """The same on CUDA, with :mod:`scalesteer.fast.triton`; saves the image's transform too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, *about: Any) -> tuple[Tensor, Tensor]:
-        from scalesteer.fast import triton as kernels
-
-        ctx.about, ctx.basis = about, basis  # by this very object its transforms are found again
-        with torch.cuda.device_of(x):  # Triton launches on the current device
-            fused = kernels.kind(x.shape[1], ctx.needs_input_grad[0])(x, kernels.Layer(weights, basis, *about))
-            spectrum = fused.read(x)
-            best, winner = fused.maximum(spectrum)
-        ctx.save_for_backward(x, winner, spectrum, weights, basis)
-        ctx.mark_non_differentiable(winner)
-        return best, winner
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from scalesteer.fast import triton as kernels
-
-        x, winner, spectrum, weights, basis = ctx.saved_tensors
-        sizes, margin, geometry = ctx.about
-        needs = ctx.needs_input_grad[:2]
-
-        def make(weights: Tensor) -> Sequence[Tensor]:
-            return split_taps(weights, basis, sizes)
-
-        with no_autocast(x.device):
-            if torch.is_grad_enabled() or plain_only():
-                found = _plain_gradients((x, weights), make, winner, margin, geometry, needs, grads[0])
-                return *found, None, None, None, None
-            fused = kernels.kind(x.shape[1], needs[0])(x, kernels.Layer(weights, ctx.basis, *ctx.about))
-            return *fused.gradients(spectrum, winner, grads[0].to(x.dtype), *needs), None, None, None, None
-
-
-def _plain_gradients(
-    inputs: Sequence[Tensor],
-    make: Callable[..., Sequence[Tensor]],
-    winner: Tensor,
-    margin: tuple[int, int],
-    geometry: Geometry,
-    needs: Sequence[bool],
-    grad: Tensor,
-) -> list[Tensor | None]:
-    """Gradients that can be differentiated again: through plain operations, the winners given.
-
-    Args:
-        inputs: The image, and what filters are made of.
-        make: Makes filters of the other inputs.
-        winner: The winning scale at each pixel.
-        margin: The border that is already around the image.
-        geometry: Stride, padding, dilation and groups.
-        needs: Which gradients are wanted.
-        grad: The gradient of the maximum.
-    """
-    with torch.enable_grad():
-        # Aliases, so that nothing is followed from the image back to filters that it may depend on.
-        image, *weights = aliases = [t.view_as(t) for t in inputs]
-        best = torch.zeros((), dtype=image.dtype, device=image.device)
-        for i, response in enumerate(responses(image, margin, make(*weights), geometry)):
-            best = best + response * (winner == i)
-        wanted = [t for t, need in zip(aliases, needs, strict=True) if need]
-        found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
-    return [next(found) if need else None for need in needs]
-
-
-# Multiply-adds that a direct convolution does in the time of one of ours; few channels a group slow it down. Set so
-# that the faster backend is chosen in training, batch 16, float32, two CPU cores, for nine shapes: 1 to 64 channels,
-# windows of 3 to 17, images of 14 to 96 pixels, and 32 groups of one channel. The first holds on CUDA too (see
-# docs/speed.md); groups are not measured there.
-_RELATIVE_COST, _RELATIVE_COST_IN_GROUPS = 4.0, 0.25
-
-
-def choose_backend(
-    image_size: tuple[int, int], sizes: Sequence[int], in_channels: int, geometry: Geometry, tiles: bool = True
-) -> str:
-    """The backend that the measured cost favours for static shapes; the batch size does not enter.
-
-    Args:
-        image_size: Height and width of the image.
-        sizes: The window size of each scale.
-        in_channels: Input channels of a group.
-        geometry: Stride, padding, dilation and groups.
-        tiles: Whether a large image may be cut into tiles, as it is for the maximum over scales.
-    """
-    if in_channels <= 2 and geometry.groups == 1:
-        return "spectral" if max(sizes) > 3 else "direct"
-    rows, columns = make_axes(image_size, (0, 0), tuple(sizes), geometry)
-    if tiles and any(axis.count > 2.5 * _tile(axis) for axis in (rows, columns)):
-        taps = geometry.kernel_size - 1
-        span = [a.dilation * taps + 1 + (_tile(a) - 1) * a.stride for a in (rows, columns)]
-        rows, columns = make_axes((span[0], span[1]), (0, 0), tuple(sizes), replace(geometry, padding=(0, 0)))
-    pixels = rows.count * columns.count
-    spectrum = rows.period * columns.period
-    direct = pixels * in_channels * sum(n * n for n in sizes)
-    fast = len(sizes) * (2 * spectrum * columns.count + rows.period * pixels + spectrum * in_channels)
-    cost = _RELATIVE_COST_IN_GROUPS if geometry.groups > 1 and in_channels < 8 else _RELATIVE_COST
-    return "spectral" if direct > cost * fast else "direct"

@@ -1,4 +1,4 @@
-r"""Correlation as products in the frequency domain: the core of the fast algorithm (:mod:`scalesteer.fast`).
+r"""Correlation as products in the frequency domain: the engine for many input channels.
 
 Images are small and filters are large, so everything is a matrix product, with the pixel axes first and (batch,
 channel) last, and nothing is transposed on the way:
@@ -11,7 +11,7 @@ channel) last, and nothing is transposed on the way:
 
 Frequencies are half-integers, :math:`u = \frac12, \frac32, \dots`: a real image has then no self-conjugate frequency,
 so that zero and Nyquist need no special case. (Such a transform extends the image with period N and a change of sign;
-only pixels that nobody reads are reached by the extension.) For positive u and both signs of v,
+only pixels that no window reads are reached by the extension.) For positive u and both signs of v,
 
 .. math:: a_\pm = \sum x \cos(u h \pm v w), \quad b_\pm = \sum x \sin(u h \pm v w)
 
@@ -21,20 +21,23 @@ are the real numbers kept, in the order (u, sign, v, {a, b}). The backward pass 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-if TYPE_CHECKING:
-    from scalesteer.functional import Geometry
-
-
-Value = TypeVar("Value")
+from scalesteer.fast.common import (
+    ScaleByScale,
+    Workspace,
+    batched_product,
+    cached_on,
+    holds_numbers,
+    keep_for_cuda_graph,
+)
+from scalesteer.geometry import Axes, Axis, Filters
 
 
 def _arange(count: int) -> Tensor:
@@ -42,61 +45,32 @@ def _arange(count: int) -> Tensor:
     return torch.arange(count, dtype=torch.float64, device="cpu")
 
 
-memory_budget = 1 << 28
-"""Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
-CUDA, where no gradient is wanted, nothing else is kept, and a piece may take four times as much."""
+def angles(axis: Axis, positions: Tensor) -> Tensor:
+    """u times position for the positive half-integer frequencies: `(period / 2, positions)`."""
+    u = (_arange(axis.period // 2) + 0.5) * (2 * math.pi / axis.period)
+    return u[:, None] * positions
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a correlation: `count` windows whose centres start at pixel `first` of `length`, `stride` apart."""
+def _waves(axis: Axis, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosine and sine `(period, positions)`, each frequency twice, and where it comes first `(period, 1)`."""
+    # In this order from the start: joining two axes of which one is a symbol would make torch.export constrain it.
+    k = _arange(axis.period)
+    turns = ((k / 2).floor() + 0.5)[:, None] * (2 * math.pi / axis.period) * positions
+    return turns.cos(), turns.sin(), (k % 2 == 0)[:, None]
 
-    length: int
-    first: int
-    stride: int
-    count: int
-    dilation: int
-    radius: int
 
-    @property
-    def period(self) -> int:
-        """The shortest even period at which no wanted window sees the image twice."""
-        reach = self.dilation * self.radius
-        last = self.first + (self.count - 1) * self.stride
-        shortest = max(last + reach + 1, self.length + reach - self.first, self.length)
-        return shortest + shortest % 2
+def _row_matrix(axis: Axis, positions: Tensor) -> Tensor:
+    """Cosine and sine of each row frequency: `(u {c, s}, positions)`."""
+    c, s, first = _waves(axis, positions)
+    return torch.where(first, c, s)
 
-    @property
-    def border(self) -> tuple[int, int]:
-        """How far windows reach beyond the image, before and after it."""
-        reach, last = self.dilation * self.radius, self.first + (self.count - 1) * self.stride
-        return max(0, reach - self.first), max(0, last + reach + 1 - self.length)
 
-    @property
-    def pixels(self) -> Tensor:
-        return _arange(self.length)
-
-    @property
-    def centres(self) -> Tensor:
-        return self.first + self.stride * _arange(self.count)
-
-    def angles(self, positions: Tensor) -> Tensor:
-        """u times position for the positive half-integer frequencies: `(period / 2, positions)`."""
-        u = (_arange(self.period // 2) + 0.5) * (2 * math.pi / self.period)
-        return u[:, None] * positions
-
-    def row_matrix(self, positions: Tensor) -> Tensor:
-        """Cosine and sine of each row frequency: `(u {c, s}, positions)`."""
-        angles = self.angles(positions)
-        return torch.stack([angles.cos(), angles.sin()], dim=1).flatten(0, 1)
-
-    def column_matrix(self, positions: Tensor) -> Tensor:
-        """From the rows' {c, s} to a and b of both signs: `({+, -} v {a, b}, {c, s} positions)`."""
-        angles = self.angles(positions)
-        c, s = angles.cos(), angles.sin()
-        blocks = ((c, -s), (s, c), (c, s), (-s, c))  # a+, b+, a-, b-
-        plus, minus = (torch.stack([torch.cat(b, dim=1) for b in pair], dim=1) for pair in (blocks[:2], blocks[2:]))
-        return torch.cat([plus, minus]).flatten(0, 1)
+def _column_matrix(axis: Axis, positions: Tensor) -> Tensor:
+    """From the rows' {c, s} to a and b of both signs: `({+, -} v {a, b}, {c, s} positions)`."""
+    c, s, first = _waves(axis, positions)
+    plus = torch.cat([torch.where(first, c, s), torch.where(first, -s, c)], dim=1)
+    minus = torch.cat([torch.where(first, c, -s), torch.where(first, s, c)], dim=1)
+    return torch.cat([plus, minus])
 
 
 @dataclass(frozen=True)
@@ -113,139 +87,82 @@ class Plan:
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
+MOST_PLANS = 64
 
 
-def plan_for(rows: Axis, columns: Axis, sizes: tuple[int, ...], like: Tensor) -> Plan:
+def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor) -> Plan:
     """The matrices for these axes in the dtype and on the device of a tensor, kept for the next call."""
-    # Tracers and fake tensors get matrices of their own: theirs hold no numbers, and ours would not fit theirs.
-    if torch.compiler.is_compiling() or type(like) not in (Tensor, torch.nn.Parameter):
-        return _make_plan(rows, columns, sizes, like)
-    key = (rows, columns, sizes, like.dtype, like.device)
+    if torch.compiler.is_compiling() or not holds_numbers(like):
+        return _make_plan(axes, sizes, like)
+    key = (axes, sizes, like.dtype, like.device)
     plan = _plans.get(key)
     if plan is None:
         with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
-            plan = _make_plan(rows, columns, sizes, like)
-        if len(_plans) >= 64:
+            plan = _make_plan(axes, sizes, like)
+        if len(_plans) >= MOST_PLANS:
             _plans.clear()
         _plans[key] = plan
-    return hold(plan, like.device)
+    return keep_for_cuda_graph(plan, like.device)
 
 
-_held: dict[int, Any] = {}
+def _make_plan(axes: Axes, sizes: tuple[int, ...], like: Tensor) -> Plan:
+    rows, columns = axes
 
-
-def hold(value: Value, device: torch.device) -> Value:
-    """What a CUDA graph that is being captured reads must outlive every cache: it is kept for good."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _held[id(value)] = value
-    return value
-
-
-def _make_plan(rows: Axis, columns: Axis, sizes: tuple[int, ...], like: Tensor) -> Plan:
     def place(matrix: Tensor) -> Tensor:
         return matrix.to(device=like.device, dtype=like.dtype).contiguous()
 
     filter_columns, filter_rows, window_rows = [], [], []
     for n in sizes:
         offsets = _arange(n) - n // 2
-        angles = columns.angles(columns.dilation * offsets)
-        filter_columns.append(place(torch.cat([angles.cos(), angles.sin()])))  # ({c, s} v, n)
-        angles = rows.angles(rows.dilation * offsets)
-        signs = [torch.stack([angles.cos(), sign * angles.sin()], dim=2) for sign in (-1, 1)]
+        turns = angles(columns, columns.dilation * offsets)
+        filter_columns.append(place(torch.cat([turns.cos(), turns.sin()])))  # ({c, s} v, n)
+        turns = angles(rows, rows.dilation * offsets)
+        signs = [torch.stack([turns.cos(), sign * turns.sin()], dim=2) for sign in (-1, 1)]
         window = torch.stack(signs, dim=1).flatten(0, 1)  # (u {+, -}, n, {c, s})
         window_rows.append(place(window.flatten(1)))
         # Half of the rows is enough, the others mirror it; the middle row stands alone.
         weight = 2.0 - (offsets[n // 2 :] == 0).double()
         filter_rows.append(place((window[:, n // 2 :] * weight[:, None]).flatten(1)))
+    pixels = [_arange(axis.length) for axis in axes]
+    centres = [axis.first + axis.stride * _arange(axis.count) for axis in axes]
     scale = 2 / (rows.period * columns.period)
     return Plan(
-        place(rows.row_matrix(rows.pixels)),
-        place(columns.column_matrix(columns.pixels)),
-        place(scale * rows.row_matrix(rows.centres).T),
-        place(columns.column_matrix(columns.centres).T),
+        place(_row_matrix(rows, pixels[0])),
+        place(_column_matrix(columns, pixels[1])),
+        place(scale * _row_matrix(rows, centres[0]).T),
+        place(_column_matrix(columns, centres[1]).T),
         tuple(filter_columns),
         tuple(filter_rows),
         tuple(window_rows),
     )
 
 
-def make_axes(
-    size: tuple[int, int], margin: tuple[int, int], sizes: tuple[int, ...], geometry: Geometry
-) -> tuple[Axis, Axis]:
-    """Rows and columns of a correlation with images of `size` that already have a border of `margin` around them."""
-    counts = geometry.output_size(size[0] - 2 * margin[0], size[1] - 2 * margin[1])
-    rows, columns = (
-        Axis(
-            length=size[axis],
-            first=geometry.dilation[axis] * (geometry.kernel_size // 2) - geometry.padding[axis] + margin[axis],
-            stride=geometry.stride[axis],
-            count=counts[axis],
-            dilation=geometry.dilation[axis],
-            radius=max(sizes) // 2,
-        )
-        for axis in (0, 1)
-    )
-    return rows, columns
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Half precision is for products of convolutions, not for what happens inside."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
-
-
-class Space:
-    """Memory for intermediate results, used again for the next scale and the next piece of a batch.
-
-    What a large tensor costs is less its numbers than its pages, which the system hands out anew, one fault each.
-    Without `reuse` every result gets memory of its own, as operations that autograd follows need.
-    """
-
-    def __init__(self, like: Tensor, reuse: bool) -> None:
-        self.like, self.reuse = like, reuse
-        self.held: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, *shape: int) -> Tensor | None:
-        """A tensor for the argument `out` of an operation, or None."""
-        if not self.reuse:
-            return None
-        numbers = math.prod(shape)
-        if name not in self.held or self.held[name].numel() < numbers:
-            self.held[name] = self.like.new_empty(numbers)
-        return self.held[name][:numbers].view(shape)
-
-
-def no_space(name: str, *shape: int) -> None:
-    """Every result gets memory of its own."""
-
-
 def transform(
-    x: Tensor,
-    row_matrix: Tensor,
-    column_matrix: Tensor,
-    space: Callable[..., Tensor | None] = no_space,
-    name: str = "spectrum",
+    x: Tensor, row_matrix: Tensor, column_matrix: Tensor, space: Workspace | None = None, name: str = ""
 ) -> Tensor:
-    """Pixels to frequencies: `(H, W, R)` -> `(u, K, R)`, with matrices `(2u, H)` and `(K, 2W)`."""
+    """Pixels to frequencies: `(H, W, R)` -> `(u, K, R)`, with matrices `(2u, H)` and `(K, 2W)`.
+
+    With a workspace the result lies in its buffer `name`.
+    """
+    space = space or Workspace(x, reuse=False)
     u, width, rest = row_matrix.shape[0] // 2, column_matrix.shape[1], x.shape[2]
-    along_rows = torch.mm(row_matrix, x.flatten(1), out=space("rows", 2 * u, x.shape[1] * rest))  # (u {c, s}, W R)
+    buffer = space.buffer("rows", 2 * u, x.shape[1] * rest)
+    along_rows = torch.mm(row_matrix, x.flatten(1), out=buffer)  # (u {c, s}, W R)
     del x  # if nobody else holds it, its memory is free for the result
     along_rows = _view(along_rows, u, width, rest)
-    return each(column_matrix, along_rows, space(name, u, column_matrix.shape[0], rest))
+    return batched_product(column_matrix, along_rows, space.buffer(name, u, column_matrix.shape[0], rest))
 
 
 def restore(
-    spectrum: Tensor,
-    row_matrix: Tensor,
-    column_matrix: Tensor,
-    space: Callable[..., Tensor | None] = no_space,
-    name: str = "response",
+    spectrum: Tensor, row_matrix: Tensor, column_matrix: Tensor, space: Workspace | None = None, name: str = ""
 ) -> Tensor:
     """Frequencies to pixels: `(u, K, R)` -> `(H, W, R)`, with matrices `(H, 2u)` and `(2W, K)`."""
+    space = space or Workspace(spectrum, reuse=False)
     (u, _, rest), width = spectrum.shape, column_matrix.shape[0] // 2
-    along_rows = each(column_matrix, spectrum, space("rows", u, 2 * width, rest))
+    along_rows = batched_product(column_matrix, spectrum, space.buffer("rows", u, 2 * width, rest))
     del spectrum
     along_rows = _view(along_rows, row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
-    pixels = torch.mm(row_matrix, along_rows, out=space(name, row_matrix.shape[0], width * rest))
+    pixels = torch.mm(row_matrix, along_rows, out=space.buffer(name, row_matrix.shape[0], width * rest))
     return _view(pixels, row_matrix.shape[0], width, rest)
 
 
@@ -254,121 +171,80 @@ def _view(x: Tensor, *shape: int) -> Tensor:
     return x.flatten().reshape(shape)
 
 
-def each(matrix: Tensor, batch: Tensor, out: Tensor | None = None) -> Tensor:
-    """One matrix times each of a batch; `matmul` would fold the batch into columns and transpose it on the way."""
-    return torch.bmm(matrix.expand(batch.shape[0], *matrix.shape), batch, out=out)
-
-
-class Steered(NamedTuple):
-    """Filters as a product: coefficients `(O, C, D)` times a fixed basis `(D, T)`; T is the sum of sizes squared."""
-
-    coefficients: Tensor
-    basis: Tensor
-    sizes: tuple[int, ...]
-
-
-Bank = Sequence[Tensor] | Steered
-
-
-def first(filters: Bank) -> Tensor:
-    """A tensor that begins with the axes `(O, C / G)`."""
-    return filters.coefficients if isinstance(filters, Steered) else filters[0]
-
-
-def window_sizes(filters: Bank) -> tuple[int, ...]:
-    """The window size of each scale."""
-    return filters.sizes if isinstance(filters, Steered) else tuple(w.shape[-1] for w in filters)
-
-
-def split_taps(coefficients: Tensor, basis: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Coefficients times a basis, or taps that lie side by side, `(O, C, T)`, as one tensor `(O, C, n, n)` a scale."""
-    taps = coefficients if basis is None else coefficients @ basis.to(coefficients.dtype)
-    parts = taps.split([n * n for n in sizes], dim=-1)
-    return tuple(part.unflatten(-1, (n, n)) for part, n in zip(parts, sizes, strict=True))
-
-
-_tables: Any = WeakTensorKeyDictionary()
-
-
-def derived(basis: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
-    """What is computed from a basis: made once, forgotten with the basis or when that is changed."""
-    version = 0 if basis.is_inference() else basis._version
-    found: tuple[int, dict[Any, Any]] | None = _tables.get(basis)
-    if found is None or found[0] != version or len(found[1]) >= 16:
-        found = _tables[basis] = (version, {})
-    value: Value | None = found[1].get(key)
-    if value is None:
-        with torch.inference_mode(False), torch.no_grad():
-            value = make()
-        if basis.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(basis.device)  # whoever comes next may work on another stream
-        found[1][key] = value
-    return hold(value, basis.device)
-
-
-def basis_spectra(basis: Tensor, sizes: tuple[int, ...], axes: tuple[Axis, Axis], like: Tensor) -> tuple[Tensor, ...]:
-    """The transforms that :func:`make_spectra` makes, kept for the next call."""
-    if type(like) not in (Tensor, torch.nn.Parameter):  # it holds no numbers: see plan_for
-        return make_spectra(basis, sizes, axes, like)
-    key = (sizes, axes, like.dtype, like.device)
-    return derived(basis, key, lambda: make_spectra(basis, sizes, axes, like))
-
-
-def make_spectra(basis: Tensor, sizes: tuple[int, ...], axes: tuple[Axis, Axis], like: Tensor) -> tuple[Tensor, ...]:
-    """Transforms `(f, D)` of a basis at each scale, in the dtype and on the device of a tensor."""
-    parts = basis.clone().double().split([n * n for n in sizes], dim=1)  # a clone can be used outside inference mode
-    plan = _make_plan(*axes, sizes, parts[0])
-    spectra = (
-        filter_transform(p.unflatten(1, (n, n)), plan, i) for i, (p, n) in enumerate(zip(parts, sizes, strict=True))
-    )
-    return tuple(t.view(-1, len(basis)).to(device=like.device, dtype=like.dtype) for t in spectra)
-
-
-def filter_transform(
-    filters: Tensor, plan: Plan, i: int, space: Callable[..., Tensor | None] = no_space, name: str = "transfer"
-) -> Tensor:
+def filter_transform(filters: Tensor, plan: Plan, i: int, space: Workspace | None = None, name: str = "") -> Tensor:
     """Point-symmetric filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v R)`."""
+    space = space or Workspace(filters, reuse=False)
     half = filters[:, filters.shape[1] // 2 :].permute(1, 2, 0)  # (n/2, n, R), not moved in memory
     row_matrix, column_matrix = plan.filter_rows[i], plan.filter_columns[i]
     period, rest = column_matrix.shape[0], half.shape[2]
-    along_columns = each(column_matrix, half, space("filter", half.shape[0], period, rest))
+    along_columns = batched_product(column_matrix, half, space.buffer("filter", half.shape[0], period, rest))
     along_columns = _view(along_columns, row_matrix.shape[1], period // 2 * rest)  # (n/2 {c, s}, v R)
-    return torch.mm(row_matrix, along_columns, out=space(name, row_matrix.shape[0], along_columns.shape[1]))
+    return torch.mm(row_matrix, along_columns, out=space.buffer(name, row_matrix.shape[0], along_columns.shape[1]))
 
 
-class Frequencies:
+def basis_transforms(filters: Filters, axes: Axes, like: Tensor) -> tuple[Tensor, ...]:
+    """Transforms `(f, D)` of a basis at each scale, made in float64, in the dtype and on the device of a tensor."""
+    basis = filters.basis.clone().double()  # type: ignore[union-attr]  # a clone can be used outside inference mode
+    windows = Filters(basis[:, None], None, filters.sizes).windows()  # (D, 1, n, n)
+    plan = _make_plan(axes, filters.sizes, basis)
+    spectra = (filter_transform(w.flatten(0, 1), plan, i) for i, w in enumerate(windows))
+    return tuple(t.view(-1, len(basis)).to(device=like.device, dtype=like.dtype) for t in spectra)
+
+
+def blank_scales(bright: Tensor, supports: Tensor, axes: Axes) -> Tensor:
+    """How many scales, from the first on, see zeros only: `(B, groups, H, W)`, `(S, n, n)` -> `(B, groups, H', W')`.
+
+    The responses of such scales are exactly zero, so that the first of them wins against the others. Between
+    frequencies they are zero up to rounding, and rounding would choose the winner and the way of the gradient.
+
+    Args:
+        bright: 1 where a channel of the group is not zero, else 0.
+        supports: The taps of each scale that can be other than zero.
+        axes: Where the windows lie.
+    """
+    (rows, columns), groups = axes, bright.shape[1]
+    taps = supports.to(bright.dtype)[:, None].repeat(groups, 1, 1, 1)
+    padded = F.pad(bright, (*columns.beyond, *rows.beyond))  # a negative border is cut off
+    stride, dilation = (rows.stride, columns.stride), (rows.dilation, columns.dilation)
+    seen = F.conv2d(padded, taps, None, stride, 0, dilation, groups)  # how many bright pixels: small whole numbers
+    blank: Tensor = (seen < 0.5).unflatten(1, (groups, -1))
+    return blank.int().cumprod(2, dtype=torch.int32).sum(2, dtype=torch.int32)
+
+
+class Frequencies(ScaleByScale):
     """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first.
 
-    If so many `pieces` of a batch are to be shown one after the other, nothing is kept for autograd, and what
-    `response` returned is overwritten by the next call.
+    For `pieces` of a batch that are loaded one after the other, nothing is kept for autograd, and what `response`
+    returned is overwritten by the next call. Without, operations are plain and autograd follows them.
     """
 
-    def __init__(self, x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry, pieces: int = 0) -> None:
-        self.filters, self.groups = filters, geometry.groups
-        self.out_channels, self.per_group = first(filters).shape[:2]
-        sizes = window_sizes(filters)
-        axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-        self.plan = plan_for(*axes, sizes, x)
-        self.counts = (axes[0].count, axes[1].count)
-        self.space = Space(x, pieces > 0)
-        self.kept: dict[int, Tensor] = {}
-        self.filter_grads: dict[int, Tensor] = {}
-        # Transfers of all scales, and their gradients, serve every piece, unless there are too many numbers.
-        numbers = len(sizes) * self.out_channels * self.per_group * axes[0].period * axes[1].period // 2
-        self.tables = basis_spectra(filters.basis, sizes, axes, x) if isinstance(filters, Steered) else None
-        self.keeps = pieces > 1 and x.element_size() * numbers <= memory_budget // 2
-        self.show(x)
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+        self.filters, self.axes, self.groups = filters, axes, groups
+        self.out_channels, self.per_group = filters.weights.shape[:2]
+        self.plan = plan_for(axes, filters.sizes, like)
+        self.space = Workspace(like, pieces > 0)
+        self.transfers: dict[int, Tensor] = {}
+        self.weight_grads: dict[int, Tensor] = {}
+        self.tables: tuple[Tensor, ...] | None = None
+        if filters.basis is not None:
+            key = ("frequencies", filters.sizes, axes)
+            self.tables = cached_on(filters.basis, like, key, lambda: basis_transforms(filters, axes, like))
+        # Transfers of all scales, and their gradients, serve every piece, unless they take too much memory.
+        self.keeps = pieces > 1 and like.element_size() * self.floats(filters, axes)[0] <= budget // 2
 
     @staticmethod
-    def numbers(rows: Axis, columns: Axis, channels: int, filters: Bank) -> int:
-        """Numbers that one image takes at work."""
-        out_channels = first(filters).shape[0]
-        spectrum = rows.period * columns.period * (2 * channels + out_channels)
-        return spectrum + (rows.period * columns.count + 3 * rows.count * columns.count) * out_channels
+    def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
+        """Floats at work for the filters, and for each image."""
+        rows, columns = axes
+        out_channels, per_group = filters.weights.shape[:2]
+        period = rows.period * columns.period
+        image = period * (2 * per_group * groups + out_channels)
+        image += (rows.period * columns.count + 3 * rows.count * columns.count) * out_channels
+        return len(filters.sizes) * out_channels * per_group * period // 2, image
 
-    def show(self, x: Tensor) -> None:
-        """Take another piece of the batch."""
-        self.batch, self.channels = x.shape[:2]
+    def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
+        """Transform the next piece of the batch."""
+        self.x, (self.batch, self.channels) = x, x.shape[:2]
         spectrum = transform(self.inwards(x), self.plan.analyse_rows, self.plan.analyse_columns, self.space, "spectrum")
         self.spectrum = self._by_frequency(spectrum, self.channels)
         self.grad_spectrum: Tensor | None = None
@@ -376,9 +252,10 @@ class Frequencies:
     def inwards(self, x: Tensor) -> Tensor:
         """`(B, C, H, W)` -> `(H, W, B C)`."""
         batch, channels, height, width = x.shape
-        held = self.space("inwards", height, width, batch, channels) if x.dtype == self.space.like.dtype else None
+        same = x.dtype == self.space.like.dtype
+        buffer = self.space.buffer("inwards", height, width, batch, channels) if same else None
         pixels = x.permute(2, 3, 0, 1)
-        return (pixels if held is None else held.copy_(pixels)).reshape(height, width, batch * channels)
+        return (pixels if buffer is None else buffer.copy_(pixels)).reshape(height, width, batch * channels)
 
     def outwards(self, maps: Tensor, channels: int | None = None) -> Tensor:
         """`(H, W, B C)` -> `(B, C, H, W)`, by default with the channels of the output; a view."""
@@ -388,85 +265,111 @@ class Frequencies:
     def response(self, i: int) -> Tensor:
         """The response of scale i."""
         transfer = self._transfer(i)
-        room = self.space("product", *self.spectrum.shape[:2], transfer.shape[1])
-        product = torch.bmm(self.spectrum, transfer.mT, out=room)  # (f G, 2B, O / G)
+        buffer = self.space.buffer("product", *self.spectrum.shape[:2], transfer.shape[1])
+        product = torch.bmm(self.spectrum, transfer.mT, out=buffer)  # (f G, 2B, O / G)
         product = self._by_row(product, self.out_channels)
         name = "best" if i == 0 else "response"
         return restore(product, self.plan.restore_rows, self.plan.restore_columns, self.space, name)
 
-    def pull_back(self, i: int, grad: Tensor, need_x: bool, need_filter: bool) -> None:
-        """Add what arrives at the response of scale i to the gradients of the image and of the filter."""
+    def blank_scales(self) -> Tensor | None:
+        """See :func:`blank_scales`; None if no window is blank, where that can be told without waiting for a GPU."""
+        x, filters, basis = self.x, self.filters, self.filters.basis
+        can_tell = self.space.reuse and x.device.type == "cpu" and holds_numbers(x)
+        # A window with a bright pixel at its centre is not blank; and one bright channel is enough.
+        can_tell = can_tell and all(axis.first >= 0 and axis.last < axis.length for axis in self.axes)
+        if can_tell and bool(x[:, :: self.channels // self.groups].all()):
+            return None
+        bright = (x != 0).unflatten(1, (self.groups, -1)).any(2)
+        if can_tell and bool(bright.all()):
+            return None
+        if basis is None:
+            supports = filters.supports()
+        else:
+            supports = cached_on(basis, x, ("supports", filters.sizes), filters.supports)
+        return blank_scales(bright.to(x.dtype), supports, self.axes)
+
+    def silence_blank(self) -> Callable[[int, Tensor], None] | None:
+        """See :meth:`ScaleByScale.silence_blank`."""
+        blank = self.blank_scales()
+        if blank is None:
+            return None
+        blank = blank.permute(2, 3, 0, 1).unsqueeze(-1).contiguous()  # (H', W', B, G, 1)
+
+        def silence(i: int, response: Tensor) -> None:
+            response.view(*blank.shape[:-1], -1).masked_fill_(blank > i, 0)
+
+        return silence
+
+    def pull_back(self, i: int, grad: Tensor, image: bool, weights: bool) -> None:
+        """Add what arrives at the response of scale i to the gradients of the image and of the weights."""
         grad_product = transform(grad, self.plan.restore_rows.T, self.plan.restore_columns.T, self.space, "product")
         grad_product = self._by_frequency(grad_product, self.out_channels)
-        if need_x:
+        if image:
             transfer = self._transfer(i)
             if self.grad_spectrum is None:
-                room = self.space("grad_spectrum", *self.spectrum.shape)
-                self.grad_spectrum = torch.bmm(grad_product, transfer, out=room)
+                buffer = self.space.buffer("grad_spectrum", *self.spectrum.shape)
+                self.grad_spectrum = torch.bmm(grad_product, transfer, out=buffer)
             else:
                 self.grad_spectrum.baddbmm_(grad_product, transfer)
-        if not need_filter:
+        if not weights:
             return
-        if self.keeps and i in self.filter_grads:
-            self.filter_grads[i].baddbmm_(grad_product.mT, self.spectrum)
+        if self.keeps and i in self.weight_grads:
+            self.weight_grads[i].baddbmm_(grad_product.mT, self.spectrum)
             return
-        room = (
-            None
-            if self.keeps
-            else self.space("transfer", len(grad_product), grad_product.shape[2], self.spectrum.shape[2])
-        )
-        found = torch.bmm(grad_product.mT, self.spectrum, out=room)  # (f G, O / G, C / G)
+        shape = len(grad_product), grad_product.shape[2], self.spectrum.shape[2]
+        buffer = None if self.keeps else self.space.buffer("transfer", *shape)
+        found = torch.bmm(grad_product.mT, self.spectrum, out=buffer)  # (f G, O / G, C / G)
         if not self.keeps:
-            found = self._to_taps(i, found)
-        self.filter_grads[i] = self.filter_grads[i] + found if i in self.filter_grads else found
+            found = self._to_weights(i, found)
+        self.weight_grads[i] = self.weight_grads[i] + found if i in self.weight_grads else found
 
-    def filter_gradient(self, i: int) -> Tensor | None:
-        """The sum, over pieces, of what `pull_back` added for the filter of scale i, or for coefficients."""
-        grad = self.filter_grads.pop(i, None)
-        return self._to_taps(i, grad) if self.keeps and grad is not None else grad
+    def weight_gradient(self) -> Tensor:
+        """The sum, over pieces and scales, of what `pull_back` added for the weights."""
+        grads = [self.weight_grads.pop(i) for i in range(len(self.filters.sizes))]
+        if self.keeps:
+            grads = [self._to_weights(i, grad) for i, grad in enumerate(grads)]
+        # All scales have the coefficients in common; finished taps are those of each scale, side by side.
+        return torch.cat(grads, dim=2) if self.tables is None else torch.stack(grads).sum(0)
 
-    def image_gradient(self) -> Tensor | None:
-        """The sum of what `pull_back` added since the piece was shown."""
-        if self.grad_spectrum is None:
-            return None
-        spectrum = self._by_row(self.grad_spectrum, self.channels)
+    def image_gradient(self) -> Tensor:
+        """The sum of what `pull_back` added since the piece was loaded."""
+        spectrum = self._by_row(self.grad_spectrum, self.channels)  # type: ignore[arg-type]
         matrices = self.plan.analyse_rows.T, self.plan.analyse_columns.T
         return self.outwards(restore(spectrum, *matrices, self.space, "response"), self.channels)
 
     def _transfer(self, i: int) -> Tensor:
         """Filters to frequencies: `(f G, O / G, C / G)`."""
-        if i in self.kept:
-            return self.kept[i]
+        if i in self.transfers:
+            return self.transfers[i]
         name = "kept" if self.keeps else "transfer"
-        if isinstance(self.filters, Steered) and self.tables is not None:
-            coefficients = self.filters.coefficients.flatten(0, 1).T  # (D, O C/G)
-            room = self.space(name, len(self.tables[i]), coefficients.shape[1])
-            spectrum = torch.mm(self.tables[i], coefficients, out=room)
+        if self.tables is not None:
+            weights = self.filters.weights.flatten(0, 1).T  # (D, O C/G)
+            buffer = self.space.buffer(name, len(self.tables[i]), weights.shape[1])
+            spectrum = torch.mm(self.tables[i], weights, out=buffer)
         else:
-            weight: Tensor = self.filters[i]  # type: ignore[assignment]
-            spectrum = filter_transform(weight.flatten(0, 1), self.plan, i, self.space, name)
+            spectrum = filter_transform(self.filters.windows()[i].flatten(0, 1), self.plan, i, self.space, name)
         transfer = _view(spectrum, -1, self.out_channels // self.groups, self.per_group)
         if self.keeps:
-            self.kept[i] = transfer
-            del self.space.held[name]  # the next one needs memory of its own
+            self.transfers[i] = transfer
+            self.space.hand_over(name)
         return transfer
 
-    def _to_taps(self, i: int, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n, n)` or `(O, C / G, D)`."""
+    def _to_weights(self, i: int, grad: Tensor) -> Tensor:
+        """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n n)` or `(O, C / G, D)`."""
         out_channels, per_group = self.out_channels, self.per_group
         if self.tables is not None:
             found = _view(grad, -1, out_channels * per_group).T @ self.tables[i]
             return found.view(out_channels, per_group, -1)
-        n = window_sizes(self.filters)[i]
+        n = self.filters.sizes[i]
         row_matrix, column_matrix = self.plan.window_rows[i].T, self.plan.filter_columns[i]
         grad = _view(grad, row_matrix.shape[1], column_matrix.shape[0] // 2 * out_channels * per_group)
-        room = self.space("filter", row_matrix.shape[0], grad.shape[1])
-        along_columns = torch.mm(row_matrix, grad, out=room)  # (n {c, s}, v O C/G)
+        buffer = self.space.buffer("filter", row_matrix.shape[0], grad.shape[1])
+        along_columns = torch.mm(row_matrix, grad, out=buffer)  # (n {c, s}, v O C/G)
         along_columns = along_columns.view(n, column_matrix.shape[0], out_channels * per_group)
         taps = grad.new_empty(out_channels, per_group, n, n)
         rows = taps.flatten(0, 1).transpose(0, 1)  # (n, O C/G, n)
         torch.bmm(along_columns.mT, column_matrix.expand(n, *column_matrix.shape), out=rows)
-        return taps
+        return taps.flatten(2)
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""

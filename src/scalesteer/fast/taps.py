@@ -1,21 +1,19 @@
-"""Layers with few input channels: responses as products with pairs of pixels.
+"""Correlation as products with pairs of pixels: the engine for few input channels.
 
-Their products of spectra would be so small that the transforms back are all the work.
+Between frequencies their products would be so small that the transforms back are all the work.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.spectral import Axis, Bank, Space, Steered, each, first, make_axes, split_taps, window_sizes
-
-if TYPE_CHECKING:
-    from scalesteer.functional import Geometry
+from scalesteer.fast.common import ScaleByScale, Workspace, batched_product, cached_on
+from scalesteer.geometry import Axes, Filters
 
 
 @lru_cache(maxsize=64)
@@ -26,65 +24,81 @@ def half_window(size: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(every, key=lambda d: (max(abs(d[0]), abs(d[1])), d)))
 
 
-class Taps:
-    """Responses as one product a scale with pairs of pixels x(p + d) + x(p - d). Its maps are `(B, O, H' W')`.
+@lru_cache(maxsize=64)
+def half_taps(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The taps of the half windows of all scales, and their mirror images, as places on the axis T of `Filters`."""
+    taps, mirrored, start = [], [], 0
+    for n in sizes:
+        for dy, dx in half_window(n):
+            place = (n // 2 + dy) * n + n // 2 + dx
+            taps.append(start + place)
+            mirrored.append(start + n * n - 1 - place)
+        start += n * n
+    return taps, mirrored
 
-    A filter is point-symmetric, so that half of its taps is enough; and a window is a prefix of every larger one.
-    `pieces` are those of :class:`Frequencies`.
+
+@lru_cache(maxsize=64)
+def _pair_slices(axes: Axes) -> list[tuple[Any, Any]]:
+    """For each offset of the half window: the padded image's pixels at it, and opposite to it, from every centre."""
+
+    def slices(*offsets: int) -> tuple[Any, ...]:
+        starts = [a.border[0] + a.first + a.dilation * offset for a, offset in zip(axes, offsets, strict=True)]
+        return (..., *(slice(s, s + a.last - a.first + 1, a.stride) for s, a in zip(starts, axes, strict=True)))
+
+    return [(slices(dy, dx), slices(-dy, -dx)) for dy, dx in half_window(2 * axes[0].radius + 1)]
+
+
+class Taps(ScaleByScale):
+    """Responses as one product per scale with pairs of pixels x(p + d) + x(p - d). Its maps are `(B, O, H' W')`.
+
+    A filter is point-symmetric, so that half of its taps is enough; and a window is a prefix of every larger one. Where
+    a window sees zeros only, its response is exactly zero. `pieces` are those of :class:`spectral.Frequencies`.
     """
 
-    def __init__(self, x: Tensor, margin: tuple[int, int], filters: Bank, geometry: Geometry, pieces: int = 0) -> None:
-        self.filters = split_taps(*filters) if isinstance(filters, Steered) else filters
-        sizes = window_sizes(filters)
-        self.axes = make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-        self.counts = (self.axes[0].count, self.axes[1].count)
-        self.offsets = half_window(max(sizes))
-        self.padding = (*self.axes[1].border, *self.axes[0].border)
-        self.space = Space(x, pieces > 0)
-        self.padded_shape = torch.Size()
-        self.views: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.matrices = [self._matrix(i) for i in range(len(sizes))]
-        self.filter_grads: dict[int, Tensor] = {}
-        self.show(x)
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+        self.filters, self.axes = filters, axes
+        self.counts = (axes[0].count, axes[1].count)
+        self.slices = _pair_slices(axes)
+        self.padding = (*axes[1].border, *axes[0].border)
+        self.space = Workspace(like, pieces > 0)
+        self.padded_shape: tuple[int, ...] = ()
+        weights, basis, taps = filters.weights, filters.basis, half_taps(filters.sizes)[0]
+        self.table: Tensor | None = None
+        if basis is not None:
+            self.table = cached_on(basis, like, ("taps", filters.sizes), lambda: basis[:, taps].to(like))  # (D, T / 2)
+        half = weights[..., taps] if self.table is None else weights @ self.table
+        pairs = [(n * n + 1) // 2 for n in filters.sizes]
+        self.matrices = [part.transpose(1, 2).flatten(1) for part in half.split(pairs, dim=2)]  # (O, pairs C)
+        self.weight_grads: dict[int, Tensor] = {}
 
     @staticmethod
-    def numbers(rows: Axis, columns: Axis, channels: int, filters: Bank) -> int:
-        """Numbers that one image takes at work."""
-        pairs = channels * (max(window_sizes(filters)) ** 2 + 1) // 2
-        return rows.count * columns.count * (pairs + 3 * first(filters).shape[0])
+    def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
+        """Floats at work for the filters, which are few, and for each image."""
+        out_channels, channels = filters.weights.shape[:2]
+        pairs = channels * (max(filters.areas) + 1) // 2
+        return 0, axes[0].count * axes[1].count * (pairs + 3 * out_channels)
 
-    def show(self, x: Tensor) -> None:
-        """Take another piece of the batch."""
+    def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
+        """Make the pairs of the next piece of the batch."""
         batch, channels = x.shape[:2]
-        padded = self.space("padded", batch, channels, *(a.length + sum(a.border) for a in self.axes))
-        pairs = self.space("pairs", batch, len(self.offsets), channels, *self.counts)
+        padded = self.space.buffer("padded", batch, channels, *(a.length + sum(a.border) for a in self.axes))
+        pairs = self.space.buffer("pairs", batch, len(self.slices), channels, *self.counts)
         if padded is None or pairs is None:
             padded = F.pad(x, self.padding)
-            opposite = (padded[self._slices(dy, dx)] + padded[self._slices(-dy, -dx)] for dy, dx in self.offsets[1:])
-            pairs = torch.stack([padded[self._slices(0, 0)], *opposite], dim=1)
-        else:  # straight to their places
-            if padded.shape != self.padded_shape:
+            opposite = (padded[one] + padded[other] for one, other in self.slices[1:])
+            pairs = torch.stack([padded[self.slices[0][0]], *opposite], dim=1)
+        else:
+            if padded.shape != self.padded_shape:  # the last piece is smaller: other views, and its border is not zero
                 padded.zero_()
-                self.views = [
-                    (padded[self._slices(dy, dx)], padded[self._slices(-dy, -dx)], pairs[:, k])
-                    for k, (dy, dx) in enumerate(self.offsets)
-                ]
+                self.views = [(padded[one], padded[other], pairs[:, k]) for k, (one, other) in enumerate(self.slices)]
             left, _, top, _ = self.padding
             padded[..., top : top + x.shape[-2], left : left + x.shape[-1]] = x
             for one, other, pair in self.views[1:]:
                 torch.add(one, other, out=pair)
             self.views[0][2].copy_(self.views[0][0])
         self.padded_shape = padded.shape
-        self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, T C, H' W')
+        self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, pairs C, H' W')
         self.grad_pairs: Tensor | None = None
-
-    def _slices(self, dy: int, dx: int) -> tuple[Any, ...]:
-        """The padded image's pixels at one offset from every centre."""
-        slices = []
-        for axis, offset in zip(self.axes, (dy, dx), strict=True):
-            start = axis.border[0] + axis.first + axis.dilation * offset
-            slices.append(slice(start, start + (axis.count - 1) * axis.stride + 1, axis.stride))
-        return (..., *slices)
 
     def inwards(self, maps: Tensor) -> Tensor:
         """`(B, O, H', W')` -> `(B, O, H' W')`."""
@@ -94,56 +108,44 @@ class Taps:
         """`(B, O, H' W')` -> `(B, O, H', W')`, a view."""
         return maps.view(maps.shape[0], maps.shape[1], *self.counts)
 
-    def _indices(self, i: int) -> tuple[Tensor, Tensor]:
-        n, device = self.filters[i].shape[-1], self.filters[i].device
-        chosen = self.offsets[: (n * n + 1) // 2]
-        rows, columns = (torch.tensor([n // 2 + d[axis] for d in chosen], device=device) for axis in (0, 1))
-        return rows, columns
-
-    def _matrix(self, i: int) -> Tensor:
-        """Filters `(O, C, n, n)` as `(O, T C)`."""
-        rows, columns = self._indices(i)
-        return self.filters[i][:, :, rows, columns].transpose(1, 2).flatten(1)
-
     def response(self, i: int) -> Tensor:
         """The response of scale i."""
         matrix = self.matrices[i]
         batch, _, pixels = self.pairs.shape
-        room = self.space("best" if i == 0 else "response", batch, matrix.shape[0], pixels)
-        return each(matrix, self.pairs[:, : matrix.shape[1]], room)
+        buffer = self.space.buffer("best" if i == 0 else "response", batch, matrix.shape[0], pixels)
+        return batched_product(matrix, self.pairs[:, : matrix.shape[1]], buffer)
 
-    def pull_back(self, i: int, grad: Tensor, need_x: bool, need_filter: bool) -> None:
-        """Add what arrives at the response of scale i to the gradients of the image and of the filter."""
+    def pull_back(self, i: int, grad: Tensor, image: bool, weights: bool) -> None:
+        """Add what arrives at the response of scale i to the gradients of the image and of the weights."""
         matrix = self.matrices[i]
-        if need_x:
+        if image:
             if self.grad_pairs is None:
-                room = self.space("grad_pairs", *self.pairs.shape)
-                self.grad_pairs = torch.zeros_like(self.pairs) if room is None else room.zero_()
+                buffer = self.space.buffer("grad_pairs", *self.pairs.shape)
+                self.grad_pairs = torch.zeros_like(self.pairs) if buffer is None else buffer.zero_()
             self.grad_pairs[:, : matrix.shape[1]].baddbmm_(matrix.T.expand(len(grad), -1, -1), grad)
-        if need_filter:
-            found = torch.bmm(self.pairs[:, : matrix.shape[1]], grad.mT).sum(0)  # (T C, O)
-            self.filter_grads[i] = self.filter_grads[i] + found if i in self.filter_grads else found
+        if weights:
+            found = torch.bmm(self.pairs[:, : matrix.shape[1]], grad.mT).sum(0)  # (pairs C, O)
+            self.weight_grads[i] = self.weight_grads[i] + found if i in self.weight_grads else found
 
-    def filter_gradient(self, i: int) -> Tensor | None:
-        """The sum, over pieces, of what `pull_back` added for the filter of scale i."""
-        found = self.filter_grads.pop(i, None)
-        if found is None:
-            return None
-        weight = self.filters[i]
-        result = weight.new_zeros(weight.shape)
-        rows, columns = self._indices(i)
-        result[:, :, rows, columns] = found.view(len(rows), weight.shape[1], weight.shape[0]).permute(2, 1, 0)
-        return (result + result.flip(-1, -2)) / 2
+    def weight_gradient(self) -> Tensor:
+        """The sum, over pieces, of what `pull_back` added for the weights."""
+        weights = self.filters.weights
+        grads = torch.cat([self.weight_grads[i] for i in range(len(self.matrices))])
+        found = grads.view(-1, weights.shape[1], weights.shape[0]).permute(2, 1, 0)  # (O, C, T / 2)
+        if self.table is not None:
+            return found @ self.table.T
+        result = torch.zeros_like(weights)
+        for places in half_taps(self.filters.sizes):  # a tap and its mirror image share the gradient
+            result.index_add_(2, torch.tensor(places, device=weights.device), found, alpha=0.5)
+        return result
 
-    def image_gradient(self) -> Tensor | None:
-        """The sum of what `pull_back` added since the piece was shown."""
-        if self.grad_pairs is None:
-            return None
+    def image_gradient(self) -> Tensor:
+        """The sum of what `pull_back` added since the piece was loaded."""
         batch, channels = self.padded_shape[:2]
-        grads = self.grad_pairs.view(batch, len(self.offsets), channels, *self.counts).unbind(1)
-        padded = self.grad_pairs.new_zeros(self.padded_shape)
-        padded[self._slices(0, 0)] += grads[0]
-        for (dy, dx), grad in zip(self.offsets[1:], grads[1:], strict=True):
-            padded[self._slices(dy, dx)] += grad
-            padded[self._slices(-dy, -dx)] += grad
+        grads = self.grad_pairs.view(batch, len(self.slices), channels, *self.counts).unbind(1)  # type: ignore[union-attr]
+        padded = grads[0].new_zeros(self.padded_shape)
+        padded[self.slices[0][0]] += grads[0]
+        for (one, other), grad in zip(self.slices[1:], grads[1:], strict=True):
+            padded[one] += grad
+            padded[other] += grad
         return F.pad(padded, [-p for p in self.padding])

@@ -1,21 +1,38 @@
-"""The fast algorithm on CUDA: all scales in each product, and Triton kernels where plain operations only move memory.
+"""The engines of CUDA: all scales in each product, and Triton kernels where plain operations would only move memory.
 
-- :class:`FusedFrequencies` is :class:`spectral.Frequencies` with one product for all scales. Its ends are
-  kernels: *spread* takes images apart, pixels first, and in the backward pass gives each scale the pixels that it won;
-  *largest* takes the maximum over scales on the way back.
-- :class:`FusedTaps` is :class:`taps.Taps`, for layers with few input channels: pairs of pixels
-  x(p + d) + x(p - d) are gathered on the fly and multiplied with the filters of three scales at a time.
+- :class:`FusedFrequencies` is :class:`spectral.Frequencies` with one product for all scales. Its ends are kernels:
+  *spread* takes images apart, pixels first, and in the backward pass gives each scale the pixels that it won; *max over
+  scales* takes the maximum on the way back.
+- :class:`FusedTaps` is :class:`taps.Taps`: pairs of pixels x(p + d) + x(p - d) are gathered on the fly and multiplied
+  with the filters of three scales at a time.
 
-A filter is its coefficients times a fixed basis, so that transforms of filters are coefficients times the transform of
-the basis, which is computed once. Products follow torch's switch for matrix products: TF32 where it is allowed,
-otherwise float32 (inside the kernels three TF32 products, which together have its accuracy). Sums are made in a fixed
-order. :mod:`scalesteer.fast.spectral` has the same numbers in plain operations.
+Products follow torch's switch for matrix products: TF32 where it is allowed, otherwise float32 (inside the kernels
+three TF32 products, which together have its accuracy). Sums are made in a fixed order.
+
+What one program of a kernel handles. Maps are `(B, O, P)`, P pixels of the output, flattened; an image is a stack of
+such maps, or, between frequencies, pixels first, `(P, B, S, C)`::
+
+    spread, max over scales            taps, forward                     taps, backward
+       P pixels ->                        P pixels ->                       S x taps ->
+     C +----+----+----+                 O +----+----+----+                O +----+----+----+
+     h |    | BP |    |  one image      u |    | BP |    |  one image     u |    | BT |    |  a part of the pixels of
+     a +----+----+----+  b              t +----+----+----+  b             t +----+----+----+  every so many-th image
+     n |    |####| BC |                 p |    |####| BO |                p |    |####| BO |
+     n +----+----+----+                   +----+----+----+                  +----+----+----+
+     all scales, one after the other    all scales, three at a time,      three scales; the sum over pixels comes in
+                                        taps in blocks of BT              blocks of BP; parts are added up later
+
+The block sizes BP (pixels), BC and BO (channels), BT (taps) are powers of two; what lies beyond an end is masked. A
+kernel reads its images once (taps: from the cache, once for each tap) and writes each result once.
+
+Arguments that several kernels have: `pixels`, `images`, `channels` or `out_channels`, `scales` are the lengths of axes;
+`offsets` `(2, taps)`, `starts` `(pixels)`: see :func:`_tap_tables`; `counts` `(scales)`, the taps of each window;
+`image_numbers`, the floats of one padded image; PRECISION, the argument `input_precision` of `tl.dot`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,19 +42,23 @@ import triton.language as tl
 from torch import Tensor
 
 from scalesteer.fast import spectral
-from scalesteer.fast.taps import half_window
+from scalesteer.fast.common import cached_on, keep_for_cuda_graph
+from scalesteer.fast.taps import half_taps, half_window
+from scalesteer.geometry import Axes, Filters
 
-if TYPE_CHECKING:
-    from scalesteer.fast.spectral import Axis
-    from scalesteer.functional import Geometry
+TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
+SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sums of their own, and images with such
 
-FEW_CHANNELS = 4  # up to so many input channels, taps; measured for one, for the others by counting operations
-_TAPS = 64  # the number of taps is filled up to a multiple of this
+# Blocks that were fastest on an H200. More stages than one keep loads in shared memory, which is twice as slow here.
+MOVE_BLOCKS = {"BC": 32, "BP": 16, "num_warps": 4}
+BLANK_BLOCKS = {"BP": 128, "num_warps": 4}
+TAPS_FORWARD_BLOCKS = {"BP": 128, "BT": 32, "num_warps": 4, "num_stages": 1}
+TAPS_BACKWARD_BLOCKS = {"BP": 32, "BT": 64, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit
-def _better(best, winner, response, s, scales):  # type: ignore[no-untyped-def]
-    """The larger of two responses; one of the last scale that is not finite always wins."""
+def _keep_larger(best, winner, response, s, scales):  # type: ignore[no-untyped-def]
+    """The larger of two responses; what is not finite always shows (see functional.max_over_scales)."""
     wins = (response > best) | ((s == scales - 1) & (response - response != 0))
     wins = wins & (s < scales)
     return tl.where(wins, response, best), tl.where(wins, s, winner)
@@ -45,28 +66,69 @@ def _better(best, winner, response, s, scales):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _spread_kernel(  # type: ignore[no-untyped-def]
-    x, winner, out, channels, pixels, images, scales, MASKED: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
-):
+    x, winner, out, bright, channels, pixels, images, scales,
+    MASKED: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """`(B, C, P)` -> `(P, B, S, C)`: with MASKED each scale gets what it won, zero elsewhere.
+
+    Without, there is one scale, and `bright` `(C / BC, B, P)` tells where a block of channels has light.
+    """
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     b = tl.program_id(2)
     there = (c[:, None] < channels) & (p[None, :] < pixels)
     where = (b * channels + c)[:, None].to(tl.int64) * pixels + p[None, :]
     values = tl.load(x + where, mask=there, other=0.0)
+    target = (p[None, :].to(tl.int64) * images + b) * (scales * channels) + c[:, None]
     if MASKED:
         won = tl.load(winner + where, mask=there, other=255)
-    target = (p[None, :].to(tl.int64) * images + b) * (scales * channels) + c[:, None]
-    for s in range(scales):
-        if MASKED:
+        for s in range(scales):
             tl.store(out + target + s * channels, tl.where(won == s, values, 0.0), mask=there)
-        else:
-            tl.store(out + target, values, mask=there)
+    else:
+        tl.store(out + target, values, mask=there)
+        lit = tl.max((values != 0).to(tl.int32), axis=0)
+        block = (tl.program_id(0) * images + b).to(tl.int64) * pixels
+        tl.store(bright + block + p, lit.to(tl.uint8), mask=p < pixels)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _largest_kernel(  # type: ignore[no-untyped-def]
-    maps, best_out, winner_out, channels, pixels, images, scales, MANY: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
-):
+def _blank_scales_kernel(  # type: ignore[no-untyped-def]
+    bright, offsets, first_scales, rings, out, blocks, images, height, width, pixels, out_width,
+    first_row, first_column, row_stride, column_stride, count, scales, BP: tl.constexpr,
+):  # fmt: skip
+    """How many scales see zeros only, for BP windows of one image: the smallest entry of `first_scales` with light.
+
+    The taps of the largest window come ring by ring, `rings` says where each begins: a block of windows that all have
+    light at their centres is done after the first.
+    """
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    b = tl.program_id(1)
+    row = first_row + (p // out_width) * row_stride
+    column = first_column + (p % out_width) * column_stride
+    blank = tl.where(p < pixels, scales, 0)
+    for ring in range(count):
+        if tl.max(blank, axis=0) > 0:
+            for t in range(tl.load(rings + ring), tl.load(rings + ring + 1)):
+                y = row + tl.load(offsets + 2 * t)
+                x = column + tl.load(offsets + 2 * t + 1)
+                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (p < pixels)
+                lit = tl.zeros([BP], tl.int32)
+                for block in range(blocks):
+                    source = bright + (block * images + b).to(tl.int64) * (height * width)
+                    lit = lit | tl.load(source + y * width + x, mask=inside, other=0).to(tl.int32)
+                blank = tl.where(lit != 0, tl.minimum(blank, tl.load(first_scales + t).to(tl.int32)), blank)
+    tl.store(out + b.to(tl.int64) * pixels + p, blank.to(tl.uint8), mask=p < pixels)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _max_over_scales_kernel(  # type: ignore[no-untyped-def]
+    maps, blank, best_out, winner_out, channels, pixels, images, scales,
+    MANY: tl.constexpr, WINNER: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """`(P, B, S, C)` -> `(B, C, P)`: the largest of MANY scales, or the only one; with WINNER also which.
+
+    With WINNER the first `blank` scales of each pixel are exactly zero, whatever rounding made of them.
+    """
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     b = tl.program_id(2)
@@ -74,18 +136,23 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
     source = maps + (p[:, None].to(tl.int64) * images + b) * (scales * channels) + c[None, :]
     best = tl.load(source, mask=there, other=0.0)
     winner = tl.zeros([BP, BC], tl.int32)
+    if WINNER:
+        zeros = tl.load(blank + b.to(tl.int64) * pixels + p, mask=p < pixels, other=0).to(tl.int32)[:, None]
+        best = tl.where(zeros > 0, 0.0, best)
     if MANY:
         for s in range(1, scales):
             response = tl.load(source + s * channels, mask=there, other=0.0)
-            best, winner = _better(best, winner, response, s, scales)
+            if WINNER:
+                response = tl.where(zeros > s, 0.0, response)
+            best, winner = _keep_larger(best, winner, response, s, scales)
     target = (b * channels + c)[None, :].to(tl.int64) * pixels + p[:, None]
     tl.store(best_out + target, best, mask=there)
-    if MANY:
+    if WINNER:
         tl.store(winner_out + target, winner.to(tl.uint8), mask=there)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _more(  # type: ignore[no-untyped-def]
+def _accumulate(  # type: ignore[no-untyped-def]
     response, s, t, counts, weights, pairs, taps, o, out_channels, scales,
     PRECISION: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
@@ -104,8 +171,12 @@ def _more(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _taps_forward_kernel(  # type: ignore[no-untyped-def]
     x, weights, offsets, starts, counts, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
-    PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
+    WINNER: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
+    """The largest response of BO channels at BP pixels of one image, and which scale it is from.
+
+    Pairs of pixels are gathered once for three scales; a window's taps are a prefix of every larger window's.
+    """
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     image = x + tl.program_id(1).to(tl.int64) * image_numbers
@@ -124,16 +195,17 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
             plus = image + tl.load(offsets + offset)[:, None]
             minus = image + tl.load(offsets + taps + offset)[:, None]
             pairs = tl.load(plus + start[None, :]) + tl.load(minus + start[None, :])  # (BT, BP)
-            first = _more(first, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
-            second = _more(second, s + 1, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
-            third = _more(third, s + 2, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
-        best, winner = _better(best, winner, first, s, scales)
-        best, winner = _better(best, winner, second, s + 1, scales)
-        best, winner = _better(best, winner, third, s + 2, scales)
+            first = _accumulate(first, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
+            second = _accumulate(second, s + 1, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
+            third = _accumulate(third, s + 2, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
+        best, winner = _keep_larger(best, winner, first, s, scales)
+        best, winner = _keep_larger(best, winner, second, s + 1, scales)
+        best, winner = _keep_larger(best, winner, third, s + 2, scales)
     where = (tl.program_id(1) * out_channels + o)[:, None].to(tl.int64) * pixels + p[None, :]
     there = (p[None, :] < pixels) & (o[:, None] < out_channels)
     tl.store(best_out + where, best, mask=there)
-    tl.store(winner_out + where, winner.to(tl.uint8), mask=there)
+    if WINNER:
+        tl.store(winner_out + where, winner.to(tl.uint8), mask=there)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -141,9 +213,15 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     x, offsets, starts, blocks, grad, winner, out, images, image_numbers, out_channels, pixels, part, taps, scales,
     PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
+    """The gradient of BT taps of three scales and BO channels, from a part of the pixels of some images.
+
+    `blocks` names the scale and the first tap of each program; `part` pixels are a part. A program (its place along the
+    second axis says which) visits the same part in every so many-th image and writes sums of its own to `out`
+    `(programs, S, taps, O)`.
+    """
     s, t0 = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
     parts = tl.cdiv(pixels, part)
-    piece = tl.program_id(1)  # of an image: the pixels it takes are the same in every image that it visits
+    piece = tl.program_id(1)
     low = (piece % parts) * part
     high = tl.minimum(low + part, pixels)
     t, o = t0 + tl.arange(0, BT), tl.program_id(2) * BO + tl.arange(0, BO)
@@ -176,56 +254,72 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"  # both of torch's switches show
 
 
-# Blocks that were fastest on an H200. More stages than one keep loads in shared memory, which is twice as slow here.
-_MOVE = {"BC": 32, "BP": 16, "num_warps": 4}
-_TAPS_FORWARD = {"BP": 128, "BT": 32, "num_warps": 4, "num_stages": 1}
-_TAPS_BACKWARD = {"BP": 32, "BT": 64, "num_warps": 4, "num_stages": 1}
+def _move_grid(channels: int, pixels: int, images: int) -> tuple[int, int, int]:
+    return triton.cdiv(channels, MOVE_BLOCKS["BC"]), triton.cdiv(pixels, MOVE_BLOCKS["BP"]), images
 
 
-def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> Tensor:
+def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Tensor, Tensor]:
     """Images with pixels first; with winners, for each scale the pixels that it won and zero elsewhere.
 
+    Without winners also where a block of channels has a pixel that is not zero (uint8).
+
     Shape:
-        `(B, C, H, W)` -> `(H, W, B S C)`.
+        `(B, C, H, W)` -> `(H, W, B S C)`, `(blocks, B, H, W)`.
     """
     x = x.contiguous()
     images, channels, height, width = x.shape
     out = x.new_empty(height, width, images * scales * channels)
-    grid = triton.cdiv(channels, _MOVE["BC"]), triton.cdiv(height * width, _MOVE["BP"]), images
+    grid = _move_grid(channels, height * width, images)
+    # A kernel takes any tensor for what it does not touch.
+    bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
     _spread_kernel[grid](
-        x, x if winner is None else winner, out, channels, height * width, images, scales, winner is not None, **_MOVE
-    )
-    return out
+        x, x if winner is None else winner, out, bright, channels, height * width, images, scales, winner is not None,
+        **MOVE_BLOCKS,
+    )  # fmt: skip
+    return out, bright
 
 
-def largest(maps: Tensor, images: int, scales: int = 1) -> tuple[Tensor, Tensor]:
-    """The largest of several scales and the index of the winner (uint8); the inverse of :func:`spread` for one.
+def max_over_scales(
+    maps: Tensor, best: Tensor, scales: int = 1, winner: Tensor | None = None, blank: Tensor | None = None
+) -> None:
+    """Write the largest of several scales and, if wanted, which one won (uint8); for one scale undo :func:`spread`.
 
     Shape:
-        `(H, W, B S C)` -> `(B, C, H, W)` twice.
+        `(H, W, B S C)` -> `best` and `winner` `(B, C, H, W)`; `blank` `(B, H, W)`, with `winner` only.
     """
-    height, width, channels = maps.shape[0], maps.shape[1], maps.shape[2] // (images * scales)
-    best = maps.new_empty(images, channels, height, width)
-    winner = torch.zeros_like(best, dtype=torch.uint8)
-    grid = triton.cdiv(channels, _MOVE["BC"]), triton.cdiv(height * width, _MOVE["BP"]), images
-    _largest_kernel[grid](maps, best, winner, channels, height * width, images, scales, scales > 1, **_MOVE)
-    return best, winner
+    images, channels, height, width = best.shape
+    _max_over_scales_kernel[_move_grid(channels, height * width, images)](
+        maps, maps if blank is None else blank, best, best if winner is None else winner, channels, height * width,
+        images, scales, scales > 1, winner is not None, **MOVE_BLOCKS,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest window ring by ring: places of its taps, offsets (row, column) in pixels, where rings begin."""
+    ticks = np.arange(-radius, radius + 1)
+    rings = np.maximum(np.abs(ticks)[:, None], np.abs(ticks)).ravel()
+    places = np.argsort(rings, kind="stable")
+    size = len(ticks)
+    offsets = np.stack([dilation[0] * ticks[places // size], dilation[1] * ticks[places % size]], axis=1)
+    begins = np.searchsorted(rings[places], np.arange(radius + 2))
+    tables = places.astype(np.int64), offsets.astype(np.int32), begins.astype(np.int32)
+    places_, offsets_, begins_ = (torch.from_numpy(table).to(device) for table in tables)
+    return places_, offsets_, begins_
 
 
 @lru_cache(maxsize=8)
-def _windows(
-    rows: Axis, columns: Axis, sizes: tuple[int, ...], device: torch.device
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _windows(axes: Axes, sizes: tuple[int, ...], device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """For each scale the transform of a window, cos(u dy ± v dx), and of the first half of a point-symmetric one.
 
     Shape:
         `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre.
     """
-    wholes, halves = [], []
+    (rows, columns), wholes, halves = axes, [], []
     for n in sizes:
         offsets = torch.arange(n, dtype=torch.float64, device="cpu") - n // 2
-        along_rows = rows.angles(rows.dilation * offsets)[:, None, None, :, None]
-        along_columns = columns.angles(columns.dilation * offsets)[None, None, :, None, :]
+        along_rows = spectral.angles(rows, rows.dilation * offsets)[:, None, None, :, None]
+        along_columns = spectral.angles(columns, columns.dilation * offsets)[None, None, :, None, :]
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu").view(1, 2, 1, 1, 1)
         matrix = torch.cos(along_rows + signs * along_columns)  # (u, sign, v, dy, dx)
         matrix = matrix.flatten(3).flatten(0, 2)
@@ -236,219 +330,235 @@ def _windows(
     return tuple(wholes), tuple(halves)
 
 
-class Layer(NamedTuple):
-    """What is done to images that have a border of `margin` around them.
+class FusedFrequencies:
+    """Responses as products of spectra, all scales in each; see :class:`scalesteer.fast.Engine`.
 
-    Attributes:
-        weights: Coefficients, or the taps of all scales side by side: `(O, C, D)`.
-        basis: What coefficients multiply, `(D, T)`; None for taps.
-        sizes: The window size of each scale.
-        margin: Rows above and below, columns left and right.
-        geometry: Stride, padding and dilation.
+    The image's transform is kept for the backward pass.
     """
 
-    weights: Tensor
-    basis: Tensor | None
-    sizes: tuple[int, ...]
-    margin: tuple[int, int]
-    geometry: Geometry
-
-
-class FusedFrequencies:
-    """Responses as products of spectra, all scales in each."""
-
-    def __init__(self, x: Tensor, layer: Layer) -> None:
-        weights, basis, sizes, margin, geometry = layer
-        self.batch, self.weights, self.sizes = x.shape[0], weights, sizes
-        axes = spectral.make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-        self.plan = spectral.plan_for(*axes, sizes, x)
-        self.table = None
-        if basis is None:
-            self.windows, self.halves = spectral.hold(_windows(*axes, sizes, x.device), x.device)
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+        self.filters, self.axes = filters, axes
+        self.plan = spectral.plan_for(axes, filters.sizes, like)
+        self.table: Tensor | None = None
+        if filters.basis is None:
+            self.windows, self.halves = keep_for_cuda_graph(_windows(axes, filters.sizes, like.device), like.device)
         else:
-            self.table = spectral.derived(
-                basis,
-                ("frequencies", axes, sizes, x.device),
-                lambda: torch.stack(spectral.make_spectra(basis, sizes, axes, x), dim=1).flatten(0, 1),  # (f S, D)
+            self.table = cached_on(
+                filters.basis,
+                like,
+                ("fused frequencies", filters.sizes, axes),
+                lambda: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1),  # (f S, D)
             )
+        self.grad_weights: Tensor | None = None
 
     @staticmethod
-    def numbers(rows: Axis, columns: Axis, channels: int, out_channels: int, scales: int) -> tuple[int, int]:
-        """Numbers at work for the filters, and for each image."""
-        wide = rows.period * columns.period * scales * out_channels
+    def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
+        """Floats at work for the filters, and for each image."""
+        out_channels, channels = filters.weights.shape[:2]
+        wide = axes[0].period * axes[1].period * len(filters.sizes) * out_channels
         return wide * channels // 2, 2 * wide
 
-    def read(self, x: Tensor) -> Tensor:
-        """What both passes read, the image's transform: `(f, 2B, C)`."""
-        spectrum = spectral.transform(spread(x), self.plan.analyse_rows, self.plan.analyse_columns)
-        return spectrum.view(-1, 2 * self.batch, x.shape[1])
+    def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Transform the next piece, `(f, 2B, C)`, or take its transform."""
+        self.batch = len(x)
+        if kept is None:
+            pixels, self.bright = spread(x)
+            kept = spectral.transform(pixels, self.plan.analyse_rows, self.plan.analyse_columns)
+        self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])
+        return self.spectrum
 
-    def maximum(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest response and the index of the winner."""
+    def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
+        """Write the largest response and the winner."""
         row_matrix, column_matrix = self.plan.restore_rows, self.plan.restore_columns
         shape = row_matrix.shape[1] // 2, column_matrix.shape[1], -1
+        blank = None if winner is None else self._blank_scales()
         # Large tensors are handed on, not named, so that each is free as soon as the next is there.
         maps = spectral.restore(
-            torch.bmm(spectrum, self._transfers().mT).view(shape),  # (f, 2B, S O)
+            torch.bmm(self.spectrum, self._transfers().mT).view(shape),  # (f, 2B, S O)
             row_matrix,
             column_matrix,
         )
-        return largest(maps, self.batch, len(self.sizes))
+        max_over_scales(maps, best, len(self.filters.sizes), winner, blank)
 
-    def gradients(
-        self, spectrum: Tensor, winner: Tensor, grad: Tensor, image: bool, weights: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of image and weights, where they are wanted."""
+    def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
+        """Write the gradient of the image and add to that of the weights."""
+        scales = len(self.filters.sizes)
         incoming = spectral.transform(
-            spread(grad, winner, len(self.sizes)), self.plan.restore_rows.T, self.plan.restore_columns.T
-        )
-        incoming = incoming.view(-1, 2 * self.batch, len(self.sizes) * grad.shape[1])  # (f, 2B, S O)
-        grad_image = None
-        if image:
+            spread(grad, winner, scales)[0], self.plan.restore_rows.T, self.plan.restore_columns.T
+        ).view(-1, 2 * self.batch, scales * grad.shape[1])  # (f, 2B, S O)
+        if grad_image is not None:
             row_matrix, column_matrix = self.plan.analyse_rows.T, self.plan.analyse_columns.T
             back = torch.bmm(incoming, self._transfers())  # (f, 2B, C)
             back = back.view(row_matrix.shape[1] // 2, column_matrix.shape[1], -1)
-            grad_image, _ = largest(spectral.restore(back, row_matrix, column_matrix), self.batch)
-        return grad_image, self._pull_back(torch.bmm(incoming.mT, spectrum)) if weights else None
+            max_over_scales(spectral.restore(back, row_matrix, column_matrix), grad_image)
+        if weights:
+            found = torch.bmm(incoming.mT, self.spectrum)  # (f, S O, C)
+            self.grad_weights = found if self.grad_weights is None else self.grad_weights.add_(found)
+
+    def weight_gradient(self) -> Tensor:
+        """The adjoint of `_transfers`: `(f, S O, C)` -> `(O, C, D)`."""
+        grad, weights = self.grad_weights, self.filters.weights
+        grad = grad.view(-1, weights.shape[0] * weights.shape[1])  # type: ignore[union-attr]  # (f S, O C)
+        if self.table is not None:
+            return (grad.T @ self.table).view_as(weights)
+        parts = grad.unflatten(0, (-1, len(self.filters.sizes))).unbind(1)
+        return torch.cat([p.T @ w for p, w in zip(parts, self.windows, strict=True)], dim=1).view_as(weights)
 
     def _transfers(self) -> Tensor:
         """The transforms of the filters: `(f, S O, C)`."""
-        out_channels, channels, _ = self.weights.shape
-        flat = self.weights.flatten(0, 1)  # (O C, D)
+        (out_channels, channels, _), scales = self.filters.weights.shape, len(self.filters.sizes)
+        flat = self.filters.weights.flatten(0, 1)  # (O C, D)
         if self.table is not None:
-            return (self.table @ flat.T).view(-1, len(self.sizes) * out_channels, channels)
-        out = flat.new_empty(self.halves[0].shape[0], len(self.sizes), out_channels * channels)
-        parts = flat.split([n * n for n in self.sizes], dim=1)
+            return (self.table @ flat.T).view(-1, scales * out_channels, channels)
+        out = flat.new_empty(self.halves[0].shape[0], scales, out_channels * channels)
+        parts = flat.split(self.filters.areas, dim=1)
         for i, (matrix, part) in enumerate(zip(self.halves, parts, strict=True)):
             torch.mm(matrix, part[:, : matrix.shape[1]].T, out=out[:, i])
         return out.view(out.shape[0], -1, channels)
 
-    def _pull_back(self, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfers`: `(f, S O, C)` -> `(O, C, D)`."""
-        numbers = self.weights.shape[0] * self.weights.shape[1]
-        if self.table is not None:
-            return (grad.view(-1, numbers).T @ self.table).view_as(self.weights)
-        parts = grad.view(-1, len(self.sizes), numbers).unbind(1)
-        return torch.cat([p.T @ w for p, w in zip(parts, self.windows, strict=True)], dim=1).view_as(self.weights)
+    def _blank_scales(self) -> Tensor:
+        """How many scales, from the first on, see zeros only: see :func:`spectral.blank_scales`. `(B, H', W')`."""
+        (rows, columns), filters, basis, device = self.axes, self.filters, self.filters.basis, self.spectrum.device
+        tables = _ring_tables(rows.radius, (rows.dilation, columns.dilation), device)
+        places, offsets, rings = keep_for_cuda_graph(tables, device)
+
+        def first_scales() -> Tensor:
+            """The first scale that has each tap of the largest window, ring by ring."""
+            missing = (~filters.supports()).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32)  # (n, n)
+            return missing.flatten()[places]
+
+        key = ("first scales", filters.sizes)
+        firsts = first_scales() if basis is None else cached_on(basis, self.spectrum, key, first_scales)
+        pixels = rows.count * columns.count
+        blank = torch.empty(self.batch, rows.count, columns.count, dtype=torch.uint8, device=device)
+        _blank_scales_kernel[(triton.cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
+            self.bright, offsets, firsts, rings, blank, len(self.bright), self.batch, rows.length, columns.length,
+            pixels, columns.count, rows.first, columns.first, rows.stride, columns.stride, len(rings) - 1,
+            len(filters.sizes), **BLANK_BLOCKS,
+        )  # fmt: skip
+        return blank
 
 
 @lru_cache(maxsize=64)
 def _tap_tables(
-    axes: tuple[Axis, Axis], row: int, plane: int, channels: int, sizes: tuple[int, ...], device: torch.device
+    axes: Axes, row: int, plane: int, channels: int, sizes: tuple[int, ...], device: torch.device
 ) -> dict[str, Tensor]:
     """Where the taps of a few-channel layer lie in an image with rows of `row` and planes of `plane` numbers.
 
     Taps are pairs times channels, from the centre outwards, so that every window is a prefix; filled up to whole
-    blocks with taps of weight zero.
+    blocks with taps of weight zero. The tables, P pixels and S scales:
+
+    - offsets `(2, taps)`: from a centre to the two pixels of each tap's pair, in floats;
+    - starts `(P)`: from the first centre to each, in floats;
+    - counts `(S)`: the taps of each window;
+    - read, factor `(S pairs)`: which tap of the filters a pair takes, and times what: nothing beyond the window;
+    - half `(T)`: the pair of every tap of the filters;
+    - blocks: scale and first tap of each program of the backward kernel.
     """
     offsets = half_window(max(sizes))
-    place = {offset: i for i, offset in enumerate(offsets)}
-    pairs = -(-len(offsets) // _TAPS) * _TAPS
+    pairs = -(-len(offsets) // TAPS_MULTIPLE) * TAPS_MULTIPLE
     steps = np.array([axes[0].dilation * dy * row + axes[1].dilation * dx for dy, dx in offsets])
     signed = np.zeros((2, pairs, channels))
     signed[:, : len(offsets)] = np.array([1, -1])[:, None, None] * steps[:, None] + plane * np.arange(channels)
-    read = np.zeros((len(sizes), pairs))  # which tap of the filter a pair takes ...
-    factor = np.zeros((len(sizes), pairs), np.float32)  # ... times this: nothing beyond the window
-    half, first = [], 0
-    for s, n in enumerate(sizes):
-        for k in range(n * n):
-            dy, dx = k // n - n // 2, k % n - n // 2
-            if (dy, dx) in place:
-                pair = place[dy, dx]
-                read[s, pair], factor[s, pair] = first + k, 1.0 if pair else 0.5  # the centre pairs with itself
-            half.append(s * pairs + place.get((dy, dx), place.get((-dy, -dx), 0)))
-        first += n * n
-    counts = [(n * n + 1) // 2 * channels for n in sizes]
+    lengths = [(n * n + 1) // 2 for n in sizes]
+    places = np.concatenate([s * pairs + np.arange(length) for s, length in enumerate(lengths)])
+    taps, mirrored = half_taps(sizes)
+    read, factor = np.zeros(len(sizes) * pairs), np.zeros(len(sizes) * pairs, np.float32)
+    read[places], factor[places] = taps, np.where(np.equal(taps, mirrored), 0.5, 1.0)  # the centre pairs with itself
+    half = np.zeros(sum(n * n for n in sizes))
+    half[taps] = half[mirrored] = places
+    counts = [length * channels for length in lengths]
     threes = [(s, max(counts[s : s + 3])) for s in range(0, len(sizes), 3)]  # scales that share a program
-    blocks = [(s, t) for s, count in threes for t in range(0, count, _TAPS_BACKWARD["BT"])]
+    blocks = [(s, t) for s, count in threes for t in range(0, count, TAPS_BACKWARD_BLOCKS["BT"])]
     rows, columns = (axis.stride * np.arange(axis.count) for axis in axes)
     tables = {
         "offsets": signed.reshape(2, -1).astype(np.int32),
         "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),
         "counts": np.array(counts, np.int32),
-        "read": read.ravel().astype(np.int64),
-        "factor": factor.ravel(),
-        "half": np.array(half, np.int64),  # the pair of every tap of the filters
+        "read": read.astype(np.int64),
+        "factor": factor,
+        "half": half.astype(np.int64),
         "blocks": np.array(blocks, np.int32),
     }
     return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
 
 class FusedTaps:
-    """Responses as products with pairs of pixels that are never written."""
+    """Responses as products with pairs of pixels that are never written; see :class:`scalesteer.fast.Engine`.
 
-    def __init__(self, x: Tensor, layer: Layer) -> None:
-        weights, basis, sizes, margin, geometry = layer
-        self.weights, self.sizes = weights, sizes
-        self.axes = rows, columns = spectral.make_axes((x.shape[-2], x.shape[-1]), margin, sizes, geometry)
-        self.padding = (*columns.border, *rows.border)
-        height, width = (axis.length + sum(axis.border) for axis in self.axes)
+    Where a window sees zeros only, its response is exactly zero. It has no gradient of the image. The image with a
+    border is kept for the backward pass.
+    """
+
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+        rows, columns = axes
+        self.filters, self.budget, self.padding = filters, budget, (*columns.border, *rows.border)
+        height, width = (axis.length + sum(axis.border) for axis in axes)
         self.origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
-        tables = _tap_tables(self.axes, width, height * width, x.shape[1], sizes, x.device)
-        self.tables = spectral.hold(tables, x.device)
-        self.table = None
+        tables = _tap_tables(axes, width, height * width, filters.weights.shape[1], filters.sizes, like.device)
+        self.tables = keep_for_cuda_graph(tables, like.device)
+        self.table: Tensor | None = None
+        self.grad_weights: Tensor | None = None
+        basis, read, factor = filters.basis, self.tables["read"], self.tables["factor"]
         if basis is not None:
-            read, factor = self.tables["read"], self.tables["factor"]
-            self.table = spectral.derived(
-                basis, ("taps", sizes, x.device), lambda: (basis[:, read].float() * factor).T.contiguous()
+            self.table = cached_on(
+                basis, like, ("fused taps", filters.sizes), lambda: (basis[:, read].float() * factor).T.contiguous()
             )
 
     @staticmethod
-    def numbers(rows: Axis, columns: Axis, channels: int, out_channels: int, scales: int) -> tuple[int, int]:
-        """Numbers at work for the filters, which are few, and for each image."""
-        return 0, rows.count * columns.count * out_channels
+    def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
+        """Floats at work for the filters, which are few, and for each image."""
+        return 0, axes[0].count * axes[1].count * len(filters.weights)
 
-    def read(self, x: Tensor) -> Tensor:
-        """What both passes read: the image with a border."""
-        return F.pad(x, self.padding).contiguous()
+    def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Give the next piece its border."""
+        self.padded = F.pad(x, self.padding).contiguous() if kept is None else kept
+        return self.padded
 
-    def maximum(self, padded: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest response and the index of the winner."""
-        out_channels = self.weights.shape[0]
-        flat = self.weights.permute(2, 1, 0)  # (D, C, O)
+    def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
+        """Write the largest response and the winner."""
+        out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
+        flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
         if self.table is not None:
             weights = self.table @ flat.flatten(1)  # (S pairs, C O)
         else:
             weights = flat[self.tables["read"]] * self.tables["factor"][:, None, None]
-        best = padded.new_empty(len(padded), out_channels, self.axes[0].count, self.axes[1].count)
-        winner = torch.empty_like(best, dtype=torch.uint8)
-        blocks = {**_TAPS_FORWARD, "BO": 16 if out_channels <= 16 else 32}
-        grid = triton.cdiv(best[0, 0].numel(), blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
+        blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
+        grid = triton.cdiv(pixels, blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
-            self._origin(padded), weights.contiguous(), self.tables["offsets"], self.tables["starts"],
-            self.tables["counts"], best, winner, padded[0].numel(), out_channels, best[0, 0].numel(),
-            self.tables["offsets"].shape[1], len(self.sizes), PRECISION=_precision(), **blocks,
+            self._origin(), weights.contiguous(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
+            best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
+            self.tables["offsets"].shape[1], len(self.filters.sizes), winner is not None, PRECISION=_precision(),
+            **blocks,
         )  # fmt: skip
-        return best, winner
 
-    def gradients(
-        self, padded: Tensor, winner: Tensor, grad: Tensor, image: bool, weights: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The gradient of the weights; the image's is never asked for here."""
-        out_channels, channels, _ = self.weights.shape
-        taps, scales, pixels = self.tables["offsets"].shape[1], len(self.sizes), grad[0, 0].numel()
-        part = max(_TAPS_BACKWARD["BP"], -(-pixels // 4))  # several programs an image, each with sums of its own
-        room = spectral.memory_budget // (4 * padded.element_size() * scales * taps * out_channels)
+    def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
+        """Add to the gradient of the weights; the image's is never asked for here."""
+        padded, out_channels = self.padded, len(self.filters.weights)
+        taps, scales, pixels = self.tables["offsets"].shape[1], len(self.filters.sizes), grad[0, 0].numel()
+        part = max(TAPS_BACKWARD_BLOCKS["BP"], -(-pixels // SUMS_PER_IMAGE))
+        room = self.budget // (4 * padded.element_size() * scales * taps * out_channels)
         parts = -(-pixels // part)
-        pieces = parts * max(1, min(len(padded), 128, room // parts))
-        out = padded.new_empty(pieces, scales, taps, out_channels)
-        blocks = {**_TAPS_BACKWARD, "BO": 16 if out_channels <= 16 else 32}
-        grid = len(self.tables["blocks"]), pieces, triton.cdiv(out_channels, blocks["BO"])
+        programs = parts * max(1, min(len(padded), MOST_SUMS, room // parts))
+        out = padded.new_empty(programs, scales, taps, out_channels)
+        blocks = {**TAPS_BACKWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
+        grid = len(self.tables["blocks"]), programs, triton.cdiv(out_channels, blocks["BO"])
         _taps_backward_kernel[grid](
-            self._origin(padded), self.tables["offsets"], self.tables["starts"], self.tables["blocks"],
-            grad.contiguous(), winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
+            self._origin(), self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
+            winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
             PRECISION=_precision(), **blocks,
         )  # fmt: skip
-        found = out.sum(0).view(-1, channels * out_channels)  # (S pairs, C O)
+        found = out.sum(0)
+        self.grad_weights = found if self.grad_weights is None else self.grad_weights + found
+
+    def weight_gradient(self) -> Tensor:
+        """The gradient of the weights, from that of every tap of every scale."""
+        channels, out_channels = self.filters.weights.shape[1], len(self.filters.weights)
+        found = self.grad_weights.view(-1, channels * out_channels)  # type: ignore[union-attr]  # (S pairs, C O)
         found = found.masked_fill(self.tables["factor"][:, None] == 0, 0)  # what no block has written
         found = self.table.T @ found if self.table is not None else found[self.tables["half"]] / 2
-        return None, found.view(-1, channels, out_channels).permute(2, 1, 0)
+        return found.view(-1, channels, out_channels).permute(2, 1, 0)
 
-    def _origin(self, padded: Tensor) -> Tensor:
+    def _origin(self) -> Tensor:
         """The image from the centre of the first window on, so that offsets count from there."""
-        return padded.flatten()[self.origin :]
-
-
-def kind(channels: int, image_gradient: bool) -> type[FusedFrequencies | FusedTaps]:
-    """The form that suits a layer."""
-    return FusedTaps if channels <= FEW_CHANNELS and not image_gradient else FusedFrequencies
+        return self.padded.flatten()[self.origin :]

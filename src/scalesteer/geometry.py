@@ -1,0 +1,164 @@
+"""Where windows lie and what filters are made of: shapes and layouts, no arithmetic on images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a correlation: `count` windows whose centres start at pixel `first` of `length`, `stride` apart.
+
+    A window takes the pixels up to `radius` times `dilation` on both sides of its centre.
+    """
+
+    length: int
+    first: int
+    stride: int
+    count: int
+    dilation: int
+    radius: int
+
+    @property
+    def reach(self) -> int:
+        """Pixels from a centre to the last tap of the largest window."""
+        return self.dilation * self.radius
+
+    @property
+    def last(self) -> int:
+        """The centre of the last window."""
+        return self.first + (self.count - 1) * self.stride
+
+    @property
+    def beyond(self) -> tuple[int, int]:
+        """How far the largest windows reach beyond the image, before and after it; negative where they stay inside."""
+        return self.reach - self.first, self.last + self.reach + 1 - self.length
+
+    @property
+    def border(self) -> tuple[int, int]:
+        """The zeros that the image needs, before and after it."""
+        before, after = self.beyond
+        return max(0, before), max(0, after)
+
+    @property
+    def period(self) -> int:
+        """The shortest even period at which no window sees the image twice.
+
+        The first window reaches `reach - first` beyond the image, and the last no further: padding is the same on both
+        sides. The length may be a symbol (torch.export), so that it is compared with nothing here.
+        """
+        return 2 * ((self.length + max(0, self.reach - self.first) + 1) // 2)
+
+    def tile(self, count: int) -> Axis:
+        """The axis of one tile that gives `count` outputs by itself."""
+        length = (count - 1) * self.stride + 1 + 2 * self.reach
+        return replace(self, length=length, first=self.reach, count=count)
+
+
+Axes = tuple[Axis, Axis]
+"""Rows and columns."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The arguments of a convolution, each a pair (rows, columns), as `nn.Conv2d` means them.
+
+    An image that was padded before is the same problem with less padding, so that `padding` may be negative.
+    """
+
+    kernel_size: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    padding_mode: str = "zeros"
+
+    def reach(self, size: int) -> tuple[int, int]:
+        """How far windows of `size` taps reach beyond the image: negative where they stay inside."""
+        return (
+            self.padding[0] + self.dilation[0] * (size - self.kernel_size) // 2,
+            self.padding[1] + self.dilation[1] * (size - self.kernel_size) // 2,
+        )
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Size of the output for an image: exactly that of `nn.Conv2d` with `kernel_size`."""
+        span = [d * (self.kernel_size - 1) + 1 for d in self.dilation]
+        rows = (height + 2 * self.padding[0] - span[0]) // self.stride[0] + 1
+        columns = (width + 2 * self.padding[1] - span[1]) // self.stride[1] + 1
+        return rows, columns
+
+    def axes(self, height: int, width: int, sizes: Sequence[int]) -> Axes:
+        """Where windows of these sizes lie in an image; all sizes share the centres."""
+        counts = self.output_size(height, width)
+        rows, columns = (
+            Axis(
+                length=(height, width)[i],
+                first=self.dilation[i] * (self.kernel_size // 2) - self.padding[i],
+                stride=self.stride[i],
+                count=counts[i],
+                dilation=self.dilation[i],
+                radius=max(sizes) // 2,
+            )
+            for i in (0, 1)
+        )
+        return rows, columns
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters at several scales, in the one form that every algorithm takes.
+
+    A filter is its weights times a fixed basis (Eq. 3 of the paper), or, without a basis, the weights are the finished
+    taps. Windows of all scales are flattened and lie side by side; T is the sum of `sizes` squared.
+
+    Attributes:
+        weights: `(O, C / groups, D)`.
+        basis: `(D, T)`, or None, and D is T.
+        sizes: The window of each scale, odd.
+    """
+
+    weights: Tensor
+    basis: Tensor | None
+    sizes: tuple[int, ...]
+
+    @property
+    def areas(self) -> list[int]:
+        """Taps of each scale."""
+        return [n * n for n in self.sizes]
+
+    def finished(self) -> Filters:
+        """The same filters without a basis."""
+        if self.basis is None:
+            return self
+        # Half precision is for convolutions; the filters themselves are made in float32 at least.
+        work = torch.promote_types(self.weights.dtype, torch.float32)
+        with no_autocast(self.weights.device):
+            taps = (self.weights.to(work) @ self.basis.to(work)).to(self.weights.dtype)
+        return Filters(taps, None, self.sizes)
+
+    def windows(self) -> tuple[Tensor, ...]:
+        """The filter at each scale: `(O, C / groups, n, n)`."""
+        parts = self.finished().weights.split(self.areas, dim=-1)
+        return tuple(part.unflatten(-1, (n, n)) for part, n in zip(parts, self.sizes, strict=True))
+
+    def supports(self) -> Tensor:
+        """The taps that can be other than zero, at each scale in the largest window: `(S, n, n)`, boolean."""
+        source = self.weights.flatten(0, 1) if self.basis is None else self.basis
+        largest = max(self.sizes)
+        parts = (source.detach() != 0).any(0).split(self.areas)
+        padded = [
+            F.pad(p.unflatten(0, (n, n)), [(largest - n) // 2] * 4) for p, n in zip(parts, self.sizes, strict=True)
+        ]
+        return torch.stack(padded)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast would turn every product into half precision, also those that make filters and transforms."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
