@@ -6,24 +6,17 @@ another device, or just once more.
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalesteer.training.checkpoint import write_atomically
+from scalesteer.training import results
 from scalesteer.training.config import RunConfig
 
 Result = dict[str, Any]
-HISTORY = ("loss", "val_loss", "val_error", "seconds")  # what is kept of each epoch; seconds since the beginning
-
-
-class ResultError(ValueError):
-    """A file that does not hold a result."""
+ResultError = results.ResultError
 
 
 @dataclass(frozen=True)
@@ -90,45 +83,13 @@ def mean_and_std(values: list[float]) -> tuple[float, float | None]:
 
 
 def publish(result: Result, folder: Path, kind: str = "runs") -> Path:
-    """Write a result where :func:`collect` finds it, small: the history as columns, rounded, each on one line."""
-    path = folder / kind / f"{RunConfig.from_dict(result['config']).name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(result.get("history"), list):
-        columns = {name: [float(f"{entry[name]:.5g}") for entry in result["history"]] for name in HISTORY}
-        result = result | {"history": columns}
-    # A newline is never inside a string: what starts so is an array of numbers.
-    text = re.sub(
-        r"(?<=\[)\n[-+.,\deE\s]*(?=\])", lambda numbers: " ".join(numbers[0].split()), json.dumps(result, indent=1)
-    )
-    write_atomically(path, (text + "\n").encode())
-    return path
+    """Write a result where :func:`collect` finds it."""
+    return results.publish(result, folder, "distortion" if kind == "elastic" else kind)  # type: ignore[arg-type]
 
 
 def collect(folder: Path) -> Results:
-    """Read all results of a folder; one that is not there is empty.
-
-    Raises:
-        ResultError: If a file holds something else.
-    """
-    kinds: dict[str, dict[RunConfig, Any]] = {"runs": {}, "elastic": {}, "repeats": {}}
-    for kind, found in kinds.items():
-        for path in sorted((folder / kind).glob("[!.]*.json")):
-            try:
-                result = json.loads(path.read_text())
-                config = RunConfig.from_dict(result["config"])
-                if kind == "elastic":
-                    _check_errors(result["errors"].values())
-                elif result["status"] == "finished":
-                    _check_errors(
-                        [result["val_error"]] if config.tuning else [result["val_error"], result["test_error"]]
-                    )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ResultError(f"{path} does not hold a result ({type(error).__name__}: {error}).") from error
-            found[config] = [*found.get(config, []), result] if kind == "repeats" else result
-    return Results(**kinds)
-
-
-def _check_errors(values: Iterable[float]) -> None:
-    for value in values:
-        if not (math.isfinite(value) and 0 <= value <= 1):
-            raise ValueError(f"{value} is not an error rate")
+    """Read all results of a folder; one that is not there is empty."""
+    repeats: dict[RunConfig, list[Result]] = {}
+    for config, result in results.read(folder, "repeats"):
+        repeats.setdefault(config, []).append(result)
+    return Results(dict(results.read(folder)), dict(results.read(folder, "distortion")), repeats)

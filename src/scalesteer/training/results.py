@@ -1,0 +1,206 @@
+"""Published results: a few files of JSON lines, one line for each run, sorted by the run's name.
+
+``runs/<dataset>.jsonl`` holds the runs of one dataset, ``repeats.jsonl`` runs that were made again and are not used in
+tables, ``distortion.jsonl`` what networks do on distorted test images. Reading checks every line against one schema.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from scalesteer import files
+from scalesteer.training.config import RunConfig
+
+Result = dict[str, Any]
+Kind = Literal["runs", "repeats", "distortion"]
+LOCK_WAIT_S = 60
+# What parsing and checking raise on bad input: wrong types, nesting too deep, a number too large for a float.
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+
+
+class ResultError(ValueError):
+    """A line that does not hold a result, or a file that cannot be written."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_rate(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_null(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _are_rates(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_rate, value.values()))
+
+
+def _is_history(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and tuple(value) == HISTORY
+        and all(isinstance(column, list) and all(map(_is_number, column)) for column in value.values())
+        and len({len(column) for column in value.values()}) == 1
+        and all(map(_is_rate, value["val_error"]))
+    )
+
+
+def _are_bins(value: object) -> bool:
+    checks = {"from": _is_number, "to": _is_number, "images": _is_count, "error": _is_rate}
+    return isinstance(value, list) and all(
+        isinstance(row, dict) and row.keys() == checks.keys() and all(checks[key](row[key]) for key in row)
+        for row in value
+    )
+
+
+def _is_data(value: object) -> bool:
+    return isinstance(value, dict) and _is_text(value.get("digest")) and isinstance(value.get("source"), dict)
+
+
+HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
+Schema = dict[str, Callable[[Any], bool]]
+RUN: Schema = {
+    "status": _is_text,
+    "identity": _is_text,
+    "config": lambda value: isinstance(value, dict),
+    "parameters": _is_count,
+    "seconds": _is_number,
+    "history": _is_history,
+    "environment": lambda value: isinstance(value, dict),
+}
+FAILED: Schema = RUN | {"reason": _is_text}
+TUNED: Schema = RUN | {"val_error": _is_rate, "val_loss": _is_number, "best_epoch": _is_count}
+TESTED: Schema = TUNED | {"test_error": _is_rate, "test_error_by_scale": _are_bins}
+DISTORTED: Schema = {
+    **{name: RUN[name] for name in ("config", "environment")},
+    "sigma": _is_number,
+    "errors": _are_rates,  # by strength of the distortion
+    "moved": _are_rates,  # by pixels that the images were moved
+}
+ENVIRONMENT: Schema = {
+    "command": _is_text,
+    "commit": _is_text_or_null,
+    **dict.fromkeys(("scalesteer", "python", "torch", "numpy", "device"), _is_text),
+    "data": _is_data,
+}
+OPTIONAL: Schema = {"note": _is_text}  # in the environment: what else must be known about how a number was made
+
+
+def check(result: object, kind: Kind = "runs") -> RunConfig:
+    """The configuration of a result that keeps to the schema.
+
+    Raises:
+        ValueError: If it does not, naming the field.
+    """
+    if not isinstance(result, dict):
+        raise ValueError("not a JSON object")
+    config = RunConfig.from_dict(result.get("config"))  # type: ignore[arg-type]
+    if kind == "distortion":
+        schema = DISTORTED
+    elif result.get("status") == "finished":
+        schema = TUNED if config.tuning else TESTED
+    else:
+        schema = FAILED
+    _check_fields(result, schema)
+    _check_fields(result["environment"], ENVIRONMENT, OPTIONAL)
+    if result.get("status") not in ((None,) if kind == "distortion" else ("finished", "failed")):
+        raise ValueError(f"`status` must be finished or failed (got {result['status']!r})")
+    if "identity" in result and result["identity"] != config.identity:
+        raise ValueError(f"`identity` {result['identity']} is not that of its `config`, {config.identity}")
+    return config
+
+
+def _check_fields(values: dict[str, Any], schema: Schema, optional: Schema | None = None) -> None:
+    known = {**schema, **(optional or {})}
+    for problem, names in (("unknown", values.keys() - known.keys()), ("missing", schema.keys() - values.keys())):
+        if names:
+            raise ValueError(f"{problem} field {', '.join(sorted(map(repr, names)))}")
+    for name, value in values.items():
+        if not known[name](value):
+            raise ValueError(f"`{name}` cannot be {json.dumps(value)[:80]}")
+
+
+def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
+    """Write a result where :func:`read` finds it, small: the history as columns, rounded to five digits.
+
+    A result of the same run is replaced; among repeats it is kept beside the new one. Several processes may publish to
+    one folder.
+
+    Args:
+        result: What `train` returned.
+        folder: The folder of all results.
+        kind: Which of its parts.
+
+    Returns:
+        The file that has it now.
+
+    Raises:
+        ResultError: If it is not a whole result, or the file cannot be read or written.
+    """
+    if isinstance(result.get("history"), list):
+        columns = {name: [float(f"{epoch[name]:.5g}") for epoch in result["history"]] for name in HISTORY}
+        result = result | {"history": columns}
+    try:
+        config = check(result, kind)
+    except MALFORMED as error:
+        raise ResultError(f"this is not a result to publish: {error}.") from error
+    path = folder / "runs" / f"{config.dataset}.jsonl" if kind == "runs" else folder / f"{kind}.jsonl"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.locked(path.with_name(f".{path.name}.lock"), LOCK_WAIT_S):
+            before = _read_lines(path, kind) if path.exists() else []
+            kept = [(other.name, line) for other, _, line in before if kind == "repeats" or other != config]
+            line = json.dumps(result, separators=(",", ":"), allow_nan=False)
+            lines = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order
+            with files.replacing(path) as file:
+                file.write("".join(f"{line}\n" for _, line in lines).encode())
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written ({error.strerror or error}).") from error
+    return path
+
+
+def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
+    """All results of one kind, sorted by name; those of a folder that is not there are none.
+
+    Raises:
+        ResultError: If a line is not a whole result, or a run is there twice; names file and line.
+    """
+    paths: Iterable[Path] = (folder / "runs").glob("*.jsonl") if kind == "runs" else folder.glob(f"{kind}.jsonl")
+    return [(config, result) for path in sorted(paths) for config, result, _ in _read_lines(path, kind)]
+
+
+def _read_lines(path: Path, kind: Kind) -> list[tuple[RunConfig, Result, str]]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path} cannot be read ({error}).") from error
+    found: list[tuple[RunConfig, Result, str]] = []
+    seen: dict[RunConfig, int] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            result = json.loads(line)
+            config = check(result, kind)
+            if kind == "runs" and path.stem != config.dataset:
+                raise ValueError(f"a run on {config.dataset} belongs into {config.dataset}.jsonl")
+            if kind != "repeats" and config in seen:
+                raise ValueError(f"the same run as in line {seen[config]}")
+        except MALFORMED as error:
+            raise ResultError(f"{path}, line {number}: {error or type(error).__name__}.") from error
+        seen[config] = number
+        found.append((config, result, line))
+    return found

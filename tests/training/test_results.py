@@ -1,0 +1,175 @@
+"""One line for each run, sorted, checked; several processes may publish at once."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalesteer.training import results
+from scalesteer.training.config import RunConfig
+from scalesteer.training.results import ResultError, publish, read
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    "command": "scalesteer train",
+    "commit": None,
+    **dict.fromkeys(("scalesteer", "python", "torch", "numpy", "device"), "1"),
+    "data": {"digest": "d", "source": {}},
+}
+
+
+def outcome(config, error=0.02, epochs=2):
+    """What `train` returns, with invented numbers."""
+    history = [
+        {"epoch": i, "loss": 1.23456789 / (i + 1), "val_loss": 0.5, "val_error": 0.0125, "seconds": 12.34567 * i}
+        for i in range(epochs)
+    ]
+    result = {"status": "finished", "val_error": error, "val_loss": 0.1, "best_epoch": 0, "identity": config.identity}
+    result |= {"config": config.to_dict(), "parameters": 10, "seconds": 6.0, "history": history}
+    if not config.tuning:
+        bins = [{"from": 0.3, "to": 0.4, "images": 9, "error": error}]
+        result |= {"test_error": error, "test_error_by_scale": bins}
+    return result | {"environment": ENVIRONMENT}
+
+
+def distorted(config):
+    errors = {"0": 0.02, "10": 0.03}
+    return {"config": config.to_dict(), "sigma": 4.0, "errors": errors, "moved": errors, "environment": ENVIRONMENT}
+
+
+def failed(config):
+    lost = ("val_error", "val_loss", "best_epoch", "test_error", "test_error_by_scale")
+    result = {key: value for key, value in outcome(config).items() if key not in lost}
+    return result | {"status": "failed", "reason": "the loss became nan"}
+
+
+def test_what_is_published_is_read_small(tmp_path):
+    config = RunConfig("plain-cnn", split=3)
+    result = outcome(config, epochs=100)
+    path = publish(result, tmp_path)
+    assert path == tmp_path / "runs" / "mnist-scale.jsonl"
+    assert path.stat().st_size < 5000
+    ((found, kept),) = read(tmp_path)
+    assert found == config
+    assert {key: kept[key] for key in kept if key != "history"} == {k: result[k] for k in result if k != "history"}
+    for name, column in kept["history"].items():
+        assert column == pytest.approx([epoch[name] for epoch in result["history"]], rel=5e-5)
+    before = path.read_text()
+    publish(kept, tmp_path)  # once more changes nothing
+    assert path.read_text() == before
+
+
+def test_each_kind_and_dataset_has_its_file(tmp_path):
+    config = RunConfig(split=1)
+    assert publish(outcome(RunConfig(dataset="fmnist-scale")), tmp_path).name == "fmnist-scale.jsonl"
+    assert publish(distorted(config), tmp_path, "distortion") == tmp_path / "distortion.jsonl"
+    assert publish(outcome(config), tmp_path, "repeats") == tmp_path / "repeats.jsonl"
+    assert publish(failed(config), tmp_path) == tmp_path / "runs" / "mnist-scale.jsonl"
+    assert publish(outcome(replace(config, tuning=True)), tmp_path) == tmp_path / "runs" / "mnist-scale.jsonl"
+    assert [len(read(tmp_path, kind)) for kind in ("runs", "distortion", "repeats")] == [3, 1, 1]
+    assert read(tmp_path / "elsewhere") == []
+
+
+def test_lines_are_sorted_and_a_run_has_one(tmp_path):
+    for split in (3, 1, 2, 1):
+        publish(outcome(RunConfig(split=split), split / 10), tmp_path)
+    publish(outcome(RunConfig(split=2), 0.5), tmp_path)
+    assert [(config.split, result["test_error"]) for config, result in read(tmp_path)] == [(1, 0.1), (2, 0.5), (3, 0.3)]
+    for error in (0.3, 0.1, 0.2):  # repeats are all kept, in their order
+        publish(outcome(RunConfig(), error), tmp_path, "repeats")
+    assert [result["test_error"] for _, result in read(tmp_path, "repeats")] == [0.3, 0.1, 0.2]
+
+
+BROKEN = {
+    "unknown field 'depth'": {"depth": 3},
+    "missing field 'seconds'": {"seconds": None},
+    "`test_error` cannot be 2.0": {"test_error": 2.0},
+    "`test_error` cannot be -0.1": {"test_error": -0.1},
+    "`val_error` cannot be NaN": {"val_error": float("nan")},
+    "`parameters` cannot be true": {"parameters": True},
+    "unknown settings in the configuration: depth": {"config": {"depth": 3}},
+    "a configuration must be a mapping": {"config": []},
+    "is not that of its `config`": {"identity": "0" * 12},
+    "`status` must be finished or failed": failed(RunConfig()) | {"status": "begun"},
+    "unknown field 'host'": {"environment": ENVIRONMENT | {"host": "h"}},
+    "missing field 'device'": {"environment": {k: v for k, v in ENVIRONMENT.items() if k != "device"}},
+    "`data` cannot be": {"environment": ENVIRONMENT | {"data": {}}},
+    "`history` cannot be": {"history": {name: [0.1] * (1 + (name == "loss")) for name in results.HISTORY}},
+    "`test_error_by_scale` cannot be": {"test_error_by_scale": [{"from": 0, "to": 1, "images": 1, "error": 2}]},
+    "too large": {"seconds": 10**400},
+}
+
+
+@pytest.mark.parametrize("problem", BROKEN)
+def test_line_that_is_no_result_is_named(tmp_path, problem):
+    path = publish(outcome(RunConfig()), tmp_path)
+    good = json.loads(path.read_text())
+    change = BROKEN[problem]
+    if "status" in change:
+        bad = change | {"history": good["history"]}
+    else:
+        bad = {k: v for k, v in (good | change).items() if v is not None}
+    path.write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
+    with pytest.raises(ResultError) as caught:
+        read(tmp_path)
+    assert str(caught.value).startswith(f"{path}, line 2: ")
+    assert problem in str(caught.value)
+    with pytest.raises(ResultError, match="not a result to publish"):
+        publish(bad, tmp_path)
+
+
+@pytest.mark.parametrize("line", ["", "{", "[" * 100_000 + "]" * 100_000, "3", "null", "[]", '{"config": null}', "\0"])
+def test_line_that_is_no_json_object_is_named(tmp_path, line):
+    path = publish(outcome(RunConfig()), tmp_path)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ResultError, match=r"mnist-scale\.jsonl, line 2: \S"):
+        read(tmp_path)
+
+
+def test_second_line_of_a_run_or_a_run_in_the_wrong_file_is_named(tmp_path):
+    path = publish(outcome(RunConfig()), tmp_path)
+    path.write_text(2 * path.read_text())
+    with pytest.raises(ResultError, match="line 2: the same run as in line 1"):
+        read(tmp_path)
+    with pytest.raises(ResultError, match="line 2: the same run as in line 1"):  # nothing is built on such a file
+        publish(outcome(RunConfig(split=1)), tmp_path)
+    path.unlink()
+    publish(outcome(RunConfig()), tmp_path).rename(path.with_name("fmnist-scale.jsonl"))
+    with pytest.raises(ResultError, match=r"belongs into mnist-scale\.jsonl"):
+        read(tmp_path)
+
+
+def test_wrong_distortion_is_named(tmp_path):
+    config = RunConfig()
+    for change in ({"errors": {"0": 1.5}}, {"errors": [0.1]}, {"status": "finished"}):
+        with pytest.raises(ResultError, match="not a result to publish"):
+            publish(distorted(config) | change, tmp_path, "distortion")
+
+
+def test_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(ResultError, match=r"runs.*cannot be written"):
+        publish(outcome(RunConfig()), tmp_path)
+
+
+def test_several_publish_at_the_same_time(tmp_path):
+    configs = [RunConfig(split=split, seed=seed) for split in range(4) for seed in range(10)]
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(lambda config: publish(outcome(config), tmp_path), configs))) == len(configs)
+    assert {config for config, _ in read(tmp_path)} == set(configs)
+
+
+def test_published_results_keep_to_the_schema():
+    counts = {kind: len(read(ROOT / "results", kind)) for kind in ("runs", "distortion", "repeats")}
+    assert counts["runs"] >= 338
+    assert counts["distortion"] >= 84
+    assert counts["repeats"] >= 14
+    for path in [*(ROOT / "results" / "runs").iterdir(), *(ROOT / "results").glob("*.jsonl")]:
+        if path.suffix == ".jsonl":
+            assert path.stat().st_size <= 1_048_576
+            names = [RunConfig.from_dict(json.loads(line)["config"]).name for line in path.read_text().splitlines()]
+            assert names == sorted(names)
+    assert os.listdir(ROOT / "results" / "runs")
