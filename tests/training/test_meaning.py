@@ -239,6 +239,16 @@ def test_every_image_counts_in_an_evaluation(cache):
     assert sum(row["images"] for row in found["by_scale"]) == 230
 
 
+def test_evaluation_in_half_precision(cache):
+    images, model = load(PLAIN, "test"), create_model("plain-cnn", upsample=1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model.eval()(images.images[:, None].float() / 255)
+    assert logits.dtype == torch.bfloat16
+    expected = F.cross_entropy(logits.double(), images.labels)
+    assert evaluate(model, images, "bf16")["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert evaluate(model, images, "float32")["loss"] != pytest.approx(float(expected), rel=1e-6)
+
+
 @pytest.mark.parametrize(("precision", "allowed"), [("float32", False), ("tf32", True), ("bf16", True)])
 def test_precision_decides_about_tf32_while_training_and_evaluating(cache, tmp_path, monkeypatch, precision, allowed):
     seen = set()
