@@ -23,7 +23,7 @@ from scalesteer.data import ELASTIC_ALPHAS, ImageSet
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.training.train import evaluate, load, load_model, split_by_scale
+from scalesteer.training import evaluate, load, load_model, split_by_scale
 
 try:
     import matplotlib

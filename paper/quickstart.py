@@ -31,8 +31,8 @@ from paper.results import mean_and_std
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require
 from scalesteer.models import Network, count_parameters, create_model
+from scalesteer.training import environment, evaluate
 from scalesteer.training.checkpoint import write_atomically
-from scalesteer.training.train import environment, evaluate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -40,8 +40,8 @@ from paper.tables import (
 )
 from scalesteer.data import ELASTIC_ALPHAS
 from scalesteer.data.scale import SPLITS
+from scalesteer.training import SCALE_BINS
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import SCALE_BINS
 
 README, PAGE, RESULTS = Path("README.md"), Path("docs/reproduction.md"), Path("results")
 ORDER = ("tuning", *(name for name in TABLES if name != "tuning"))  # settings are chosen before they are used

@@ -15,8 +15,7 @@ from paper.tables import MOVES, Table, get_table
 from scalesteer import _checks
 from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
 from scalesteer.files import require
-from scalesteer.training.config import RunConfig
-from scalesteer.training.train import (
+from scalesteer.training import (
     RunError,
     environment,
     evaluate,
@@ -26,6 +25,7 @@ from scalesteer.training.train import (
     saved_result,
     train,
 )
+from scalesteer.training.config import RunConfig
 
 
 def run_table(

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -20,11 +20,14 @@ except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from . import files
+from . import __version__, files, training
 from ._checks import choice
 from .data import scale, sheets, sources
-from .training.config import RunConfig
+from .models import DATASETS, count_parameters, create_model, list_models
+from .training import RunConfig
+from .training.predict import ImageError, predict
 
+log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
 
@@ -43,6 +46,7 @@ Originals = Annotated[
     tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
 ]
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+DEFAULTS = RunConfig()
 Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
 
 
@@ -166,40 +170,34 @@ def _report(read: Callable[[Path], dict[str, Any]]) -> list[str]:
 
 @app.command(name="train")
 @dataclass(frozen=True)
-class Train(RunConfig):
-    """Train one network on one split, test it once, keep the model.
+class Train:
+    """Train one network on one split, test it once, keep the model and publish the result.
 
     The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
-    interruption.
+    interruption. The result becomes one line of a file under --results.
 
     Example: scalesteer train --model plain-cnn --epochs 5
     """
 
+    # With no name, its flags have no prefix, and what it refuses is told like all other mistakes.
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = DEFAULTS
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")
     """Where runs are kept."""
-
-    def __post_init__(self) -> None:
-        """Checked in `run`, so that mistakes are told like all others."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The run that the flags describe."""
-        return RunConfig(**{field.name: getattr(self, field.name) for field in fields(RunConfig)})
+    results: Folder = Path("results")
+    """Where results are published."""
 
     def run(self) -> None:
-        """Train and print the result."""
-        from .training import train
-
-        config = self.config
-        result = train.train(config, self.runs / config.name, device=self.device, data_dir=self.data_dir)
+        """Train, publish and print the result."""
+        config, directory = self.config, self.runs / self.config.name
+        result = training.train_and_publish(config, self.runs, self.results, device=self.device, data_dir=self.data_dir)
         if result["status"] != "finished":
-            raise train.RunError(f"{config.name} failed: {result['reason']}.")
+            raise training.RunError(f"{config.name} failed: {result['reason']}.")
         tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
         print(
             f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
-            f"{result['parameters']:,} parameters: {self.runs / config.name}"
+            f"{result['parameters']:,} parameters: {directory}"
         )
 
 
@@ -222,16 +220,14 @@ class Evaluate:
 
     def run(self) -> None:
         """Evaluate and print the errors."""
-        from .training import train
-
-        model, config = train.load_model(self.checkpoint)
-        device = train.pick_device(self.device)
-        images = train.load(config, self.part, self.data_dir).to(device)
+        model, config = training.load_model(self.checkpoint)
+        device = training.pick_device(self.device)
+        images = training.load(config, self.part, self.data_dir).to(device)
         images = images if self.elastic is None else images.distorted(self.elastic)
-        found = train.evaluate(model.to(device), images, config.precision)
+        found = training.evaluate(model.to(device), images, config.precision)
         print(f"{self.part} error {_percent(found['error'])} ({len(images):,} images)")
         for row in found["by_scale"]:
-            print(f"  scale {row['from']}–{row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
+            print(f"  scale {row['from']} to {row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
 
 
 @app.command(name="models")
@@ -244,8 +240,6 @@ class Models:
 
     def run(self) -> None:
         """Build each and count."""
-        from .models import DATASETS, count_parameters, create_model, list_models
-
         counts = {name: [count_parameters(create_model(name, data)) for data in DATASETS] for name in list_models()}
         width = max(map(len, counts))
         print(" " * width, *DATASETS, sep="  ")
@@ -275,17 +269,22 @@ class Predict:
 
     def run(self) -> None:
         """Print class, confidence and winning scale of each."""
-        from .training.predict import predict
-        from .training.train import load_model
-
         if not self.images:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
-        model, _ = load_model(self.checkpoint)
+        model, _ = training.load_model(self.checkpoint)
+        failed = 0
         for path in self.images:
-            said = predict(model, path)
+            try:
+                said = predict(model, path)
+            except ImageError as error:
+                log.error("%s", error)
+                failed += 1
+                continue
             scale = "" if said.scale is None else f", scale {said.scale:.2f}"
             inverted = " (dark on light: inverted)" if said.inverted else ""
             print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
+        if failed:
+            raise ValueError(f"{failed} of {len(self.images)} images could not be used.")
 
 
 def _percent(share: float) -> str:
@@ -294,13 +293,20 @@ def _percent(share: float) -> str:
 
 def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog: str = "scalesteer") -> int:
     """Run a command: 0 if all went well, 2 with one line on what is wrong, 130 or 143 when stopped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="replace")  # the terminal may know few characters
     logging.basicConfig(format="scalesteer: %(message)s")
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    logging.getLogger("scalesteer").setLevel(logging.INFO)
+    words = sys.argv[1:] if argv is None else argv
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         try:
-            command: Command = commands.cli(prog=prog, args=sys.argv[1:] if argv is None else argv)
+            if list(words) == ["--version"]:
+                print(f"scalesteer {__version__}")
+                return 0
+            command: Command = commands.cli(prog=prog, args=words)
             command.run()
         finally:
             sys.stdout.flush()
@@ -310,8 +316,8 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
     except BrokenPipeError:  # the reader has gone, as with `| head`: nothing is left to say, nor to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        print(f"scalesteer: {' '.join(str(error).split())}", file=sys.stderr)
+    except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
+        print(f"scalesteer: {' '.join(str(error).split()) or 'out of memory'}", file=sys.stderr)
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)

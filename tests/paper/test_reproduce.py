@@ -13,8 +13,8 @@ from paper import figures, reproduce
 from paper.results import Results, collect, publish
 from paper.tables import DATASETS, GAP, distorted_after, get_table, tuning_runs
 from scalesteer.data import ELASTIC_ALPHAS
+from scalesteer.training import SCALE_BINS
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import SCALE_BINS
 
 ROOT = Path(__file__).parents[2]
 EMPTY = Results({}, {})

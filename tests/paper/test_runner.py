@@ -14,7 +14,7 @@ from paper.results import collect, publish
 from paper.runner import evaluate_elastic, run_table
 from paper.tables import Cell, Table, render
 from scalesteer.files import locked
-from scalesteer.training.train import RunError, evaluate, load, load_model
+from scalesteer.training import RunError, evaluate, load, load_model
 from tests.training import jobs
 from tests.training.test_train import outcome
 

@@ -7,9 +7,8 @@ from safetensors.torch import save as save_bytes
 from torch import nn
 
 from scalesteer.models import create_model
-from scalesteer.training import checkpoint
+from scalesteer.training import checkpoint, load_model
 from scalesteer.training.checkpoint import CheckpointError
-from scalesteer.training.train import load_model
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c": torch.ones(4, dtype=torch.bfloat16)}
 

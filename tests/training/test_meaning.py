@@ -17,10 +17,8 @@ import torch.nn.functional as F
 import scalesteer
 from scalesteer import LogRadialBasis, create_model
 from scalesteer.data import load_split
-from scalesteer.training import checkpoint
-from scalesteer.training import train as loop
+from scalesteer.training import checkpoint, evaluate, load, loop, train
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import evaluate, load, train
 
 PLAIN = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=1)
 STEERED = replace(PLAIN, model="ss-cnn")
@@ -293,7 +291,7 @@ def test_commit_is_that_of_the_checkout_and_marked_when_files_changed(tmp_path):
     code = """
 import json, sys
 from pathlib import Path
-from scalesteer.training.train import commit
+from scalesteer.training import commit
 found = [commit()]
 with open(Path(sys.argv[1], "nn.py"), "a") as file:
     file.write("# changed")

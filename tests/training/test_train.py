@@ -16,10 +16,9 @@ import torch
 
 from scalesteer.files import locked
 from scalesteer.models import create_model
-from scalesteer.training import checkpoint
-from scalesteer.training import train as training
+from scalesteer.training import BusyError, RunError, checkpoint, evaluate, learning_rate, load, load_model, loop, train
+from scalesteer.training import run as running
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import BusyError, RunError, evaluate, learning_rate, load, load_model, train
 from tests.training import jobs
 
 
@@ -49,7 +48,7 @@ def interrupted(config, directory, steps, device="cpu"):
         return learning_rate(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "learning_rate", counting)
+        patch.setattr(loop, "learning_rate", counting)
         with pytest.raises(KeyboardInterrupt):
             train(config, directory, device=device)
 
@@ -70,7 +69,7 @@ def test_same_run_twice_gives_the_same_bits(cache, undisturbed, tiny, tmp_path):
 
 
 def test_checkpoint_after_every_step_changes_nothing(cache, undisturbed, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
     train(tiny, tmp_path, device="cpu")
     assert outcome(tmp_path) == outcome(undisturbed)
 
@@ -118,7 +117,7 @@ def test_result_is_that_of_the_best_model_on_validation_data(cache, undisturbed,
 
 def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr(training, "load", lambda config, part, *args: loaded.append(part) or load(config, part, *args))
+    monkeypatch.setattr(running, "load", lambda config, part, *args: loaded.append(part) or load(config, part, *args))
     result = train(replace(tiny, tuning=True), tmp_path, device="cpu")
     assert loaded == ["train", "val"]
     whole = json.loads((undisturbed / "result.json").read_text())
@@ -127,7 +126,7 @@ def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path,
 
 
 def test_finished_run_returns_at_once(cache, undisturbed, tiny, monkeypatch):
-    monkeypatch.setattr(training, "load", None)  # would be called
+    monkeypatch.setattr(running, "load", None)  # would be called
     assert train(tiny, undisturbed)["status"] == "finished"
 
 
@@ -240,7 +239,7 @@ def test_diverging_run_fails_by_itself(cache, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other", "nan"])
-def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undisturbed, tmp_path, capsys, damage):
+def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undisturbed, tmp_path, caplog, damage):
     interrupted(tiny, tmp_path, steps=7)  # 3 an epoch: checkpoints after 6 and 7
     assert checkpoints(tmp_path) == ["last-000002.safetensors", "last-000003.safetensors"]
     newest = tmp_path / "last-000003.safetensors"
@@ -260,19 +259,18 @@ def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undistu
             about["config"]["lr"] = 0.1
         checkpoint.save(newest, tensors, about)
     train(tiny, tmp_path, device="cpu")
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "last-000003.safetensors" in err
-    assert "Going on from last-000002.safetensors, the one before." in err
+    (said,) = caplog.messages
+    assert "last-000003.safetensors" in said
+    assert "Going on from last-000002.safetensors, the one before." in said
     assert outcome(tmp_path) == outcome(undisturbed)
 
 
-def test_without_a_whole_checkpoint_the_run_begins_again_and_says_so(cache, tiny, undisturbed, tmp_path, capsys):
+def test_without_a_whole_checkpoint_the_run_begins_again_and_says_so(cache, tiny, undisturbed, tmp_path, caplog):
     interrupted(tiny, tmp_path, steps=2)
     for path in tmp_path.glob("last-*"):
         path.write_bytes(b"gone")
     train(tiny, tmp_path, device="cpu")
-    assert "There is no other: starting from the beginning." in capsys.readouterr().err
+    assert "There is no other: starting from the beginning." in caplog.text
     assert outcome(tmp_path) == outcome(undisturbed)
 
 
@@ -369,7 +367,7 @@ def test_directory_that_cannot_be_made_is_an_error(tiny, tmp_path):
 
 
 def test_unknown_device_is_an_error_that_lists_what_is_there(tiny, tmp_path):
-    with pytest.raises(RunError, match=r"`device` 'cuda:99' is not available here; available: cpu"):
+    with pytest.raises(ValueError, match=r"`device` 'cuda:99' is not available here; available: cpu"):
         train(tiny, tmp_path / "run", device="cuda:99")
     assert not (tmp_path / "run").exists()
 
