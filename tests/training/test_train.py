@@ -19,6 +19,7 @@ from scalesteer.models import create_model
 from scalesteer.training import BusyError, RunError, checkpoint, evaluate, learning_rate, load, load_model, loop, train
 from scalesteer.training import run as running
 from scalesteer.training.config import RunConfig
+from tests.conftest import TINY
 from tests.training import jobs
 
 
@@ -196,7 +197,7 @@ def test_stopped_run_leaves_a_checkpoint_and_goes_on(
     start, forks, tiny, undisturbed, tmp_path, phase, linger, number, expected
 ):
     ready, log = forks.Event(), tmp_path / "log"
-    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
     running = start(jobs.command, str(log), argv, phase, ready, linger)
     assert ready.wait(60)
     started = time.perf_counter()
@@ -265,6 +266,83 @@ def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undistu
     assert outcome(tmp_path) == outcome(undisturbed)
 
 
+def drop(prefix):
+    def change(tensors, about):
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            del tensors[name]
+
+    return change
+
+
+def replace_value(key, value):
+    def change(tensors, about):
+        (about if key in about else tensors)[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (drop("optimizer."), "missing optimizer.classifier.fc1.bias.exp_avg;"),
+        (drop("optimizer.classifier.fc1.bias.step"), "missing optimizer.classifier.fc1.bias.step."),
+        (drop("random"), "missing random."),
+        (drop("best."), "missing best.classifier.fc1.bias;"),
+        (replace_value("random", torch.zeros(9, dtype=torch.uint8)), "random is (9,), not ("),
+        (replace_value("optimizer.classifier.fc1.bias.step", torch.tensor(5)), "fc1.bias.step is torch.int64"),
+        (lambda tensors, about: about.pop("epoch"), "epochs and losses is incomplete or wrong"),
+        (lambda tensors, about: about.pop("losses"), "epochs and losses is incomplete or wrong"),
+        (replace_value("epoch", "2"), "epochs and losses is incomplete or wrong"),
+        (replace_value("epoch", 1), "epochs and losses is incomplete or wrong"),
+        (replace_value("step", 2), "epochs and losses is incomplete or wrong"),
+        (replace_value("losses", [math.nan]), "epochs and losses is incomplete or wrong"),
+        (replace_value("losses", ["low"]), "epochs and losses is incomplete or wrong"),
+        (replace_value("history", []), "epochs and losses is incomplete or wrong"),
+        (replace_value("history", None), "epochs and losses is incomplete or wrong"),
+        (replace_value("seconds", None), "epochs and losses is incomplete or wrong"),
+    ],
+)
+def test_checkpoint_that_lacks_something_is_told_and_the_one_before_used(
+    cache, tiny, undisturbed, halfway, tmp_path, caplog, change, complaint
+):
+    shutil.copytree(halfway, tmp_path / "run")
+    newest = tmp_path / "run" / "last-000003.safetensors"
+    tensors, about = checkpoint.load(newest)
+    change(tensors, about)
+    checkpoint.save(newest, tensors, about)
+    train(tiny, tmp_path / "run", device="cpu")
+    (said,) = caplog.messages
+    assert complaint in said
+    assert said.endswith("Going on from last-000002.safetensors, the one before.")
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
+
+
+@pytest.fixture(scope="module")
+def halfway(_kept_splits, tmp_path_factory):
+    """The directory of the tiny run, interrupted in its last epoch, with two checkpoints."""
+    directory = tmp_path_factory.mktemp("halfway") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALESTEER_CACHE", str(_kept_splits))
+        interrupted(TINY, directory, steps=7)
+    return directory
+
+
+def test_files_with_similar_names_are_no_checkpoints(cache, tiny, undisturbed, halfway, tmp_path, caplog):
+    shutil.copytree(halfway, tmp_path / "run")
+    strays = [
+        "last-zzz.safetensors",
+        "last-000002-copy.safetensors",
+        "last-000009.safetensors.bak",
+        "last-9.safetensors",
+    ]
+    for name in strays:
+        shutil.copy(tmp_path / "run" / "last-000002.safetensors", tmp_path / "run" / name)
+    train(tiny, tmp_path / "run", device="cpu")
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
+    assert caplog.messages == []
+    assert checkpoints(tmp_path / "run") == sorted(strays)
+
+
 def test_without_a_whole_checkpoint_the_run_begins_again_and_says_so(cache, tiny, undisturbed, tmp_path, caplog):
     interrupted(tiny, tmp_path, steps=2)
     for path in tmp_path.glob("last-*"):
@@ -325,7 +403,7 @@ def test_full_disk_on_any_write_loses_nothing(cache, tiny, undisturbed, tmp_path
 
 
 def test_really_full_disk_is_one_line_and_exit_code_2(start, tiny, tmp_path):
-    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
     running = start(jobs.with_little_disk, str(tmp_path / "log"), argv, 200_000)  # the configuration fits, no more
     running.join(60)
     err = (tmp_path / "log").read_text()
@@ -337,7 +415,7 @@ def test_really_full_disk_is_one_line_and_exit_code_2(start, tiny, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_out_of_memory_names_the_batch_size(start, cache, tmp_path, originals):
     argv = ["train", "--model", "plain-cnn", "--upsample", "2", "--sizes", "4000", "20", "20", "--batch-size", "4000"]
-    argv += ["--epochs", "1", "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    argv += ["--epochs", "1", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
     running = start(jobs.with_little_memory, str(tmp_path / "log"), argv, 700 << 20)
     running.join(60)
     err = (tmp_path / "log").read_text()
@@ -358,6 +436,57 @@ def test_unreadable_configuration_is_an_error(tiny, tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(RunError, match=r"config\.json cannot be read"):
         train(tiny, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", "null", '{"status": "done"}', '{"status": "finished", "identity": "x"}', "[" * 100_000, "\udc80"],
+)
+def test_unreadable_result_is_an_error(tiny, undisturbed, tmp_path, content):
+    shutil.copy(undisturbed / "config.json", tmp_path)
+    (tmp_path / "result.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(RunError, match=r"result\.json cannot be read"):
+        train(tiny, tmp_path)
+
+
+def test_nothing_is_made_before_data_and_network_are_known_to_be_good(cache, tiny, tmp_path):
+    with pytest.raises(ValueError, match="is missing"):
+        train(tiny, tmp_path / "run", device="cpu", data_dir=tmp_path / "none")
+    with pytest.raises(ValueError, match="`m`"):
+        train(replace(tiny, model="ss-cnn", m=1e9), tmp_path / "run", device="cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "out of memory with `batch_size` 20: choose a smaller one"),
+        ({"scales": (1.0, 4.0)}, "out of memory with `batch_size` 20 and `scales` up to 4: make either smaller"),
+    ],
+)
+def test_out_of_memory_blames_what_may_be_at_fault(cache, tiny, tmp_path, monkeypatch, options, expected):
+    def greedy(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(loop, "learning_rate", greedy)
+    with pytest.raises(RunError, match=expected):
+        train(replace(tiny, model="ss-cnn", **options), tmp_path / "a", device="cpu")
+    monkeypatch.setattr(loop, "create_model", greedy)
+    with pytest.raises(RunError, match="out of memory while the network was made: choose smaller or fewer `scales`"):
+        train(replace(tiny, model="ss-cnn", **options), tmp_path / "b", device="cpu")
+    assert not (tmp_path / "b").exists()
+
+
+def test_without_a_terminal_epochs_are_logged_at_most_every_ten_seconds(cache, tiny, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "scalesteer")
+    result = train(tiny, tmp_path / "quick", device="cpu")
+    assert caplog.messages == []
+    monkeypatch.setattr(running, "LOG_EVERY_S", 0)
+    train(tiny, tmp_path / "slow", device="cpu")
+    losses = [f"{entry['loss']:.3f}" for entry in result["history"]]
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        f"epoch {epoch} of 3: loss {loss}" for epoch, loss in enumerate(losses, 1)
+    ]
 
 
 def test_directory_that_cannot_be_made_is_an_error(tiny, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._checks import choice
-from ..files import DataError, require
+from ..files import DataError, replacing, require
 from .elastic import ELASTIC_ALPHAS, distort
 from .scale import DATASETS, RESAMPLERS, Part, SplitSpec, load_part, shrink
 from .sources import Images, fetch
@@ -50,7 +50,8 @@ def draw(spec: SplitSpec, part: str, kind: str, output: Path, *, count: int = 40
     sheet = make(loaded, spec, min(count, len(loaded.labels)))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        sheet.save(output, "PNG", optimize=True)
+        with replacing(output) as file:
+            sheet.save(file, "PNG", optimize=True)
     except OSError as error:
         raise DataError(f"cannot write {output} ({error.strerror or error})") from error
 
