@@ -21,7 +21,7 @@ $(READY): constraints.txt pyproject.toml
 quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks, VARIANTS=1: SS-CNN without its parts
 	$(BIN)/python -m paper.quickstart $(if $(filter-out 0,$(ALL)),--all) $(if $(filter-out 0,$(VARIANTS)),--variants)
 
-reproduce: $(READY)  ## tables and plots of the paper from results/; FRESH=1 makes all runs first (over an hour of training on an H200)
+reproduce: $(READY)  ## the paper's tables, figures and pages from results/, as make docs; FRESH=1 makes all runs first (over an hour of training on an H200)
 	$(BIN)/python -m paper report $(if $(filter-out 0,$(FRESH)),--fresh)
 
 bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json
@@ -37,10 +37,8 @@ types: $(READY)  ## types: mypy, strict
 test: lint types  ## lint, types, then the whole test suite
 	$(BIN)/pytest -n 2
 
-docs: $(READY)  ## redraw plots, refresh the tables in docs/ and README
-	$(BIN)/python -m paper.guide_page
-	$(BIN)/python -m paper.data_page
-	$(BIN)/python -m benchmarks.report
+docs: $(READY)  ## redraw what is drawn from results/ and render README and docs/ from paper/pages/; trains nothing
+	$(BIN)/python -m paper report
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

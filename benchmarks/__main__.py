@@ -18,7 +18,7 @@ app = SubcommandApp()
 @app.command(name="bench")
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed and memory: ours, one convolution a scale, and plain convolutions, side by side.
+    """Measure speed and memory: ours, one convolution per scale, and plain convolutions, side by side.
 
     Groups are network, layer, sweep (cost against batch, image, scales and filters), large (an image of 512 x 512) and
     baselines (the compared networks). The file is written after every case.

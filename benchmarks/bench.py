@@ -1,6 +1,6 @@
-"""Speed and memory, side by side: the fast path, one convolution a scale, and torch's plain convolution.
+"""Speed and memory, side by side: the fast path, one convolution per scale, and torch's plain convolution.
 
-A case is the same work for several contenders: ``spectral`` and ``auto`` are ours, ``direct`` is one convolution a
+A case is the same work for several contenders: ``spectral`` and ``auto`` are ours, ``direct`` is one convolution per
 scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size. Contenders take
 turns, so that whatever else the machine does hits all of them. What fails is recorded, and the next case is measured.
 """
@@ -29,13 +29,12 @@ from torch import nn
 
 import scalesteer
 from scalesteer import _checks
-from scalesteer.files import require
+from scalesteer.files import require, write_atomically
 from scalesteer.functional import BACKENDS
 from scalesteer.harmonics import PAPER_SCALES, window_size
 from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
 from scalesteer.training import arithmetic, capture, commit, pick_device, warm_up
-from scalesteer.training.checkpoint import write_atomically
 
 GROUPS = ("network", "layer", "sweep", "large", "baselines")
 CONTENDERS = ("spectral", "auto", "direct", "plain")
@@ -72,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Pace:
-    """Up to `rounds` samples of `sample_s` seconds a contender; after three rounds a case ends at `case_s` seconds."""
+    """Up to `rounds` samples of `sample_s` seconds each; after three rounds a case ends at `case_s` seconds."""
 
     rounds: int = 9
     sample_s: float = 0.1
@@ -89,11 +88,11 @@ def sized(*sizes: int) -> Record:
     return {"kernel_size": sizes[0], "scales": tuple(n / sizes[0] for n in sizes)}
 
 
-def spread(count: int) -> tuple[float, ...]:
+def even_scales(count: int) -> tuple[float, ...]:
     """Scales evenly between the paper's first and last; a single one is the last.
 
     Example:
-        >>> spread(6) == PAPER_SCALES, spread(1) == PAPER_SCALES[-1:]
+        >>> even_scales(6) == PAPER_SCALES, even_scales(1) == PAPER_SCALES[-1:]
         (True, True)
     """
     return tuple((7 + 10 * i / (count - 1)) / 7 for i in range(count)) if count > 1 else PAPER_SCALES[-1:]
@@ -123,7 +122,7 @@ def list_cases(cuda: bool, quick: bool = False) -> list[Case]:
     doubled = replace(base, **sized(*range(13, 34, 4)))  # all six sizes: side by side with what it is compared to
     sweep = [base, doubled, *(replace(base, batch=base.batch * n // 4) for n in (1, 2, 4, 8))]
     sweep += [replace(base, size=n) for n in (7, 14, 28, 56)]
-    sweep += [replace(base, scales=spread(n)) for n in (1, 2, 3, 12)]
+    sweep += [replace(base, scales=even_scales(n)) for n in (1, 2, 3, 12)]
     largest = (range(3, 14, 2), (11, 13, 17, 19, 23, 25))
     sweep += [replace(base, **sized(*sizes)) for sizes in largest]
     cases += dict.fromkeys(sweep)
@@ -165,7 +164,7 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         if name == "plain":
             model = nn.Conv2d(*case.channels, size, padding=size // 2)
         else:
-            model = ScaleSteerableConv2d(*case.channels, size, scales=case.scales, backend=name)
+            model = ScaleSteerableConv2d(*case.channels, size, padding="same", scales=case.scales, backend=name)
         x = torch.randn(case.batch, case.channels[0], case.size, case.size, device=device)
     model.to(device)
     if not case.train:
@@ -217,7 +216,7 @@ def prepare(case: Case, name: str, device: torch.device) -> tuple[Step, float | 
 
 
 def seconds(step: Step, count: int, device: torch.device) -> float:
-    """Seconds a step, over `count` of them; by the GPU's own clock where there is one."""
+    """Seconds per step, over `count` of them; by the GPU's own clock where there is one."""
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -368,7 +367,7 @@ def run(
     todo = [case for case in (list_cases(cuda, quick) if cases is None else cases) if case.group in groups]
     flags = f"--device {place.type}" + " --quick" * quick + (f" --only {','.join(groups)}" if only else "")
     result: Record = {
-        "environment": {"command": f"scalesteer bench {flags}", **environment(place)},
+        "environment": {"command": f"python -m benchmarks bench {flags}", **environment(place)},
         "settings": {**vars(pace), "quick": quick, "cudnn_benchmark": cuda},
         "measurements": [],
     }
@@ -420,8 +419,8 @@ def render(result: Record) -> str:
             if "error" in about:
                 lines.append(f"  {name:28}{about['error']}")
                 continue
-            spread_ms = f"({about['q1']:,.2f}–{about['q3']:,.2f})"
-            line = f"  {name:28}{about['ms']:10,.2f} ms {spread_ms:20}{about['images_per_s']:10,.4g} images/s"
+            quartiles = f"({about['q1']:,.2f}–{about['q3']:,.2f})"
+            line = f"  {name:28}{about['ms']:10,.2f} ms {quartiles:20}{about['images_per_s']:10,.4g} images/s"
             for other in ("direct", "plain"):
                 if f"times_{other}" in about:
                     line += f"  {about[f'times_{other}']:.2f} x {other}"

@@ -1,4 +1,4 @@
-"""Refreshes the tables of speed.md from results/bench/*.json and draws its plots: `python -m docs.speed`."""
+"""What docs/speed.md and README show of the times in results/bench/: tables, sentences and plots."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from benchmarks.bench import describe
-from paper.reproduce import fill
+from paper.markdown import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
-PAGE = ROOT / "docs" / "speed.md"
-README = ROOT / "README.md"
 COMMANDS = {
-    "cpu": "scalesteer bench --device cpu --output results/bench/cpu.json",
-    "h200": "scalesteer bench --device cuda --output results/bench/h200.json",
+    "cpu": "python -m benchmarks bench --device cpu --output results/bench/cpu.json",
+    "h200": "python -m benchmarks bench --device cuda --output results/bench/h200.json",
 }
 LABELS = {"spectral": "ours, `spectral`", "auto": "ours, `auto`", "direct": "`direct`", "plain": "plain"}
 COLOURS = {"spectral": "#1f77b4", "auto": "#9ecae1", "direct": "#d62728", "plain": "#7f7f7f"}
-AXES = ("batch", "image, pixels a side", "scales", "largest filter")
+AXES = ("batch", "image, pixels per side", "scales", "largest filter")
 Record = dict[str, Any]
 
 
@@ -37,16 +37,26 @@ def load() -> dict[str, Record]:
     return found
 
 
-def parts(results: dict[str, Record]) -> dict[str, str]:
-    """The generated text of the page, by the name of its place."""
-    missing = {name: f"Not measured yet: `{command}`, then `make docs`." for name, command in COMMANDS.items()}
-    return missing | {name: section(result, name) for name, result in results.items()}
+def speed_section(name: str) -> str:
+    """All about one device of `COMMANDS`, or how to measure it."""
+    results = load()
+    return section(results[name], name) if name in results else f"Not measured yet: `{COMMANDS[name]}`."
 
 
-def readme_parts(results: dict[str, Record]) -> dict[str, str]:
+def speed_headline(name: str) -> str:
+    """The whole network on one device, in a sentence."""
+    return headline(of_group(load()[name], "network"))
+
+
+def speed_numbers(name: str, train: bool = True) -> dict[str, str]:
+    """The numbers of that sentence: images_per_s, times_direct and times_plain of training or inference."""
+    return rates(of_group(load()[name], "network"), train)
+
+
+def speed_table() -> str:
     """The whole network on each device, for the front page."""
-    lines = ["| whole SS-CNN, images a second | ours | one convolution a scale | plain CNN |", "|---|---:|---:|---:|"]
-    for result in results.values():
+    rows = [("whole SS-CNN, images per second", "ours", "one convolution per scale", "plain CNN")]
+    for result in load().values():
         device = result["environment"]["device"].replace("(R)", "").replace(" Processor", "")
         threads = "" if "NVIDIA" in device else f", {result['environment']['threads']} threads"
         for case in of_group(result, "network"):
@@ -54,11 +64,10 @@ def readme_parts(results: dict[str, Record]) -> dict[str, str]:
             if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and (
                 case["train"] or not case["graph"]
             ):
-                rates = [number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain")]
-                rates[0] = f"**{rates[0]}** ({found['spectral']['times_direct']:.3g} x)"
-                what = describe(case).removeprefix("network, ")
-                lines.append(f"| {device}{threads}: {what} | {' | '.join(rates)} |")
-    return {"speed": "\n".join(lines)}
+                ours, direct, plain = (number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain"))
+                ours = f"**{ours}** ({found['spectral']['times_direct']:.3g} x)"
+                rows.append((f"{device}{threads}: {describe(case).removeprefix('network, ')}", ours, direct, plain))
+    return table(rows)
 
 
 def of_group(result: Record, group: str) -> list[Record]:
@@ -72,14 +81,17 @@ def section(result: Record, name: str) -> str:
     if about["load"] > 0.5 * about["threads"]:
         blocks.append(f"Provisional: other work kept the machine busy (load {about['load']}), which spoils times.")
     if networks := of_group(result, "network"):
-        blocks += [headline(networks), f"![Images a second of the whole network](../results/bench/{name}-network.png)"]
+        blocks += [
+            f"**The whole network.** {headline(networks)}",
+            f"![Images per second of the whole network](../results/bench/{name}-network.png)",
+        ]
         blocks.append(contender_table(networks))
     if layers := of_group(result, "layer"):
         blocks += ["**One layer**, milliseconds:", layer_table(layers)]
         blocks.append(choices([*layers, *of_group(result, "sweep")]))
     if sweep := of_group(result, "sweep"):
         blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
-        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), room(sweep)]
+        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), batch_gain(sweep)]
     for group, title in (("large", "**A large image:**"), ("baselines", "**The compared networks:**")):
         if cases := of_group(result, group):
             later = result["later"].get(group)
@@ -88,48 +100,57 @@ def section(result: Record, name: str) -> str:
 
 
 def origin(about: Record) -> str:
-    """Where numbers come from."""
-    return f"torch {about['torch']}, Python {about['python']}, commit {about['commit'][:7]}; `{about['command']}`."
+    """Where numbers come from, with the command that measures them again."""
+    command = about["command"].replace("scalesteer bench", "python -m benchmarks bench")  # its name until 2026
+    return f"torch {about['torch']}, Python {about['python']}, commit {about['commit'][:7]}; `{command}`."
 
 
 def headline(networks: list[Record]) -> str:
     """The first training and the first inference case in a sentence."""
     said = []
     for train, verb in ((True, "trains"), (False, "classifies")):
-        ours = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
-        if {"times_direct", "times_plain"} <= set(ours):
-            rate, direct, plain = (number(ours[key]) for key in ("images_per_s", "times_direct", "times_plain"))
-            said.append(f"{verb} {rate} images a second, {direct} times `direct` and {plain} times the plain CNN")
+        if found := rates(networks, train):
+            said.append(
+                f"{verb} {found['images_per_s']} images per second, {found['times_direct']} times `direct` and "
+                f"{found['times_plain']} times the plain CNN"
+            )
     mode = ("TF32" if networks[0]["precision"] == "tf32" else "float32") + ", as a CUDA graph" * networks[0]["graph"]
-    return f"**The whole network.** SS-CNN, {mode}: {'; it '.join(said) or 'see below'}."
+    return f"SS-CNN, {mode}: {'; it '.join(said) or 'see below'}."
+
+
+def rates(networks: list[Record], train: bool) -> dict[str, str]:
+    """Images per second of ours in the first such case, and how many times that of the others; empty if it failed."""
+    ours: Record = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
+    keys = ("images_per_s", "times_direct", "times_plain")
+    return {key: number(ours[key]) for key in keys} if ours.keys() >= set(keys) else {}
 
 
 def contender_table(cases: list[Record]) -> str:
-    """A row a case and contender, with everything that was measured."""
-    lines = ["| | | images/s | ms (quartiles) | x `direct` | x plain | memory |", "|---|---" + "|---:" * 5 + "|"]
+    """A row for each case and contender, with everything that was measured."""
+    rows = [["", "", "images/s", "ms (quartiles)", "x `direct`", "x plain", "memory"]]
     for case in cases:
         what = describe(case)
         for name, found in case["contenders"].items():
-            label = f"| {what} | {LABELS.get(name, name)} | "
             if "error" in found:
-                lines.append(f"{label}{found['error']} | | | | |")
+                cells = [found["error"], "", "", "", ""]
             else:
                 times = f"{number(found['ms'])} ({number(found['q1'])}–{number(found['q3'])})"
                 ratios = [f"{found[key]:.3g}" if key in found else "" for key in ("times_direct", "times_plain")]
                 memory = f"{found['memory_mib']:,.0f} MiB" if "memory_mib" in found else ""
-                lines.append(label + " | ".join([number(found["images_per_s"]), times, *ratios, memory]) + " |")
+                cells = [number(found["images_per_s"]), times, *ratios, memory]
+            rows.append([what, LABELS.get(name, name), *cells])
             what = ""
-    return "\n".join(lines)
+    return table(rows, left=2)
 
 
 def layer_table(cases: list[Record]) -> str:
-    """A row a case; where ours loses, the ratio says so."""
-    lines = [f"| | {' | '.join(LABELS.values())} | `spectral` x `direct` |", "|---" + "|---:" * 5 + "|"]
+    """A row for each case; where ours loses, the ratio says so."""
+    rows = [["", *LABELS.values(), "`spectral` x `direct`"]]
     for case in cases:
         ratio = case["contenders"]["spectral"].get("times_direct")
         shown = "" if ratio is None else f"{ratio:.3g}" + (" (slower)" if ratio < 1 else "")
-        lines.append("| " + " | ".join([describe(case), *(milliseconds(case, name) for name in LABELS), shown]) + " |")
-    return "\n".join(lines)
+        rows.append([describe(case), *(milliseconds(case, name) for name in LABELS), shown])
+    return table(rows)
 
 
 def choices(cases: list[Record]) -> str:
@@ -152,7 +173,7 @@ def milliseconds(case: Record, name: str) -> str:
     return number(found["ms"]) if "ms" in found else str(found["error"])
 
 
-def place(case: Record) -> tuple[int, ...]:
+def position(case: Record) -> tuple[int, ...]:
     """Where a case lies on each of `AXES`."""
     sizes = case["filters"].split()
     return case["batch"], case["size"], len(sizes), int(sizes[-1])
@@ -160,22 +181,22 @@ def place(case: Record) -> tuple[int, ...]:
 
 def along(sweep: list[Record]) -> dict[str, list[tuple[int, Record]]]:
     """The cases that differ from the paper's layer along one axis only, in order."""
-    batches = sorted(place(case)[0] for case in sweep)
+    batches = sorted(position(case)[0] for case in sweep)
     base = (max(set(batches), key=batches.count), 28, 6, 17)
     found = {}
     for axis, name in enumerate(AXES):
-        same = [c for c in sweep if all(place(c)[i] == base[i] for i in range(len(AXES)) if i != axis)]
-        found[name] = sorted(((place(c)[axis], c) for c in same), key=lambda point: point[0])
+        same = [c for c in sweep if all(position(c)[i] == base[i] for i in range(len(AXES)) if i != axis)]
+        found[name] = sorted(((position(c)[axis], c) for c in same), key=lambda point: point[0])
     return found
 
 
 def growth_table(sweep: list[Record]) -> str:
     """How many times the time of the first point the last one takes; the doubling of all filters is its own row."""
-    lines = [f"| | {' | '.join(LABELS.values())} |", "|---" + "|---:" * len(LABELS) + "|"]
-    rows = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items() if found]
+    rows = [["", *LABELS.values()]]
+    spans = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items() if found]
     doubled = [point for point in along(sweep)[AXES[3]] if point[0] in (17, 33)]
-    rows.append(("**all six filters doubled**, 7–17 → 13–33", doubled))
-    for title, found in rows:
+    spans.append(("**all six filters doubled**, 7–17 → 13–33", doubled))
+    for title, found in spans:
         if len(found) < 2:  # of a run that was cut short
             continue
         cells = []
@@ -183,18 +204,18 @@ def growth_table(sweep: list[Record]) -> str:
             first, last = (found[i][1]["contenders"][name].get("ms") for i in (0, -1))
             known = first is not None and last is not None
             cells.append(f"{last / first:.3g} x ({number(first)} → {number(last)} ms)" if known else "failed")
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([title, *cells])
+    return table(rows)
 
 
-def room(sweep: list[Record]) -> str:
-    """What twice the batch gains, and with it what several runs at once could gain."""
+def batch_gain(sweep: list[Record]) -> str:
+    """What twice the batch gains."""
     rates = {batch: case["contenders"]["spectral"].get("images_per_s") for batch, case in along(sweep)[AXES[0]]}
     last = max(rates, default=0)
     if not rates.get(last) or not rates.get(last // 2):
         return ""
     gain = rates[last] / rates[last // 2]
-    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images a second in this layer."
+    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images per second in this layer."
 
 
 def number(value: float) -> str:
@@ -202,21 +223,22 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def draw(result: Record) -> dict[str, Any]:
-    """The plots of a device, by name."""
-    drawn = {"network": (plot_network, of_group(result, "network")), "growth": (plot_growth, of_group(result, "sweep"))}
-    return {name: plot(cases) for name, (plot, cases) in drawn.items() if cases}
+def plots() -> dict[str, Figure]:
+    """What the page shows, by its place in results/; what was not measured is left out."""
+    found = {}
+    for name, result in load().items():
+        for kind, plot, group in (("network", plot_network, "network"), ("growth", plot_growth, "sweep")):
+            if cases := of_group(result, group):
+                found[f"bench/{name}-{kind}.png"] = plot(cases)
+    return found
 
 
-def plot_network(cases: list[Record]) -> Any:
-    """Images a second: a panel for training and one for inference, a group of bars a mode."""
-    from matplotlib import pyplot as plt
-
+def plot_network(cases: list[Record]) -> Figure:
+    """Images per second: a panel for training and one for inference, a group of bars for each mode."""
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
     works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
-    figure, axes = plt.subplots(
-        1, len(works), figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(works), squeeze=False)
     for axis, train in zip(axes[0], works, strict=True):
         shown = {(c["precision"], c["graph"]): c for c in cases if c["train"] == train}
         for i, name in enumerate(("spectral", "direct", "plain")):
@@ -232,16 +254,15 @@ def plot_network(cases: list[Record]) -> Any:
         axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(y=0.1)
-    axes[0, 0].set_ylabel("images a second")
+    axes[0, 0].set_ylabel("images per second")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 
-def plot_growth(sweep: list[Record]) -> Any:
+def plot_growth(sweep: list[Record]) -> Figure:
     """Milliseconds of forward and backward against each axis, both logarithmic; bars are quartiles."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3.8), layout="constrained", sharey=True)
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    axes = figure.subplots(1, 4, sharey=True)
     for axis, (name, points) in zip(axes, along(sweep).items(), strict=True):
         for contender, colour in COLOURS.items():
             found = [(x, case["contenders"][contender]) for x, case in points if "ms" in case["contenders"][contender]]
@@ -261,15 +282,9 @@ def plot_growth(sweep: list[Record]) -> Any:
     return figure
 
 
-def main() -> None:
-    results = load()
-    for name, result in results.items():
-        for plot, figure in draw(result).items():
-            figure.savefig(RESULTS / f"{name}-{plot}.png", dpi=110, metadata={"Software": None})
-    PAGE.write_text(fill(PAGE.read_text(), parts(results)))
-    README.write_text(fill(README.read_text(), readme_parts(results)))
-    print(f"refreshed {PAGE.relative_to(ROOT)} and {README.relative_to(ROOT)}")
-
-
-if __name__ == "__main__":
-    main()
+VIEWS = {
+    "speed_headline": speed_headline,
+    "speed_numbers": speed_numbers,
+    "speed_section": speed_section,
+    "speed_table": speed_table,
+}

@@ -5,88 +5,92 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
+from paper import RESULTS, grids
 from scalesteer._checks import choice
 from scalesteer.cli import Device, Folder, Originals, main
-from scalesteer.data import scale
 
 app = SubcommandApp()
-TABLES = "{1,2,3,tuning,ablations,choices,longer}"
+NAMES = "{" + ",".join(grids.EXPERIMENTS) + "}"
+Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
 
 
 @app.command(name="run")
 @dataclass(frozen=True)
-class RunTable:
-    """Make all runs of a table; finished ones are skipped, interrupted ones go on.
+class Run:
+    """Make all runs of an experiment; finished ones are skipped, interrupted ones go on. Then print its table.
 
-    Table 1 of the paper compares the methods on MNIST-Scale and FMNIST-Scale, table 2 under elastic distortion, and
-    table 3 with less training data on MNIST-scale-local-2. Of our own, `tuning` tries the settings to choose from on
-    validation data, `ablations` changes one thing at a time, `choices` combines changes to the filters, and `longer`
-    trains table 2's methods for 120 and 300 epochs. Repeat the command after an interruption.
+    1, 2 and 3 are the paper's tables: the methods on MNIST-Scale and FMNIST-Scale, under elastic distortion, and with
+    less training data on MNIST-scale-local-2. Of our own, tuning tries the settings to choose from on validation data,
+    sizes both input sizes, ablations changes one thing at a time, choices combines changes to the filters, and longer
+    trains table 2's methods for more epochs. Repeat the command after an interruption.
 
     Example: python -m paper run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
 
-    table: Positional[Annotated[str, tyro.conf.arg(metavar=TABLES)]]
-    """Which table."""
-    splits: tuple[int, ...] = tuple(scale.SPLITS)
-    """Which splits."""
+    name: Positional[Annotated[str, tyro.conf.arg(metavar=NAMES)]]
+    """Which experiment."""
+    splits: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="SPLIT...")] = None
+    """Which splits; by default all of the experiment."""
     methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD...")] = None
-    """Which methods, as the table names them ("SS-CNN"; in longer "SS-CNN, 300 epochs"); by default all."""
+    """Which methods or variants, as the lines of the table name them; by default all."""
     datasets: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="DATASET...")] = None
-    """Which datasets; by default all of the table."""
-    jobs: int = 1
-    """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
+    """Which datasets; by default all of the experiment."""
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")
     """Where runs are kept."""
-    results: Folder = Path("results")
-    """Where results are kept, a small file a run."""
+    results: Folder = RESULTS
+    """Where results are kept, one line for each run."""
 
     def run(self) -> None:
         """Run, then print the table."""
-        from paper import results, runner, tables
+        from paper import report, run
 
-        problems = runner.run_table(**vars(self))
-        print(tables.render(tables.get_table(self.table), results.collect(self.results)), end="")
+        experiment = grids.EXPERIMENTS[choice("name", self.name, tuple(grids.EXPERIMENTS))]
+        part = run.select(experiment, self.splits, self.methods, self.datasets)
+        places = {"runs": self.runs, "results": self.results, "device": self.device, "data_dir": self.data_dir}
+        problems = run.make(self.name, part, **places)
+        print(aligned(report.table(report.load(self.results), self.name)))
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
 
 
 @app.command(name="table")
 @dataclass(frozen=True)
-class ShowTable:
+class Table:
     """Print the paper's tables with our numbers beside the paper's, and those of our own; what is missing is a gap.
 
-    Example: python -m paper table 1 --format markdown
+    Example: python -m paper table 1
     """
 
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar=TABLES)]] = None
-    """Which table; by default all."""
-    format: Literal["text", "markdown"] = "text"
-    """For a terminal or for a document."""
-    results: Folder = Path("results")
+    names: Positional[Experiments] = tuple(grids.EXPERIMENTS)
+    """Which experiments; by default all."""
+    markdown: bool = False
+    """As Markdown, for a document."""
+    results: Folder = RESULTS
     """Where results are kept."""
 
     def run(self) -> None:
         """Print them."""
-        from paper import results, tables
+        from paper import report
 
-        names = tables.TABLES if self.name is None else [self.name]
-        chosen, found = [tables.get_table(name) for name in names], results.collect(self.results)
-        print("\n".join(tables.render(table, found, self.format) for table in chosen), end="")
+        for name in self.names:
+            choice("name", name, tuple(grids.EXPERIMENTS))
+        data = report.load(self.results)
+        shown = [report.table(data, name) for name in self.names]
+        print("\n\n".join(shown if self.markdown else map(aligned, shown)))
 
 
 @app.command(name="report")
 @dataclass(frozen=True)
-class Reproduce:
-    """Regenerate the tables and plots of README.md and docs/reproduction.md from results/, in a checkout.
+class Report:
+    """Draw the plots of results/ and render README.md and docs/ from results/, in a checkout. Trains nothing.
 
     What has not been run is a gap. With --fresh all runs are made first; it says how long that takes, may be
     interrupted, and goes on when the command is repeated.
@@ -96,21 +100,30 @@ class Reproduce:
 
     fresh: bool = False
     """Make the runs, also those that results/ has: their new results take the place of the old."""
-    only: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar=f"{TABLES}...")] = None
-    """With --fresh, which tables to run; by default all."""
-    jobs: int = 1
-    """Runs at a time, each a process of its own: for many cores; on one GPU they take turns."""
+    only: Experiments = tuple(grids.EXPERIMENTS)
+    """With --fresh, which experiments to run; by default all."""
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")
     """Where runs are kept; figures of trained networks are drawn from those that are there."""
 
     def run(self) -> None:
-        """Run if asked to, then write."""
-        from paper import reproduce
+        """Run if asked to, then draw and write."""
+        from paper import pages, run
 
-        problems = reproduce.reproduce(**vars(self))
-        print(f"refreshed {reproduce.README}, {reproduce.PAGE} and {reproduce.RESULTS / 'figures'}")
+        problems = []
+        if self.fresh:
+            names = [name for name in grids.EXPERIMENTS if name in self.only]  # settings are chosen first
+            for name in self.only:
+                choice("only", name, tuple(grids.EXPERIMENTS))
+            configs = dict.fromkeys(config for name in names for config in grids.EXPERIMENTS[name].runs)
+            print(run.forecast(c for c in configs if not (self.runs / c.name / "result.json").exists()), flush=True)
+            for name in names:
+                places = {"runs": self.runs, "device": self.device, "data_dir": self.data_dir}
+                problems += run.make(name, **places, fresh=True)
+        pages.draw(self.runs, self.data_dir)
+        for place in pages.write():
+            print(place)
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
 
@@ -142,8 +155,20 @@ class DrawFigure:
                 print(f"{name:16}{entry.description}")
             return
         choice("output", self.output.suffix, (".png", ".svg", ".pdf"))
-        figures.draw(self.name, self.ss, self.lsi, self.data_dir).savefig(self.output, dpi=110)
+        figures.save(figures.draw(self.name, self.ss, self.lsi, self.data_dir), self.output)
         print(self.output)
+
+
+def aligned(text: str) -> str:
+    """Markdown with its table aligned for a terminal."""
+    lines = [
+        line.strip("|").split("|") if line.startswith("|") else line for line in text.replace("**", "").split("\n")
+    ]
+    rows = [[cell.strip() for cell in line] for line in lines if isinstance(line, list)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = iter("  ".join([c[0].ljust(widths[0]), *map(str.rjust, c[1:], widths[1:])]) for c in rows)
+    drawn = [next(shown) if isinstance(line, list) else line for line in lines]
+    return "\n".join("-" * len(line) if line.strip("- :") == "" and line else line for line in drawn)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """The paper's figures, one function each; what they measure is in :mod:`paper.measures`.
 
-Every function takes the layers, networks and images it shows and returns a matplotlib figure; `FIGURES` lists them by
-name. Figures are not tied to a window: ``figure.savefig("name.png")`` works without a display.
+Every function takes the layers, networks and images that it shows and returns a matplotlib figure, which needs no
+display. `FIGURES` lists by name those of the paper and of its claims; :func:`plots` draws what the pages show and no
+trained network is needed for.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +22,11 @@ from torch import Tensor, nn
 from paper import measures
 from scalesteer import _checks, harmonics
 from scalesteer.data import ELASTIC_ALPHAS, ImageSet
+from scalesteer.files import replacing
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.training import evaluate, load, load_model, split_by_scale
+from scalesteer.training import RunConfig, evaluate, load, load_model, split_by_scale
 
 try:
     import matplotlib
@@ -35,22 +38,12 @@ COLOURS = ("#1b6ca8", "#d1642e", "#3c8d40", "#8e5ba6", "#7a7a7a")
 TITLES = {"ss": "SS-CNN", "lsi": "locally scale-invariant CNN"}
 
 
-class Entry(NamedTuple):
-    """A figure by name: the function that draws it and one line on what it shows."""
-
-    draw: Callable[..., Figure]
-    description: str
-
-
-FIGURES: dict[str, Entry] = {}
-
-
-def _register(name: str, description: str) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
-    def add(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-        FIGURES[name] = Entry(draw, description)
-        return draw
-
-    return add
+def save(figure: Figure, path: Path, dpi: int = 110) -> None:
+    """Write a figure as PNG, SVG or PDF, by the name's ending; if that fails, an old picture is left as it is."""
+    about = {"Software": None} if path.suffix == ".png" else {}  # no version: the same figure, the same bytes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi, metadata=about)
 
 
 def signed_root(values: Any) -> Any:
@@ -58,8 +51,8 @@ def signed_root(values: Any) -> Any:
     return np.sign(values) * np.abs(values) ** 0.5
 
 
-def show(axis: Any, values: Any, title: str = "") -> None:
-    """Draw an array with zero in white, negative blue, positive red."""
+def imshow_signed(axis: Any, values: Any, title: str = "") -> None:
+    """An array as an image: zero in white, negative blue, positive red."""
     limit = float(np.abs(values).max()) or 1.0
     axis.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
     _frame(axis, title)
@@ -69,6 +62,19 @@ def _frame(axis: Any, title: str = "") -> None:
     axis.set_title(title, fontsize=9)
     axis.set_xticks([])
     axis.set_yticks([])
+
+
+def _single(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
+    """A figure with one axis."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _label(axis: Any, x: str, y: str, legend: int = 9, grid: str = "major") -> None:
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3, which=grid)
+    axis.legend(fontsize=legend)
 
 
 def _steerable(layer: nn.Module) -> ScaleSteerableConv2d:
@@ -86,7 +92,6 @@ def _centred(values: Any, size: int) -> Any:
 # Filters and maps
 
 
-@_register("basis", "the log-radial harmonics: three orders, four orientations, real and imaginary parts")
 def plot_basis(basis: LogRadialBasis | None = None, size: int = 41) -> Figure:
     """The paper's first figure."""
     basis = basis or LogRadialBasis.preset("area")
@@ -98,14 +103,13 @@ def plot_basis(basis: LogRadialBasis | None = None, size: int = 41) -> Figure:
             for column, part, name in ((j, values.real, "Re"), (j + 4, values.imag, "Im")):
                 image = part[i, 2 * j + 1]
                 degrees = math.degrees(basis.orientations[2 * j + 1])
-                show(axes[i, column], signed_root(image), f"{name}, k={order:g}, {degrees:.0f}°")
+                imshow_signed(axes[i, column], signed_root(image), f"{name}, k={order:g}, {degrees:.0f}°")
     figure.suptitle(
         f"Log-radial harmonics S_kj, m = {basis.m:g} (square root of the magnitude, sign kept)", fontsize=11
     )
     return figure
 
 
-@_register("steered", "one filter steered through its scales, as computed and at equal visible size")
 def plot_steered(layer: nn.Module, channel: int = 0) -> Figure:
     """One filter of a layer (input channel 0) at all of its scales."""
     layer = _steerable(layer)
@@ -117,8 +121,8 @@ def plot_steered(layer: nn.Module, channel: int = 0) -> Figure:
     axes = figure.subplots(2, len(filters), squeeze=False)
     for i, (scale, weight) in enumerate(zip(layer.scales, filters, strict=True)):
         n = weight.shape[0]
-        show(axes[0, i], signed_root(_centred(weight, layer.sizes[-1])), f"s = {scale:.2f}, {n} x {n}")
-        show(axes[1, i], signed_root(smooth[i]))
+        imshow_signed(axes[0, i], signed_root(_centred(weight, layer.sizes[-1])), f"s = {scale:.2f}, {n} x {n}")
+        imshow_signed(axes[1, i], signed_root(smooth[i]))
     axes[0, 0].set_ylabel("pixels as computed", fontsize=9)
     axes[1, 0].set_ylabel("drawn to one size,\non a grid six times finer", fontsize=9)
     number = {6: "six"}.get(len(filters), str(len(filters)))
@@ -129,9 +133,8 @@ def plot_steered(layer: nn.Module, channel: int = 0) -> Figure:
     return figure
 
 
-@_register("filter-bank", "the strongest filters of a layer, each at all of its scales")
 def plot_filter_bank(layer: nn.Module, count: int = 5) -> Figure:
-    """The filters with the largest norm at the first scale, one a row; columns are scales."""
+    """The filters with the largest norm at the first scale, one per row; columns are scales."""
     layer = _steerable(layer)
     with torch.no_grad():
         filters = [f[:, 0].cpu().numpy() for f in layer.filters()]
@@ -140,13 +143,12 @@ def plot_filter_bank(layer: nn.Module, count: int = 5) -> Figure:
     axes = figure.subplots(len(strongest), len(filters), squeeze=False)
     for row, channel in zip(axes, strongest, strict=True):
         for axis, weight in zip(row, filters, strict=True):
-            show(axis, signed_root(_centred(weight[channel], layer.sizes[-1])))
+            imshow_signed(axis, signed_root(_centred(weight[channel], layer.sizes[-1])))
     for axis, scale in zip(axes[0], layer.scales, strict=True):
         axis.set_title(f"scale {scale:.2g}", fontsize=9)
     return figure
 
 
-@_register("filters", "first-layer filters of SS-CNN and of the locally scale-invariant CNN, side by side")
 def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
     """The paper's figure of learned filters; all first-layer filters at scale 1."""
     lines = max(-(-len(measures.unit_filters(model.first)) // columns) for model in (ss, lsi))
@@ -158,7 +160,7 @@ def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
         for axis in axes:
             axis.set_axis_off()
         for axis, weight in zip(axes, bank, strict=False):
-            show(axis, weight)
+            imshow_signed(axis, weight)
         part.suptitle(title, fontsize=11)
     return figure
 
@@ -167,7 +169,6 @@ def _pair(ss: Network, lsi: Network) -> dict[str, Network]:
     return {TITLES["ss"]: ss, TITLES["lsi"]: lsi}
 
 
-@_register("feature-maps", "average first-layer feature maps of both networks, for several inputs")
 def plot_feature_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
     """The mean over channels of the first layer's output; rows are input, SS-CNN, locally scale-invariant CNN."""
     figure = Figure(figsize=(1.4 * len(images) + 0.6, 4.6), layout="constrained")
@@ -184,7 +185,6 @@ def plot_feature_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
     return figure
 
 
-@_register("layer", "the layer as a diagram: input, filters at all scales, responses, maximum, winning scale")
 def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Figure:
     """The paper's diagram of the layer, drawn from the first layer of a network and one image `(1, H, W)`.
 
@@ -210,7 +210,7 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
     limit = max(float(r[channel].abs().max()) for r in responses)
     for i, scale in enumerate(layer.scales):
         axis = figure.add_subplot(grid[i, 2])
-        show(axis, signed_root(_centred(filters[i], layer.sizes[-1])), "filters" if i == 0 else "")
+        imshow_signed(axis, signed_root(_centred(filters[i], layer.sizes[-1])), "filters" if i == 0 else "")
         axis.set_ylabel(f"s = {scale:.2g}", fontsize=8)
         axis = figure.add_subplot(grid[i, 4])
         axis.imshow(responses[i][channel].cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -220,16 +220,15 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
         axis.set_axis_off()
         axis.text(0.5, 0.5, label, ha="center", va="center", fontsize=13)
     axis = figure.add_subplot(grid[:, 6])
-    show(axis, best[0, channel].cpu().numpy(), "maximum over scales")
+    imshow_signed(axis, best[0, channel].cpu().numpy(), "maximum over scales")
     axis = figure.add_subplot(grid[:, 7])
     _scale_legend(axis, _scale_map(axis, winner[0, channel], best[0, channel], layer.scales), layer.scales)
     _frame(axis, "winning scale")
     return figure
 
 
-@_register("winning-scales", "images, their strongest first-layer responses and the scales that won")
 def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = ()) -> Figure:
-    """Which scale wins where: a column an image, rows are input, response and winning scale."""
+    """Which scale wins where: one column per image; rows are input, response and winning scale."""
     response, winner = measures.winning_scales(model, images)
     scales: tuple[float, ...] = model.first.scales  # type: ignore[assignment]
     figure = Figure(figsize=(1.6 * len(images) + 1, 5), layout="constrained")
@@ -262,7 +261,6 @@ def _scale_legend(axis: Any, drawn: Any, scales: Sequence[float]) -> None:
     bar.ax.set_yticklabels([f"{s:.2g}" for s in scales], fontsize=8)
 
 
-@_register("scale-tracking", "the mean scale that wins in the first layer against the size of the object, by network")
 def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: int = 700) -> Figure:
     """Whether larger objects are won by larger scales: mean ± standard deviation over the images of each size.
 
@@ -272,8 +270,7 @@ def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: 
         count: How many of the images, from the first.
     """
     few = images.first(min(count, len(images)))
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single()
     for (name, model), colour, marker in zip(models.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
         sizes, means = measures.scale_tracking(model, few)
         bins = list(split_by_scale(sizes))
@@ -281,17 +278,14 @@ def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: 
         centres, spread = [group.mean() for group in groups], [group.std() for group in groups]
         label = f"{name}: correlation of logarithms {np.corrcoef(np.log(sizes), np.log(means))[0, 1]:.2f}"
         axis.errorbar(middles, centres, spread, color=colour, marker=marker, capsize=3, label=label)
-    axis.set_xlabel("scale of the object (bins of 0.1)")
-    axis.set_ylabel("mean winning scale")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=9)
+    _label(axis, "scale of the object (bins of 0.1)", "mean winning scale")
     return figure
 
 
 # Errors
 
 
-def draw_errors(
+def plot_errors(
     curves: Mapping[str, Sequence[Sequence[float]]],
     positions: Sequence[float],
     label: str,
@@ -300,39 +294,34 @@ def draw_errors(
     """Error in per cent against something: a line through the means over runs, a dot for each run.
 
     Args:
-        curves: For each name its runs, each a sequence of errors from 0 to 1, one a position.
+        curves: For each name its runs, each a sequence of errors from 0 to 1, one per position.
         positions: The horizontal axis.
         label: Its label.
         span: A range to shade, such as that of the training data.
     """
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single()
     if span is not None:
         axis.axvspan(*span, color="#e3e8ee", label="range of the training data")
     for (name, runs), colour, marker in zip(curves.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
         errors = 100 * np.asarray(runs, float)  # (runs, positions)
         if errors.shape != (len(runs), len(positions)) or len(runs) == 0:
-            raise ValueError(f"`curves` must hold {len(positions)} errors a run (got shape {errors.shape}: {name}).")
+            raise ValueError(f"`curves` must hold {len(positions)} errors per run (got shape {errors.shape}: {name}).")
         axis.plot(positions, errors.mean(0), f"{marker}-", color=colour, label=name)
         if len(errors) > 1:
             axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=5)
-    axis.set_xlabel(label)
-    axis.set_ylabel("test error, %")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=9)
+    _label(axis, label, "test error, %")
     return figure
 
 
-def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
+def plot_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
     """Error in per cent after each epoch: a line through the means over runs, their range shaded.
 
     Args:
-        curves: For each name its runs, each a sequence of errors from 0 to 1, one an epoch.
+        curves: For each name its runs, each a sequence of errors from 0 to 1, one per epoch.
         label: Of the vertical axis, which is logarithmic.
     """
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single()
     for (name, runs), colour in zip(curves.items(), COLOURS * 3, strict=False):
         errors = 100 * np.asarray(runs, float)  # (runs, epochs)
         epochs = np.arange(1, errors.shape[1] + 1)
@@ -340,20 +329,17 @@ def draw_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) 
         axis.fill_between(epochs, errors.min(0), errors.max(0), color=colour, alpha=0.15, linewidth=0)
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}")
-    axis.set_xlabel("epochs")
-    axis.set_ylabel(label)
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=9)
+    _label(axis, "epochs", label, grid="both")
     return figure
 
 
-def draw_ratios(
+def plot_ratios(
     panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]],
     positions: Sequence[float],
     label: str,
     limits: Sequence[float],
 ) -> Figure:
-    """Ratios of errors against something, a panel each: a line, and a dot for each pair of runs.
+    """Ratios of errors against something, one panel each: a line, and a dot for each pair of runs.
 
     Args:
         panels: For each title its lines by name: the ratio at each position, and for each pair of runs its ratios.
@@ -377,28 +363,89 @@ def draw_ratios(
     return figure
 
 
-@_register("scale-error", "error against the object's scale, by network")
 def plot_scale_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     """Error in bins of the scale that images were drawn at."""
     bins = {name: evaluate(model, images)["by_scale"] for name, model in models.items()}
     positions = [(b["from"] + b["to"]) / 2 for b in next(iter(bins.values()))]
     curves = {name: [[b["error"] for b in rows]] for name, rows in bins.items()}
-    return draw_errors(curves, positions, "scale of the object (bins of 0.1)")
+    return plot_errors(curves, positions, "scale of the object (bins of 0.1)")
 
 
-@_register("elastic-error", "error against the strength of elastic deformation, by network")
 def plot_elastic_error(models: Mapping[str, Network], images: ImageSet) -> Figure:
     """Error on elastically deformed test images, of networks that never saw any."""
     deformed = [images.distorted(alpha) for alpha in ELASTIC_ALPHAS]
     curves = {name: [[evaluate(model, d)["error"] for d in deformed]] for name, model in models.items()}
-    return draw_errors(curves, ELASTIC_ALPHAS, "strength of the deformation α, pixels")
+    return plot_errors(curves, ELASTIC_ALPHAS, "strength of the deformation α, pixels")
+
+
+# The guide
+
+
+def random_layer() -> ScaleSteerableConv2d:
+    """One filter with fixed random coefficients, at the six scales of the paper."""
+    layer = ScaleSteerableConv2d(1, 1, basis=LogRadialBasis.preset("area"))
+    with torch.no_grad():
+        layer.coefficients.normal_(generator=torch.Generator().manual_seed(3))
+    return layer
+
+
+def plot_theorem() -> Figure:
+    """Error of Theorem 1 on Cartesian grids against pitch, and with its sign or power broken."""
+    pitches = [2.0**-e for e in range(1, 7)]
+    figure, axis = _single(6.4, 4.2)
+    for order, colour in zip(measures.THEOREM_ORDERS, ("#1f77b4", "#2ca02c", "#d62728"), strict=True):
+        errors = measures.grid_deviations(order, 2.0, pitches)
+        slope = np.polyfit(np.log(pitches), np.log(errors), 1)[0]
+        axis.loglog(pitches, errors, "o-", color=colour, label=f"order {order:g} (slope {slope:.2f})")
+    broken: tuple[tuple[dict[str, float], str, str], ...] = (
+        ({"sign": 1}, "phase with the other sign", "--"),
+        ({"power": 0.0}, "no $s^{m-2}$", ":"),
+    )
+    for change, label, style in broken:
+        axis.loglog(pitches, measures.grid_deviations(1.0, 2.0, pitches, **change), style, color="grey", label=label)
+    axis.set_xticks(pitches, [f"1/{round(1 / h)}" for h in pitches])
+    axis.minorticks_off()
+    axis.set_title("Theorem 1 on equal-pitch grids, s = 2", fontsize=11)
+    _label(
+        axis,
+        "pitch of the grid (radius of the patch 3.5)",
+        "relative deviation, norm over orientations",
+        legend=8,
+        grid="both",
+    )
+    return figure
+
+
+def plot_sampling() -> Figure:
+    """Steering error by window, point against area; and the footnote: deviation by order and upsampling."""
+    numbers = measures.guide_numbers()
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steering = numbers["steering"]
+    for name, label in (("paper", "point"), ("area", "area")):
+        windows = [key for key in steering[name] if key.startswith("7 ")]
+        left.plot([100 * steering[name][w] for w in windows], "o-", label=f"{label} sampling")
+    left.set_xticks(range(len(windows)), [w.replace("->", "→") for w in windows])
+    left.set_ylim(bottom=0)
+    left.set_ylabel("steering error, %")
+    left.set_title("Response to an enlarged blob", fontsize=11)
+    for order, row in numbers["footnote"].items():
+        right.loglog(measures.UPSAMPLING, [100 * e for e in row], "o-", label=f"order {order}")
+    right.set_xticks(measures.UPSAMPLING, [f"{u} x" for u in measures.UPSAMPLING])
+    right.minorticks_off()
+    right.set_xlabel("upsampling of image and filter")
+    right.set_ylabel("deviation from Theorem 1, %")
+    right.set_title("Point sampling, 7 → 17", fontsize=11)
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    return figure
 
 
 # What the paper's discussion claims
 
 
-@_register("sensitivity", "response of each order against the scale of the input, and its period e^(2π/k)")
-def plot_sensitivity(orders: Sequence[float] = (0.5, 1.0, 2.0, 4.0)) -> Figure:
+def plot_sensitivity(orders: Sequence[float] = measures.SENSITIVITY_ORDERS) -> Figure:
     """Left: the real response, its s^(m-2) removed, against scale. Right: the measured period by order."""
     scales = np.exp(np.linspace(0, 2 * np.pi, 150))
     responses, periods = measures.sensitivity(orders, scales.tolist())
@@ -423,11 +470,9 @@ def plot_sensitivity(orders: Sequence[float] = (0.5, 1.0, 2.0, 4.0)) -> Figure:
     return figure
 
 
-@_register("centrality", "centre of mass and share of |filter| within half the radius, both networks")
 def plot_centrality(ss: Network, lsi: Network) -> Figure:
-    """A dot a first-layer filter: how far off its centre of mass is, and how much of it is near the centre."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axis = figure.add_subplot()
+    """One dot per first-layer filter: how far off its centre of mass is, and how much of it is near the centre."""
+    figure, axis = _single(6, 4)
     for (name, model), colour, marker in zip(_pair(ss, lsi).items(), COLOURS, "os", strict=False):
         bank = measures.unit_filters(model.first)
         offset, share = measures.centrality(bank)
@@ -435,18 +480,14 @@ def plot_centrality(ss: Network, lsi: Network) -> Figure:
         axis.plot(offset, share, marker, color=colour, alpha=0.7, label=label)
         even = float(measures.centrality(np.ones((1, *bank.shape[1:])))[1][0])
     axis.axhline(even, color="grey", linestyle=":", label=f"mass spread evenly: {even:.0%}")
-    axis.set_xlabel("distance of the centre of mass, in radii")
-    axis.set_ylabel("share of |filter| within half the radius")
     axis.set_ylim(0, 1)
     axis.set_xlim(left=-0.01)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    _label(axis, "distance of the centre of mass, in radii", "share of |filter| within half the radius", legend=8)
     return figure
 
 
-@_register("entanglement", "how much a change of scale looks like a move, by scale, both networks")
 def plot_entanglement(ss: Network, lsi: Network) -> Figure:
-    """Mean over first-layer filters of :func:`entanglement`, against scale."""
+    """Mean over first-layer filters of :func:`paper.measures.entanglement`, against scale."""
     scales = PAPER_SCALES[1:]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots(1, 2)
@@ -464,26 +505,129 @@ def plot_entanglement(ss: Network, lsi: Network) -> Figure:
     return figure
 
 
-@_register("resizing", "error of steering a filter against that of resizing the input twice, by scale")
 def plot_resizing() -> Figure:
     """Random filters: the same ones steered and resized, and rough ones (white noise), which only resizing can hold."""
     scales = np.linspace(0.6, 2.4, 19)
-    figure = Figure(figsize=(6.6, 4.2), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _single(6.6, 4.2)
     for (name, layer), colour in zip(measures.resizing_layers().items(), COLOURS, strict=True):
         errors = [100 * measures.resizing_error(layer, s) for s in scales]
         style = "o-" if isinstance(layer, ScaleSteerableConv2d) else "s--"
         axis.plot(scales, errors, style, color=colour, markersize=4, label=name)
-    axis.set_xlabel("scale")
-    axis.set_ylabel("error of the response, %")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    _label(axis, "scale", "error of the response, %", legend=8)
     return figure
 
 
+@dataclass(frozen=True)
+class Trained:
+    """The trained networks that a figure shows, and the test images of their split; each is loaded when needed."""
+
+    ss_run: Path | None = None
+    lsi_run: Path | None = None
+    data_dir: Path | None = None
+
+    @cached_property
+    def ss(self) -> Network:
+        """The SS-CNN."""
+        return _load_run("ss", self.ss_run, "ss-cnn")[0]
+
+    @cached_property
+    def lsi(self) -> Network:
+        """The locally scale-invariant CNN."""
+        return _load_run("lsi", self.lsi_run, "locally-scale-invariant-cnn")[0]
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """By name; the locally scale-invariant CNN only if its run is given."""
+        return {TITLES["ss"]: self.ss} | ({} if self.lsi_run is None else {TITLES["lsi"]: self.lsi})
+
+    @cached_property
+    def test(self) -> ImageSet:
+        """The test images of the SS-CNN's split."""
+        return load(_load_run("ss", self.ss_run, "ss-cnn")[1], "test", self.data_dir)
+
+    @cached_property
+    def examples(self) -> tuple[Tensor, list[str]]:
+        """The first six test images, `(6, 1, H, W)` in [0, 1], from the smallest object to the largest, with titles."""
+        sizes = self.test.sizes[:6]
+        order = sizes.argsort()
+        titles = [f"size {size:.2f}" for size in sizes[order].tolist()]
+        return self.test.images[order, None].float() / 255, titles
+
+
+def _load_run(flag: str, run: Path | None, model: str) -> tuple[Network, RunConfig]:
+    if run is None:
+        raise ValueError(f"the figure shows a trained {model}: give its run with --{flag} RUN.")
+    network, config = load_model(run)
+    if config.model != model:
+        raise ValueError(f"`{flag}` must be a run of {model} (got one of {config.model}).")
+    return network, config
+
+
+class Entry(NamedTuple):
+    """A figure by name: one line on what it shows, and how it is drawn from trained networks."""
+
+    description: str
+    draw: Callable[[Trained], Figure]
+
+
+FIGURES: dict[str, Entry] = {
+    "basis": Entry(
+        "the log-radial harmonics: three orders, four orientations, real and imaginary parts", lambda t: plot_basis()
+    ),
+    "steered": Entry(
+        "one filter steered through its scales, as computed and at equal visible size",
+        lambda t: plot_steered(t.ss.first),
+    ),
+    "filter-bank": Entry(
+        "the strongest filters of a layer, each at all of its scales", lambda t: plot_filter_bank(t.ss.first)
+    ),
+    "filters": Entry(
+        "first-layer filters of SS-CNN and of the locally scale-invariant CNN, side by side",
+        lambda t: plot_filters(t.ss, t.lsi),
+    ),
+    "feature-maps": Entry(
+        "average first-layer feature maps of both networks, for several inputs",
+        lambda t: plot_feature_maps(t.ss, t.lsi, t.examples[0]),
+    ),
+    "layer": Entry(
+        "the layer as a diagram: input, filters at all scales, responses, maximum, winning scale",
+        lambda t: plot_layer(t.ss, t.examples[0][-1]),
+    ),
+    "winning-scales": Entry(
+        "images, their strongest first-layer responses and the scales that won",
+        lambda t: plot_winning_scales(t.ss, *t.examples),
+    ),
+    "scale-tracking": Entry(
+        "the mean scale that wins in the first layer against the size of the object, by network",
+        lambda t: plot_scale_tracking(t.networks, t.test),
+    ),
+    "scale-error": Entry(
+        "error against the object's scale, by network", lambda t: plot_scale_error(t.networks, t.test)
+    ),
+    "elastic-error": Entry(
+        "error against the strength of elastic deformation, by network",
+        lambda t: plot_elastic_error(t.networks, t.test),
+    ),
+    "sensitivity": Entry(
+        "response of each order against the scale of the input, and its period e^(2π/k)", lambda t: plot_sensitivity()
+    ),
+    "centrality": Entry(
+        "centre of mass and share of |filter| within half the radius, both networks",
+        lambda t: plot_centrality(t.ss, t.lsi),
+    ),
+    "entanglement": Entry(
+        "how much a change of scale looks like a move, by scale, both networks",
+        lambda t: plot_entanglement(t.ss, t.lsi),
+    ),
+    "resizing": Entry(
+        "error of steering a filter against that of resizing the input twice, by scale", lambda t: plot_resizing()
+    ),
+}
+
+
 def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: Path | None = None) -> Figure:
-    """Draw a registered figure with trained networks and the images of their split.
+    """Draw a figure of `FIGURES` with trained networks and the images of their split.
 
     Args:
         name: One of `FIGURES`.
@@ -494,28 +638,23 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
     Raises:
         ValueError: If the figure needs a run that is not given, or one of another network.
     """
-    function = FIGURES[_checks.choice("name", name, tuple(FIGURES))].draw
-    needed = {p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty}
-    networks: dict[str, Network] = {}
-    config = None
-    for flag, path, model in (("ss", ss, "ss-cnn"), ("lsi", lsi, "locally-scale-invariant-cnn")):
-        wanted = flag in needed or (flag == "ss" and needed & {"model", "layer", "models"})
-        if not wanted and (path is None or "models" not in needed):
-            continue
-        if path is None:
-            raise ValueError(f"the figure {name!r} shows a trained {model}: give its run with --{flag} RUN.")
-        networks[flag], config = load_model(path)
-        if config.model != model:
-            raise ValueError(f"`{flag}` must be a run of {model} (got one of {config.model}).")
-    known: dict[str, Any] = {**networks}
-    if config is not None:
-        titled = {TITLES[flag]: network for flag, network in networks.items()}
-        known |= {"model": networks["ss"], "layer": networks["ss"].first, "models": titled}
-        if needed & {"images", "image"}:
-            images = load(config, "test", data_dir)
-            sizes = images.sizes[:6]
-            order = sizes.argsort()
-            few = images.images[order, None].float() / 255  # from the smallest to the largest
-            titles = [f"size {size:.2f}" for size in sizes[order].tolist()]
-            known |= {"images": images if "models" in needed else few, "image": few[-1], "titles": titles}
-    return function(**{name: known[name] for name in inspect.signature(function).parameters if name in known})
+    return FIGURES[_checks.choice("name", name, tuple(FIGURES))].draw(Trained(ss, lsi, data_dir))
+
+
+OF_NETWORKS = (
+    *("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "scale-tracking"),
+    *("centrality", "entanglement"),
+)
+"""The figures that the pages show of trained networks."""
+
+
+def plots() -> dict[str, Figure]:
+    """What the pages show and no trained network is needed for, by its place in results/."""
+    return {
+        "guide/basis.png": plot_basis(),
+        "guide/steered.png": plot_steered(random_layer()),
+        "guide/theorem.png": plot_theorem(),
+        "guide/sampling.png": plot_sampling(),
+        "figures/sensitivity.png": plot_sensitivity(),
+        "figures/resizing.png": plot_resizing(),
+    }

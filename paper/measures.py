@@ -1,7 +1,11 @@
-"""What the paper's discussion claims, as numbers: centrality, entanglement, sensitivity, the cost of resizing."""
+"""What the pages and figures state, as numbers: of first layers, of the paper's discussion, of Theorem 1, of the data.
+
+``python -m paper.measures`` measures again what docs/guide/maths.md and docs/data.md show, and keeps it in results/.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +16,33 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paper import RESULTS
+from paper.markdown import table
 from scalesteer import harmonics
 from scalesteer.baselines import LocallyScaleInvariantConv2d
-from scalesteer.data import ImageSet
-from scalesteer.harmonics import LogRadialBasis
+from scalesteer.data import (
+    DATASETS,
+    ELASTIC_ALPHAS,
+    SOURCES,
+    ImageSet,
+    SplitSpec,
+    build,
+    fetch,
+    load_part,
+    load_split,
+    sheets,
+)
+from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
+from scalesteer.data.scale import RESAMPLERS, shrink
+from scalesteer.files import replacing
+from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.testing import Image, two_blobs
+from scalesteer.testing import Image, steering_error, two_blobs
 
 Array = NDArray[np.float64]
+Complex = NDArray[np.complex128]
+SENSITIVITY_ORDERS = (0.5, 1.0, 2.0, 4.0)
 
 
 def unit_filters(layer: nn.Module) -> Array:
@@ -81,9 +103,7 @@ def strong(response: Tensor) -> Tensor:
     return response > SHOWN_FROM * response.amax((-2, -1), keepdim=True)
 
 
-def sensitivity(
-    orders: Sequence[float], scales: Sequence[float], m: float = 1.0
-) -> tuple[NDArray[np.complex128], dict[float, float]]:
+def sensitivity(orders: Sequence[float], scales: Sequence[float], m: float = 1.0) -> tuple[Complex, dict[float, float]]:
     r"""How the response of each harmonic turns when the image is scaled, and the factor after which it repeats.
 
     The image is a smooth ring with some angular structure, I(s p) its scaled version. The response
@@ -102,7 +122,7 @@ def sensitivity(
     rings = np.exp(-((z + growth[:, None]) ** 2) / (2 * 0.4**2) + 2 * z + (2 - m) * growth[:, None])  # (S, R)
     responses = turned @ rings.T
     responses /= np.abs(responses[:, :1])
-    turns = np.polyfit(growth, np.unwrap(np.angle(responses)).T, 1)[0]  # radians a unit of log s
+    turns = np.polyfit(growth, np.unwrap(np.angle(responses)).T, 1)[0]  # radians per unit of log s
     return responses, {order: float(np.exp(2 * np.pi / abs(t))) for order, t in zip(orders, turns, strict=True)}
 
 
@@ -201,7 +221,14 @@ def resizing_error(
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
             resized = LocallyScaleInvariantConv2d(
-                1, len(weight), k, bias=False, dtype=torch.float64, scales=(scale,), antialias=layer.antialias
+                1,
+                len(weight),
+                k,
+                padding="same",
+                bias=False,
+                dtype=torch.float64,
+                scales=(scale,),
+                antialias=layer.antialias,
             )
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]
@@ -210,22 +237,315 @@ def resizing_error(
 
 
 def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d]:
-    """The layers that :func:`plot_resizing` compares, with fixed random filters."""
-    draw = torch.Generator().manual_seed(0)
+    """The layers that :func:`paper.figures.plot_resizing` compares, with fixed random filters."""
+    random = torch.Generator().manual_seed(0)
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
             layer = ScaleSteerableConv2d(1, filters, basis=LogRadialBasis.preset(preset), dtype=torch.float64)
-            layer.coefficients.normal_(generator=draw)
+            layer.coefficients.normal_(generator=random)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
-        rough = torch.randn(smooth.shape, generator=draw, dtype=torch.float64)
+        rough = torch.randn(smooth.shape, generator=random, dtype=torch.float64)
         for name, weight, antialias in (
             ("input resized, same filters", smooth, False),
             ("the same, anti-aliased", smooth, True),
             ("input resized, rough filters", rough, False),
         ):
-            resized = LocallyScaleInvariantConv2d(1, filters, dtype=torch.float64, antialias=antialias)
+            resized = LocallyScaleInvariantConv2d(1, filters, padding="same", dtype=torch.float64, antialias=antialias)
             resized.weight.copy_(weight)
             layers[name] = resized
     return layers
+
+
+# Theorem 1, and what grids do to it
+
+RADIUS = 3.5
+THEOREM_ORDERS = (0.5, 1.0, 2.0)
+THEOREM_SCALES = (1.25, 1.5, 2.0, 2.4)
+UPSAMPLING = (1, 2, 4, 8)
+
+
+def gaussians(x: Array, y: Array) -> Array:
+    """An image known everywhere: a sum of Gaussians."""
+    return np.asarray(
+        np.exp(-((x - 2) ** 2 + (y + 1.5) ** 2) / 8)
+        + 0.7 * np.exp(-((x + 3) ** 2 + (y - 2) ** 2) / 10)
+        - 0.4 * np.exp(-(x**2 + (y - 1) ** 2) / 3)
+    )
+
+
+def polar_integral(order: float, radius: float, shrunk: float, nodes: int, turns: int) -> Complex:
+    """The integral of S_kj times the image shrunk by `shrunk` over a disc: `(J,)`.
+
+    Gauss-Legendre in log r with that many nodes, a trapezoid in phi.
+    """
+    gauss, weights = np.polynomial.legendre.leggauss(nodes)
+    low, high = math.log(radius) - 26, math.log(radius)  # leaves out a disc of e^-26 times the radius
+    z = (gauss + 1) / 2 * (high - low) + low
+    phi = np.arange(turns) * 2 * math.pi / turns
+    x, y = np.outer(np.exp(z), np.cos(phi)), np.outer(np.exp(z), np.sin(phi))
+    values = _harmonic(order, x, y) * (gaussians(shrunk * x, shrunk * y) * np.exp(2 * z)[:, None])
+    return np.asarray(np.einsum("jzp,z->j", values, weights) * (high - low) / 2 * 2 * math.pi / turns)
+
+
+def grid_sum(order: float, radius: float, shrunk: float, pitch: float) -> Complex:
+    """The same integral as a sum over a Cartesian grid, with S(0) = 1 at the centre as the paper samples it."""
+    n = math.floor(radius / pitch)
+    ticks = np.arange(-n, n + 1) * pitch
+    x, y = np.meshgrid(ticks, ticks)
+    inside = np.hypot(x, y) <= radius
+    x, y = x[inside], y[inside]
+    return np.asarray((_harmonic(order, x, y) * gaussians(shrunk * x, shrunk * y)).sum(-1) * pitch**2)
+
+
+def _harmonic(order: float, x: Array, y: Array) -> Complex:
+    return np.asarray(harmonics.evaluate(LogRadialBasis(orders=(order,)), x, y)[0])  # (J, ...)
+
+
+def _deviation(left: Complex, right: Complex) -> float:
+    return float(np.linalg.norm(left - right) / np.linalg.norm(left))
+
+
+def _factor(order: float, scale: float, power: float = -1.0, sign: int = -1) -> complex:
+    """That of Theorem 1, s^(m-2) e^(-ik log s) with m = 1, unless it is broken on purpose."""
+    return complex(scale**power * np.exp(sign * 1j * order * math.log(scale)))
+
+
+def theorem_deviation(order: float, scale: float) -> float:
+    """How far the two sides of Theorem 1 are apart, each integrated on its own."""
+    left = polar_integral(order, RADIUS, scale, nodes=150, turns=300)
+    return _deviation(left, _factor(order, scale) * polar_integral(order, RADIUS * scale, 1.0, nodes=181, turns=364))
+
+
+def grid_deviations(order: float, scale: float, pitches: Sequence[float], **broken: Any) -> list[float]:
+    """How far the two sides of Theorem 1 are apart on grids; `broken` changes the theorem's power or sign."""
+    factor = _factor(order, scale, **broken)
+    return [
+        _deviation(grid_sum(order, RADIUS, scale, h), factor * grid_sum(order, RADIUS * scale, 1.0, h)) for h in pitches
+    ]
+
+
+def steering_errors(preset: str) -> dict[str, float]:
+    """Mean steering error over ten draws of 64 filters with complex-normal coefficients, by the two windows."""
+    errors = {}
+    for size, scales in ((7, PAPER_SCALES), (17, (1.0, 33 / 17))):
+        draws = []
+        for seed in range(10):
+            layer = ScaleSteerableConv2d(1, 64, size, scales=scales, basis=LogRadialBasis.preset(preset))
+            with torch.no_grad():
+                layer.coefficients.normal_(generator=torch.Generator().manual_seed(seed))
+            draws.append(steering_error(layer))
+        for window, values in zip(layer.sizes[1:], np.array(draws).T, strict=True):
+            errors[f"{size} -> {window}"] = round(float(values.mean()), 4)
+    return errors
+
+
+def ranks(preset: str) -> dict[str, int]:
+    """The rank of the 48 real functions on the window of 7 x 7, by the relative tolerance of the singular values."""
+    flat = harmonics.steered_basis(LogRadialBasis.preset(preset), 7, 1.0).reshape(48, -1)
+    values = np.linalg.svd(flat, compute_uv=False)
+    return {f"{preset}, {t:g}": int((values > t * values[0]).sum()) for t in (1e-1, 1e-2, 1e-3, 1e-6)}
+
+
+def measure_guide() -> dict[str, Any]:
+    """Every number of docs/guide/maths.md."""
+    worst = max(theorem_deviation(k, s) for k in THEOREM_ORDERS for s in THEOREM_SCALES)
+    pitches = [1 / u for u in UPSAMPLING]
+    responses, periods = sensitivity(SENSITIVITY_ORDERS, np.geomspace(PAPER_SCALES[0], PAPER_SCALES[-1], 50).tolist())
+    turns = np.degrees(np.ptp(np.unwrap(np.angle(responses)), axis=1))
+    return {
+        "command": "python -m paper.measures",
+        "steering": {preset: steering_errors(preset) for preset in ("paper", "area")},
+        "footnote": {
+            str(k): [round(e, 4) for e in grid_deviations(k, 17 / 7, pitches)] for k in (*THEOREM_ORDERS, 4.0)
+        },
+        "rank": ranks("paper") | ranks("area"),
+        "theorem": {"scales": THEOREM_SCALES, "largest": float(f"{worst:.1e}")},
+        "sensitivity": {
+            str(k): {"turn_degrees": round(float(turn), 1), "period": round(periods[k], 3)}
+            for k, turn in zip(SENSITIVITY_ORDERS, turns, strict=True)
+        },
+    }
+
+
+# The data
+
+
+def box_edges(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The first and one past the last row and column of ink brighter than a quarter of the maximum: `(N, 4)`."""
+    bright = images > images.max((1, 2), keepdims=True) / 4
+    found = []
+    for axis in (2, 1):
+        seen = bright.any(axis=axis)
+        found += [seen.argmax(1), 28 - seen[:, ::-1].argmax(1)]
+    return np.stack(found, 1)
+
+
+def edges_within_a_pixel(dataset: str, resampler: str) -> float:
+    """The share of bounding-box edges of a test part within a pixel of where the drawn scale puts them."""
+    part, _ = load_part(SplitSpec(dataset, resampler=resampler), "test")
+    originals = fetch(DATASETS[dataset].source).images[part.indices]
+    expected = 14 + (box_edges(originals) - 14) * part.scales[:, None]
+    return float((np.abs(box_edges(part.images) - expected) <= 1).mean())
+
+
+def overlaps() -> tuple[float, float]:
+    """Of the pairs of MNIST-scale-local-2: the shares whose boxes share a column, and whose ink shares a pixel."""
+    part, _ = load_part(SplitSpec("mnist-scale-local-2"), "test")
+    pool = fetch("mnist")
+    ink = np.asarray(part.images.any(axis=1))
+    first, last = ink.argmax(1), 40 - ink[:, ::-1].argmax(1)
+    shown, spans = [], []
+    for side in (0, 1):
+        digits = shrink(pool.images[part.indices[:, side]], part.scales[:, side])
+        inked = np.asarray(digits.any(axis=1))
+        start = inked.argmax(1)
+        width = 28 - inked[:, ::-1].argmax(1) - start
+        place = first if side == 0 else last - width  # where the digit's ink begins in the pair
+        columns = np.arange(40) - (place - start)[:, None]
+        padded = np.pad(digits, ((0, 0), (0, 0), (0, 1)))
+        columns = np.where((columns >= 0) & (columns < 28), columns, 28)
+        shown.append(np.take_along_axis(padded, columns[:, None, :], axis=2) > 0)
+        spans.append((place, place + width))
+    return float((spans[0][1] > spans[1][0]).mean()), float((shown[0] & shown[1]).any((1, 2)).mean())
+
+
+def measure_data() -> dict[str, Any]:
+    """Every number of docs/data.md."""
+    boxes, ink = overlaps()
+    fields = {
+        f"{alpha:g}": displacements(np.arange(2000), (28, 28), alpha, ELASTIC_SIGMA, 0) / 256
+        for alpha in ELASTIC_ALPHAS
+    }
+    return {
+        "digests": {dataset: [meta["digest"] for meta in build(dataset).values()] for dataset in DATASETS},
+        "train_std": {dataset: load_split(dataset).std for dataset in DATASETS},
+        "edges_within_a_pixel": {
+            f"{dataset}, {resampler}": edges_within_a_pixel(dataset, resampler)
+            for dataset in ("mnist-scale", "fmnist-scale")
+            for resampler in RESAMPLERS
+        },
+        "pairs_with_overlapping_boxes": boxes,
+        "pairs_with_overlapping_ink": ink,
+        "elastic_rms_px": {alpha: float((field**2).mean() ** 0.5) for alpha, field in fields.items()},
+        "elastic_max_px": {alpha: float(np.abs(field).max()) for alpha, field in fields.items()},
+    }
+
+
+# Views
+
+
+def _recorded(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
+
+
+def guide_numbers() -> dict[str, Any]:
+    """The guide's numbers as they were measured."""
+    return _recorded("guide/maths.json")
+
+
+def guide_ranks() -> str:
+    """How many of the functions are independent on the window of 7 x 7."""
+    rank = guide_numbers()["rank"]
+    tolerances = [key.split(", ")[1] for key in rank if key.startswith("paper")]
+    rows = [(f"`{name}`", *(rank[f"{name}, {t}"] for t in tolerances)) for name in ("paper", "area")]
+    return table([("singular values above", *tolerances), *rows])
+
+
+def guide_footnote() -> str:
+    """The deviation from Theorem 1 on pixel grids, by order and upsampling."""
+    rows = [(order, *(f"{100 * e:.1f} %" for e in row)) for order, row in guide_numbers()["footnote"].items()]
+    return table([("order", *(f"{u} x" for u in UPSAMPLING)), *rows])
+
+
+def guide_steering() -> str:
+    """The steering error, by window, of point and area sampling."""
+    steering = guide_numbers()["steering"]
+    rows = [("window", *(window.replace("->", "→") for window in steering["paper"]))]
+    for name, label in (("paper", "point (`paper`)"), ("area", "area (`area`)")):
+        rows.append((label, *(f"{100 * error:.1f} %" for error in steering[name].values())))
+    return table(rows)
+
+
+def steering_span(preset: str) -> str:
+    """The smallest and the largest steering error of windows of 7 pixels, in words."""
+    errors = [100 * e for windows, e in guide_numbers()["steering"][preset].items() if windows.startswith("7 ")]
+    return f"{min(errors):.0f} to {max(errors):.0f} %"
+
+
+def data_sources() -> str:
+    """The originals: their releases, and the digest that proves each."""
+    rows = [("source", "release", "pool, SHA-256", "")]
+    for name, source in SOURCES.items():
+        for release, known in source.releases.items():
+            rows.append((name, release, f"`{known.pool}`", "used" if release == source.current else known.remark))
+    return table(rows, left=4)
+
+
+def data_digests() -> str:
+    """The splits of each dataset, and the standard deviation of training pixels."""
+    measured = _recorded("data/measured.json")
+    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "standard deviation of training pixels")]
+    for dataset, digests in measured["digests"].items():
+        shown = " ".join(f"`{digest[:12]}`" for digest in digests)
+        rows.append((dataset, shown, f"{measured['train_std'][dataset]:.4f}"))
+    return table(rows, left=2)
+
+
+def data_edges() -> str:
+    """How often the ink ends where its drawn scale says."""
+    rows = [
+        (name, f"{100 * share:.1f} %")
+        for name, share in _recorded("data/measured.json")["edges_within_a_pixel"].items()
+    ]
+    return table([("dataset, resampler", "edges of the ink within a pixel of the drawn scale"), *rows])
+
+
+def data_overlaps() -> str:
+    """How often the two digits of a pair meet."""
+    measured = _recorded("data/measured.json")
+    rows = [("mnist-scale-local-2", "share")]
+    for what, key in (("bounding boxes share a column", "boxes"), ("ink shares a pixel", "ink")):
+        rows.append((what, f"{100 * measured[f'pairs_with_overlapping_{key}']:.1f} %"))
+    return table(rows)
+
+
+def data_displacements() -> str:
+    """How far elastic deformation moves a pixel."""
+    measured = _recorded("data/measured.json")
+    rows = [("elastic, alpha", "displacement, rms", "largest in 2,000 images")]
+    for alpha, rms in measured["elastic_rms_px"].items():
+        rows.append((alpha, f"{rms:.2f} px", f"{measured['elastic_max_px'][alpha]:.1f} px"))
+    return table(rows)
+
+
+VIEWS = {
+    "guide_numbers": guide_numbers,
+    "guide_ranks": guide_ranks,
+    "guide_footnote": guide_footnote,
+    "guide_steering": guide_steering,
+    "steering_span": steering_span,
+    "data_sources": data_sources,
+    "data_digests": data_digests,
+    "data_edges": data_edges,
+    "data_overlaps": data_overlaps,
+    "data_displacements": data_displacements,
+}
+
+
+def main() -> None:
+    """Measure again, and draw the sheets of images that docs/data.md shows."""
+    for path, measure in (("guide/maths.json", measure_guide), ("data/measured.json", measure_data)):
+        numbers = measure()
+        with replacing(RESULTS / path) as file:
+            file.write((json.dumps(numbers, indent=1) + "\n").encode())
+    for dataset in DATASETS:
+        sheets.draw(SplitSpec(dataset), "train", "samples", RESULTS / "data" / f"{dataset}.png")
+    for sheet in ("resamplers", "elastic"):
+        sheets.draw(SplitSpec(), "test", sheet, RESULTS / "data" / f"{sheet}.png")
+
+
+if __name__ == "__main__":
+    main()

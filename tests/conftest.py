@@ -53,18 +53,19 @@ def pools(originals):
     """The two pools of original images, read once."""
     from scalesteer.data import sources
 
-    return {name: sources.from_directory(name, originals) for name in sources.SOURCES}
+    return {name: sources.make_pool(*sources.identify(name, originals)) for name in sources.SOURCES}
 
 
 @pytest.fixture(scope="session")
-def _kept_pools(pools, tmp_path_factory):
+def _kept_pools(originals, tmp_path_factory):
     from scalesteer.data import sources
 
+    cache = tmp_path_factory.mktemp("kept")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SCALESTEER_CACHE", str(tmp_path_factory.mktemp("kept")))
-        for pool in pools.values():
-            sources._keep(pool)
-        return sources.pool_path("mnist", "original").parent
+        patch.setenv("SCALESTEER_CACHE", str(cache))
+        for source in sources.SOURCES:
+            sources.fetch(source, originals)
+    return cache / "pools"
 
 
 @pytest.fixture

@@ -54,13 +54,13 @@ def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path
 
 
 def test_verify_names_damaged_files(filled_cache, capsys):
-    path = next(filled_cache.glob("pools/mnist*.npz"))
+    path = next(filled_cache.glob("pools/mnist*.safetensors"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     code, out, err = scalesteer(capsys, "data", "verify")
     assert (code, out.count("  damaged  ")) == (2, 1)
-    assert err == "scalesteer: damaged, to be made again when next used: mnist-original.npz\n"
+    assert err == "scalesteer: damaged, to be made again when next used: mnist-original.safetensors.\n"
 
 
 def test_list_of_an_empty_cache_is_its_place(capsys, own_cache):

@@ -1,82 +1,207 @@
-import io
+import hashlib
 import json
 import os
 import threading
 import time
-import zipfile
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 from scalesteer import files
 from scalesteer.files import DataError
 
-ARRAYS = {"a/x": np.arange(6, dtype=np.uint8).reshape(2, 3), "b/x": np.ones(4, np.float32)}
+TENSORS = {
+    "a/x": torch.arange(6, dtype=torch.uint8).reshape(2, 3),
+    "b/x": torch.ones(4),
+    "b/y": torch.tensor(3),
+    "c": torch.ones(4, dtype=torch.bfloat16),
+    "empty": torch.from_numpy(np.zeros((0, 2), np.float32)),
+}
+ABOUT = {"what": "test", "list": [1, 2.5]}
+
+
+def save(path, tensors=TENSORS, about=ABOUT):
+    files.write_atomically(path, files.encode(tensors, about))
+    return path
 
 
 @pytest.fixture
 def path(tmp_path):
-    files.write(tmp_path / "file.npz", ARRAYS, {"what": "test"})
-    return tmp_path / "file.npz"
+    return save(tmp_path / "file.safetensors")
 
 
-def test_arrays_come_back_and_numpy_can_read_them_too(path):
-    arrays, meta = files.read(path)
-    assert meta["about"] == {"what": "test"}
-    for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(arrays[name], array)
-        np.testing.assert_array_equal(np.load(path)[name], array)
-    assert list(files.read(path, "b/")[0]) == ["b/x"]
+def metadata_of(path):
+    with safetensors.safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def sealed(text):
+    """Metadata as it is in a file, for any text."""
+    return {"scalesteer": f"{hashlib.sha256(text.encode()).hexdigest()} {text}"}
+
+
+def bad(match):
+    return pytest.raises(DataError, match=match)
+
+
+def test_tensors_come_back_whole_and_by_prefix(path):
+    tensors, meta = files.read(path)
+    assert meta["about"] == ABOUT
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+        assert torch.equal(safetensors.torch.load_file(path)[name], tensor)  # an ordinary safetensors file
+    assert set(files.read(path, "b/")[0]) == {"b/x", "b/y"}
     assert files.read(path, None) == ({}, meta)
 
 
-def test_same_content_gives_the_same_bytes(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 2e9)
-    files.write(tmp_path / "again.npz", ARRAYS, {"what": "test"})
-    assert (tmp_path / "again.npz").read_bytes() == path.read_bytes()
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.float32, np.float64])
+def test_digest_is_that_of_the_numpy_array(dtype):
+    array = np.arange(6).astype(dtype).reshape(2, 3)
+    expected = hashlib.sha256(f"{array.dtype.str}(2, 3)\0".encode() + array.tobytes()).hexdigest()
+    assert files.tensor_digest(torch.from_numpy(array)) == expected
+    assert files.tensor_digest(torch.from_numpy(np.asfortranarray(array))) == expected
 
 
-def test_every_flipped_byte_and_every_cut_is_noticed_or_harmless(path):
-    content, (good, meta) = path.read_bytes(), files.read(path)
-    for at in range(len(content)):
-        for spoilt in (content[:at], content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :]):
-            path.write_bytes(spoilt)
-            try:
-                arrays, found = files.read(path)
-            except DataError as error:
-                assert "file.npz is damaged" in str(error)  # noqa: PT017
-            else:  # a date or an attribute in the zip: nothing that is read
-                assert found == meta
-                assert all(np.array_equal(arrays[name], good[name]) for name in good)
+def test_combined_digest_is_that_of_all_names_and_digests(path):
+    digests = {name: files.tensor_digest(tensor) for name, tensor in TENSORS.items()}
+    meta = files.read(path, None)[1]
+    assert meta["arrays"] == digests
+    assert meta["digest"] == hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-def test_pickled_objects_are_refused_and_never_run(tmp_path):
-    class Touch:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "owned"),)
-
-    member = io.BytesIO()
-    np.lib.format.write_array(member, np.array([Touch()], object), allow_pickle=True)
-    digests = {"x": "0" * 64}
-    meta = {"about": {}, "arrays": digests, "digest": files.combined_digest(digests)}
-    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
-        archive.writestr("meta.json", json.dumps(meta))
-        archive.writestr("x.npy", member.getvalue())
-    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
-        files.read(tmp_path / "bad.npz")
-    assert not (tmp_path / "owned").exists()
+def test_same_content_gives_the_same_bytes_in_any_order():
+    turned = dict(reversed(TENSORS.items()))
+    assert {files.encode(turned, dict(reversed(ABOUT.items()))) for _ in range(9)} == {files.encode(TENSORS, ABOUT)}
 
 
-def test_compressed_member_is_refused(path, tmp_path):
-    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("meta.json", bytes(1 << 24))
-    with pytest.raises(DataError, match="not stored as it should be"):
-        files.read(tmp_path / "bomb.npz")
+def test_every_flipped_bit_and_every_cut_is_noticed(path):
+    content = path.read_bytes()
+    spoilt = [content[:at] for at in range(len(content))]
+    spoilt += [content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in range(len(content))]
+    for wrong in [*spoilt, content + b"more"]:
+        path.write_bytes(wrong)
+        with bad(r"file\.safetensors is damaged"):
+            files.read(path)
 
 
-def test_missing_file_is_told_from_a_damaged_one(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        files.read(tmp_path / "none.npz")
+def test_other_content_under_the_same_description_is_refused(path):
+    other = {**TENSORS, "a/x": TENSORS["a/x"] + 1}
+    path.write_bytes(safetensors.torch.save(other, metadata_of(path)))
+    with bad("the content of a/x is not what was written"):
+        files.read(path)
+    assert set(files.read(path, "b/")[0]) == {"b/x", "b/y"}  # what is not read is not checked
+
+
+@pytest.mark.parametrize("field", ["about", "arrays"])
+def test_description_that_was_changed_is_refused(path, field):
+    digest, text = metadata_of(path)["scalesteer"].split(" ", 1)
+    meta = json.loads(text)
+    meta[field] |= {"a/x": "0" * 64}
+    path.write_bytes(safetensors.torch.save(TENSORS, {"scalesteer": f"{digest} {json.dumps(meta, sort_keys=True)}"}))
+    with bad("its description is missing or not what was written"):
+        files.read(path, None)
+
+
+@pytest.mark.parametrize("tensors", [{"a/x": TENSORS["a/x"]}, {**TENSORS, "more": torch.ones(1)}])
+def test_description_of_other_tensors_is_refused(path, tensors):
+    path.write_bytes(safetensors.torch.save(tensors, metadata_of(path)))
+    with bad("its description is of another file"):
+        files.read(path, None)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "match"),
+    [
+        (None, "its description is missing"),
+        ({"format": "pt"}, "its description is missing"),
+        (sealed(json.dumps({"format": 3})), "it has format 3, and this version reads 1 and 2"),
+        (sealed(json.dumps({"format": 2, "about": [], "arrays": {"x": ""}})), "of another file"),
+        (sealed(json.dumps({"format": 2, "arrays": {"x": ""}})), "KeyError: 'about'"),
+        (sealed(json.dumps([2])), "TypeError"),
+        (sealed("[" * 100_000), "RecursionError"),
+        (sealed('{"about":' * 100_000), "RecursionError"),
+        ({"about": '{"a":' * 100_000, "digest": ""}, "RecursionError"),
+    ],
+)
+def test_sound_file_of_another_kind_or_version_is_refused(path, metadata, match):
+    path.write_bytes(safetensors.torch.save({"x": torch.ones(1)}, metadata))
+    with bad(match):
+        files.read(path)
+
+
+def test_file_that_claims_too_much_is_refused_before_it_is_read(path, monkeypatch):
+    path.write_bytes((files.LARGEST_HEADER + 1).to_bytes(8, "little") + bytes(100))
+    with bad("its header has more than 16,777,216 bytes"):
+        files.read(path)
+    with open(path, "wb") as file:
+        file.truncate(files.LARGEST_FILE + 1)  # takes no room on disk
+    with bad("it has more than 4,294,967,296 bytes"):
+        files.read(path)
+
+
+def test_missing_file_is_told_from_a_damaged_one(tmp_path, path):
+    for missing in (tmp_path / "none", path / "none"):
+        with pytest.raises(FileNotFoundError):
+            files.read(missing)
+
+
+def test_pipe_and_directory_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in (tmp_path / "pipe", tmp_path):
+        with bad("it is not a regular file"):
+            files.read(wrong)
+
+
+# Format 1, of older checkpoints, written by hand
+
+
+def save_format_1(path, tensors, about, described=None):
+    described = described or json.dumps({"format": 1, **about}, sort_keys=True)
+    hasher = hashlib.sha256(described.encode())
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(bytes(tensor.clone().reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b"")
+    path.write_bytes(safetensors.torch.save(tensors, {"about": described, "digest": hasher.hexdigest()}))
+
+
+def test_format_1_is_read(path):
+    new, _ = files.read(path)
+    save_format_1(path, TENSORS, ABOUT)
+    tensors, meta = files.read(path)
+    assert meta["about"] == ABOUT
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], new[name]) for name in new)
+
+
+@pytest.mark.parametrize("change", ["name", "value", "type", "about"])
+def test_change_in_format_1_is_noticed(path, change):
+    save_format_1(path, TENSORS, ABOUT)
+    tensors, metadata = dict(TENSORS), metadata_of(path)
+    if change == "name":
+        tensors["b/z"] = tensors.pop("b/y")
+    elif change == "value":
+        tensors["b/y"] = torch.tensor(4)
+    elif change == "type":
+        tensors["c"] = tensors["c"].view(torch.int16)
+    else:
+        metadata["about"] = metadata["about"].replace("test", "tset")
+    path.write_bytes(safetensors.torch.save(tensors, metadata))
+    with bad("its content does not match its digest"):
+        files.read(path)
+
+
+@pytest.mark.parametrize("described", ['{"format": 3}', "{}", "[]", "3"])
+def test_other_description_in_the_place_of_format_1_is_refused(path, described):
+    save_format_1(path, TENSORS, {}, described)
+    with bad("is damaged or not a file of scalesteer"):
+        files.read(path)
+
+
+# Writing, locks, the cache
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -86,64 +211,88 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing(path, monkeypatch, s
 
     before = path.read_bytes()
     monkeypatch.setattr(os, step, full)
-    with pytest.raises(DataError, match=r"cannot write to the cache at .* \(No space left on device\)"):
-        files.write(path, {"a": np.zeros(9)}, {})
+    with bad(r"cannot write to the cache at .* \(No space left on device\)"), files.building(path):
+        save(path, {"a": torch.zeros(9)}, {})
     assert path.read_bytes() == before
-    assert [p.name for p in path.parent.glob(".*")] == []
-
-
-def test_sound_archive_with_other_content_is_refused(path, tmp_path):
-    files.write(tmp_path / "other.npz", {"a/x": ARRAYS["a/x"] + 1, "b/x": ARRAYS["b/x"]}, {})
-    with (
-        zipfile.ZipFile(path) as source,
-        zipfile.ZipFile(tmp_path / "other.npz") as other,
-        zipfile.ZipFile(tmp_path / "mixed.npz", "w") as mixed,
-    ):
-        mixed.writestr("meta.json", source.read("meta.json"))
-        for name in ("a/x.npy", "b/x.npy"):
-            mixed.writestr(name, other.read(name))
-    with pytest.raises(DataError, match="the content of a/x is not what was written"):
-        files.read(tmp_path / "mixed.npz")
+    assert [p.name for p in path.parent.glob(".*") if p.suffix != ".lock"] == []
 
 
 def test_cache_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="set SCALESTEER_CACHE"), files.building(tmp_path / "file" / "x.npz"):
+    with bad("set SCALESTEER_CACHE"), files.building(tmp_path / "file" / "x"):
         pass
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_cache_is_an_error(tmp_path):
     (tmp_path / "cache").mkdir(mode=0o555)
-    with pytest.raises(DataError, match="set SCALESTEER_CACHE"), files.building(tmp_path / "cache" / "x.npz"):
+    with bad("set SCALESTEER_CACHE"), files.building(tmp_path / "cache" / "x"):
         pass
 
 
-def test_second_builder_waits_for_the_first_and_says_so(tmp_path, caplog):
-    order = []
+def test_lock_names_its_holder_and_leaves_no_note(tmp_path):
+    with files.locked(tmp_path / ".lock"):
+        with pytest.raises(files.LockedError, match=rf"is in use by process {os.getpid()} on .* since .*\.$"):
+            files.locked(tmp_path / ".lock").__enter__()
+        assert list(tmp_path.glob("*.holder"))
+    assert not list(tmp_path.glob("*.holder"))
 
-    def second():
-        with files.building(tmp_path / "x.npz"):
-            order.append("second")
 
-    thread = threading.Thread(target=second)
-    with files.building(tmp_path / "x.npz"):
+class Cached:
+    """A file of the cache that counts how often it is made."""
+
+    def __init__(self, path):
+        self.path, self.made = path, 0
+
+    def make(self):
+        self.made += 1
+        return TENSORS, ABOUT
+
+    def get(self):
+        return files.cached(self.path, "b/", lambda meta: meta["about"] == ABOUT, self.make)
+
+
+def test_cached_file_is_made_once(tmp_path):
+    cached = Cached(tmp_path / "folder" / "x.safetensors")
+    for _ in range(2):
+        tensors, meta = cached.get()
+        assert (set(tensors), meta["about"]) == ({"b/x", "b/y"}, ABOUT)
+    assert cached.made == 1
+
+
+def test_second_process_waits_for_the_first_says_so_and_makes_nothing(tmp_path, caplog):
+    cached = Cached(tmp_path / "x.safetensors")
+    thread = threading.Thread(target=cached.get)
+    with files.building(cached.path):
         thread.start()
         while not caplog.messages:
             time.sleep(0.01)
-        order.append("first")
+        save(cached.path)
     thread.join(10)
-    assert order == ["first", "second"]
-    assert caplog.messages == ["waiting for another process that is making x.npz"]
+    assert cached.made == 0
+    assert caplog.messages == ["waiting for another process that is making x.safetensors"]
 
 
-def test_leftovers_of_a_killed_build_are_removed(tmp_path):
-    (tmp_path / ".x.npz.123.tmp").write_bytes(b"half")
-    (tmp_path / ".x.npz.lock").touch()  # its holder is dead
-    with files.building(tmp_path / "x.npz"):
-        assert not list(tmp_path.glob("*.tmp"))
+@pytest.mark.parametrize("content", [b"", b"PK\3\4 an archive", files.encode(TENSORS, {"what": "another"})])
+def test_cached_file_that_is_not_sound_is_made_again_with_a_word(tmp_path, caplog, content):
+    cached = Cached(tmp_path / "x.safetensors")
+    cached.path.write_bytes(content)
+    assert cached.get()[1]["about"] == ABOUT
+    assert cached.made == 1
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith(" It is made again.")
+
+
+def test_leftovers_of_a_killed_build_and_of_the_old_format_are_removed(tmp_path):
+    cached = Cached(tmp_path / "x [1].safetensors")
+    (tmp_path / ".x [1].safetensors.123.tmp").write_bytes(b"half")
+    (tmp_path / ".x [1].safetensors.lock").touch()  # its holder is dead
+    (tmp_path / "x [1].npz").write_bytes(b"old")
+    cached.get()
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.glob("*.npz"))
 
 
 def test_missing_extra_names_the_command_that_installs_it():
-    with pytest.raises(ImportError, match=r"no_such_module is needed .* pip install 'scalesteer\[data\]'"):
+    with pytest.raises(ImportError, match=r"no_such_module is needed .* pip install 'scalesteer\[cli\]'"):
         files.require("no_such_module.inside")

@@ -1,26 +1,31 @@
-"""The cache on disk: files that prove their content, written atomically under a lock."""
+"""Files that prove their content, written atomically: one format for the cache and for checkpoints; and locks."""
 
+import glob
 import hashlib
 import importlib
-import io
 import json
 import logging
 import os
 import platform
 import time
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-Arrays = dict[str, NDArray[Any]]
+import torch
+from torch import Tensor
 
 log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
+LARGEST_FILE = 4 << 30
+LARGEST_HEADER = 16 << 20
+FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
+
+# The dtypes of the data by numpy's names: pinned digests, of arrays, are made with these.
+_NAMES = {
+    torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8", torch.float32: "<f4", torch.float64: "<f8"
+}  # fmt: skip
 
 
 class DataError(ValueError):
@@ -32,25 +37,32 @@ class LockedError(DataError):
 
 
 def require(module: str) -> Any:
-    """Import a module of the `data` extra, or say how to install it."""
+    """Import a module of the `cli` extra, or say how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{module.partition('.')[0]} is needed here and not installed: pip install 'scalesteer[cli]'"
+            f"{module.partition('.')[0]} is needed here and not installed: pip install 'scalesteer[cli]'."
         ) from error
 
 
 def cache_dir() -> Path:
     """Where everything is kept: `SCALESTEER_CACHE`, or the platform's cache directory."""
     named = os.environ.get("SCALESTEER_CACHE")
-    return Path(named).expanduser() if named else Path(require("pooch").os_cache("scalesteer"))
+    return Path(named).expanduser() if named else Path(require("platformdirs").user_cache_dir("scalesteer"))
 
 
-def array_digest(array: NDArray[Any]) -> str:
-    """SHA-256 of an array's type, shape and bytes."""
-    head = f"{array.dtype.str}{array.shape}".encode()
-    return hashlib.sha256(head + b"\0" + np.ascontiguousarray(array).data).hexdigest()
+def tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's type, shape and bytes."""
+    hasher = hashlib.sha256(f"{_NAMES.get(tensor.dtype, tensor.dtype)}{tuple(tensor.shape)}\0".encode())
+    hasher.update(_bytes(tensor))
+    return hasher.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    if not tensor.numel():  # may have strides that cannot be viewed as bytes
+        return memoryview(b"")
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def combined_digest(digests: Mapping[str, str]) -> str:
@@ -73,59 +85,88 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink()
 
 
-def write(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
-    """Write arrays and a description as one `.npz`: the same content gives the same bytes.
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file appears under its name only when it is complete; a crash leaves the old one."""
+    with replacing(path) as file:
+        file.write(content)
 
-    The file appears under its name only when it is complete.
 
-    Raises:
-        DataError: The directory cannot be written to.
+def encode(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    """Tensors and a JSON-ready description as a safetensors file: the same content gives the same bytes.
+
+    The file's metadata has one entry (the order of several would be left to chance): the description and the digest
+    of each tensor as JSON, after the SHA-256 of that JSON.
     """
-    digests = {name: array_digest(array) for name, array in arrays.items()}
-    meta = {"about": about, "arrays": digests, "digest": combined_digest(digests)}
-    try:
-        # ZipInfo's own date (1980) instead of the clock's, and nothing compressed: reading is a copy.
-        with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta, indent=1))
-            for name, array in arrays.items():
-                member = io.BytesIO()
-                np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
-                archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getbuffer())
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    digests = {name: tensor_digest(tensor) for name, tensor in plain.items()}
+    text = json.dumps({"format": FORMAT, "about": about, "arrays": digests}, sort_keys=True)
+    metadata = {"scalesteer": f"{hashlib.sha256(text.encode()).hexdigest()} {text}"}
+    content: bytes = require("safetensors.torch").save(plain, metadata)
+    return content
 
 
-def read(path: Path, prefix: str | None = "") -> tuple[Arrays, dict[str, Any]]:
-    """Read the arrays whose name starts with `prefix`, each checked against its digest, and the description.
+def read(path: Path, prefix: str | None = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors whose name starts with `prefix`, each checked against its digest, and the description.
+
+    Nothing in a file can run code, and no more is read than what is asked for.
 
     Args:
-        path: A file that :func:`write` made.
-        prefix: Which arrays; None reads the description alone.
+        path: A file with the bytes that :func:`encode` gives, or a checkpoint of format 1.
+        prefix: Which tensors; None reads the description alone.
+
+    Returns:
+        The tensors, on the CPU, and a dictionary: `about` (the description), `arrays` (the digest of every tensor, also
+        of those not read) and `digest` (one for all of these).
 
     Raises:
         FileNotFoundError: There is no such file.
-        DataError: The file is damaged, was not finished or holds pickled objects.
+        DataError: The file is damaged, was not finished, or is not of a format that this version reads.
     """
-    arrays: Arrays = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
-                    raise ValueError(f"{info.filename} is not stored as it should be")
-            meta: dict[str, Any] = json.loads(archive.read("meta.json"))
-            if combined_digest(meta["arrays"]) != meta["digest"]:
-                raise ValueError("its digests do not agree")
-            for name, digest in meta["arrays"].items():
-                if prefix is not None and name.startswith(prefix):
-                    with archive.open(f"{name}.npy") as member:
-                        arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
-                    if array_digest(arrays[name]) != digest:
-                        raise ValueError(f"the content of {name} is not what was written")
+        if path.stat().st_size > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE:,} bytes")
+        if not path.is_file():  # opening a pipe would wait
+            raise ValueError("it is not a regular file")
+        with open(path, "rb") as file:
+            if int.from_bytes(file.read(8), "little") > LARGEST_HEADER:
+                raise ValueError(f"its header has more than {LARGEST_HEADER:,} bytes")
+        with require("safetensors").safe_open(path, "pt") as content:
+            metadata = content.metadata() or {}
+            if "scalesteer" not in metadata and {"about", "digest"} <= metadata.keys():
+                return _read_format_1(content, metadata)
+            digest, _, text = metadata.get("scalesteer", "").partition(" ")
+            if hashlib.sha256(text.encode()).hexdigest() != digest:
+                raise ValueError("its description is missing or not what was written")
+            meta = json.loads(text)
+            if meta["format"] != FORMAT:
+                raise ValueError(f"it has format {meta['format']!r}, and this version reads 1 and {FORMAT}")
+            if set(content.keys()) != set(meta["arrays"]) or not isinstance(meta["about"], dict):
+                raise ValueError("its description is of another file")
+            names = [] if prefix is None else [name for name in meta["arrays"] if name.startswith(prefix)]
+            tensors = {name: content.get_tensor(name).clone() for name in names}
+        for name, tensor in tensors.items():
+            if tensor_digest(tensor) != meta["arrays"][name]:
+                raise ValueError(f"the content of {name} is not what was written")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"{path} does not exist") from error
-    except Exception as error:  # a damaged archive makes its readers raise nearly anything
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    return arrays, meta
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:  # a damaged file makes its readers raise nearly anything, RecursionError among them
+        raise DataError(f"{path} is damaged or not a file of scalesteer ({type(error).__name__}: {error}).") from error
+    return tensors, {**meta, "digest": combined_digest(meta["arrays"])}
+
+
+def _read_format_1(content: Any, metadata: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    about = json.loads(metadata["about"])
+    if about.pop("format") != 1:
+        raise ValueError("its format is not 1")
+    tensors = {name: content.get_tensor(name).clone() for name in sorted(content.keys())}
+    hasher = hashlib.sha256(metadata["about"].encode())
+    for name, tensor in tensors.items():
+        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(_bytes(tensor))
+    if hasher.hexdigest() != metadata["digest"]:
+        raise ValueError("its content does not match its digest")
+    digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+    return tensors, {"format": 1, "about": about, "arrays": digests, "digest": combined_digest(digests)}
 
 
 @contextmanager
@@ -143,7 +184,7 @@ def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
         holder = "another process"
         with suppress(OSError):
             holder = note.read_text() or holder
-        raise LockedError(f"{path.parent} is in use by {holder}") from error
+        raise LockedError(f"{path.parent} is in use by {holder}.") from error
     try:
         note.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         yield
@@ -155,31 +196,68 @@ def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
 
 @contextmanager
 def building(path: Path) -> Iterator[None]:
-    """Hold the lock on a file while it is made; a second process waits for the first.
+    """Hold the lock on a file of the cache while it is made; a second process waits for the first.
 
-    What a killed holder left half written is removed here.
+    What a killed holder left half written is removed, and so is the same file as an older version wrote it (.npz).
 
     Raises:
         DataError: The directory cannot be written to, or the lock is not free after 15 minutes.
     """
     lock = path.with_name(f".{path.name}.lock")
-    with ExitStack() as held:
-        try:
+    try:
+        with ExitStack() as held:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 held.enter_context(locked(lock))
             except LockedError:
                 log.warning("waiting for another process that is making %s", path.name)
                 held.enter_context(locked(lock, LOCK_WAIT_S))
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-            leftover.unlink(missing_ok=True)
-        yield
+            for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+                leftover.unlink(missing_ok=True)
+            yield
+            path.with_suffix(".npz").unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot write to the cache at {path.parent} ({error.strerror or error}): "
+            "set SCALESTEER_CACHE to a directory with room that you can write to."
+        ) from error
 
 
-def _unwritable(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"cannot write to the cache at {path.parent} ({error.strerror or error}): "
-        "set SCALESTEER_CACHE to a directory with room that you can write to"
-    )
+def cached(
+    path: Path,
+    prefix: str,
+    is_sound: Callable[[dict[str, Any]], bool],
+    make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a file of the cache holds; it is made first if it is missing, damaged or of another version.
+
+    Args:
+        path: The file.
+        prefix: Which tensors to read; see :func:`read`.
+        is_sound: Whether what :func:`read` gives with the tensors is what the file should hold.
+        make: Gives the tensors and the description to keep.
+
+    Raises:
+        DataError: The directory cannot be written to.
+    """
+
+    def found(report: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        try:
+            tensors, meta = read(path, prefix)
+            if not is_sound(meta):
+                raise DataError(f"{path} does not hold what its name says.")
+        except FileNotFoundError:
+            return None
+        except DataError as error:
+            if report:
+                log.warning("%s It is made again.", error)
+            return None
+        return tensors, meta
+
+    if kept := found(report=False):
+        return kept
+    with building(path):
+        if kept := found(report=True):  # made by another process meanwhile
+            return kept
+        write_atomically(path, encode(*make()))
+        return read(path, prefix)

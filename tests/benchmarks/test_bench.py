@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import bench
+from benchmarks.__main__ import app
 from scalesteer import cli
 from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d
 
@@ -23,7 +24,7 @@ def test_file_holds_environment_and_every_contender(tmp_path):
     result = bench.run(path, device="cpu", cases=cases, pace=FAST)
     assert json.loads(path.read_text()) == result
     about = result["environment"]
-    assert about["command"] == "scalesteer bench --device cpu"
+    assert about["command"] == "python -m benchmarks bench --device cpu"
     assert (about["torch"], about["threads"]) == (torch.__version__, torch.get_num_threads())
     assert len(about["commit"]) >= 40
     assert [case["group"] for case in result["measurements"]] == ["layer", "layer", "network"]
@@ -146,11 +147,12 @@ def test_lists_what_is_asked_for(cuda):
 def test_command_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "list_cases", lambda cuda, quick: [LAYER, replace(LAYER, group="sweep")])
     path = tmp_path / "x.json"
-    assert cli.main(["bench", "--device", "cpu", "--quick", "--only", "layer,network", "--output", str(path)]) == 0
+    command = ["bench", "--device", "cpu", "--quick", "--only", "layer,network"]
+    assert cli.main([*command, "--output", str(path)], commands=app) == 0
     out, err = capsys.readouterr()
     assert (out.splitlines()[0], out.splitlines()[-1], err) == (bench.describe(LAYER.to_dict()), str(path), "")
     result = json.loads(path.read_text())
-    assert result["environment"]["command"] == "scalesteer bench --device cpu --quick --only layer,network"
+    assert result["environment"]["command"] == "python -m benchmarks bench --device cpu --quick --only layer,network"
     assert [case["group"] for case in result["measurements"]] == ["layer"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalesteer.data import ELASTIC_ALPHAS, SplitSpec, distort, scale
-from scalesteer.data.elastic import _displacements, move
+from scalesteer.data.elastic import displacements, move
 from scalesteer.data.streams import random_below, random_bits, random_uniform, stream_key
 
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
@@ -86,7 +86,7 @@ def slow_warp(image, field):
 def test_distortion_is_the_formula(alpha, sigma, width):
     image = np.random.default_rng(0).integers(0, 256, (28, width), np.uint8)  # bright up to the border
     field = slow_field(31, 28, width, alpha, sigma, seed=2)
-    fast = _displacements(np.array([31]), (28, width), alpha, sigma, 2)[:, 0] / 256
+    fast = displacements(np.array([31]), (28, width), alpha, sigma, 2)[:, 0] / 256
     np.testing.assert_allclose(fast, field, atol=0.5 / 256 + 2e-4 * alpha)
     ours = distort(image[None], alpha, sigma=sigma, seed=2, indices=np.array([31]))[0]
     # Half a grey value from rounding, the rest from the 1/256 pixel of the displacements.
@@ -110,7 +110,7 @@ def test_image_depends_only_on_seed_and_index(digits):
 
 
 def test_field_grows_with_alpha_and_is_not_renormalised(digits):
-    fields = [_displacements(np.arange(500), (28, 28), alpha, 4.0, 0) / 256 for alpha in ELASTIC_ALPHAS]
+    fields = [displacements(np.arange(500), (28, 28), alpha, 4.0, 0) / 256 for alpha in ELASTIC_ALPHAS]
     for field, alpha in zip(fields, ELASTIC_ALPHAS, strict=True):
         np.testing.assert_allclose(field, fields[1] * alpha / 10, atol=0.011)
     # White noise of variance 1/3 under a Gaussian keeps 1 / (4 pi sigma^2) of it, away from the border.

@@ -1,8 +1,10 @@
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from scalesteer import files
-from scalesteer.data import DATASETS, PARTS, SplitSpec, build, load_part, scale, sources
+from scalesteer import files as cache_files
+from scalesteer.data import DATASETS, PARTS, DataError, SplitSpec, build, load_part, scale, sources
 
 SRC = Path(scale.__file__).parents[2]
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
@@ -28,10 +30,18 @@ def parts(pools):
     return {name: scale.build_split(pools[spec.source], spec) for name, spec in specs.items()}
 
 
+def digest(array):
+    return hashlib.sha256(f"{array.dtype.str}{array.shape}\0".encode() + array.tobytes()).hexdigest()
+
+
+def combined(digests):
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
 def digest_of(parts):
     """The digest of built parts, from the arrays themselves."""
     arrays = {f"{part}/{name}": array for part in parts for name, array in vars(parts[part]).items()}
-    return files.combined_digest({name: files.array_digest(array) for name, array in arrays.items()})
+    return combined({name: digest(array) for name, array in arrays.items()})
 
 
 @pytest.mark.parametrize("split", scale.SPLITS)
@@ -256,7 +266,7 @@ def run_python(code, *argv):
 
 def test_four_processes_in_any_order_give_the_same_bytes(filled_cache):
     alone = build("mnist-scale", [0, 1], **SMALL)
-    files = {path: path.read_bytes() for path in filled_cache.glob("splits/*.npz")}
+    files = {path: path.read_bytes() for path in filled_cache.glob("splits/*.safetensors")}
     for path in files:
         path.unlink()
     code = (
@@ -269,28 +279,93 @@ def test_four_processes_in_any_order_give_the_same_bytes(filled_cache):
         output = process.communicate(timeout=120)[0].decode().split()
         assert process.returncode == 0
         assert output == [alone[int(split)]["digest"] for split in order]
-    assert {path: path.read_bytes() for path in filled_cache.glob("splits/*.npz")} == files
+    assert {path: path.read_bytes() for path in filled_cache.glob("splits/*.safetensors")} == files
 
 
 def test_corrupted_or_half_written_split_is_noticed_and_rebuilt(filled_cache, caplog):
     spec = SplitSpec(**SMALL)
     _, meta = load_part(spec)
-    (path,) = filled_cache.glob("splits/*.npz")
+    (path,) = filled_cache.glob("splits/*.safetensors")
     good = path.read_bytes()
-    at = good.index(b"test/images.npy") + 5000
-    objects = filled_cache / "objects.npz"
-    np.savez(objects, meta=np.array([{}], object))
+    at = len(good) // 2
+    np.savez(filled_cache / "objects.npz", meta=np.array([{}], object))
     other = scale.split_path(SplitSpec(split=1, **SMALL), sources.Identity(**meta["about"]["source"]))
     build("mnist-scale", [1], **SMALL)
-    for spoilt in (good[:at] + b"\xff" + good[at + 1 :], good[: len(good) // 2], b"", objects.read_bytes(),
-                   other.read_bytes()):  # fmt: skip
+    for spoilt in (good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :], good[: len(good) // 2], b"",
+                   (filled_cache / "objects.npz").read_bytes(), other.read_bytes()):  # fmt: skip
         path.write_bytes(spoilt)
         caplog.clear()
-        part, again = load_part(spec, "test")
-        assert again == meta
-        assert len(part.labels) == 600
-        assert "building it again" in caplog.text
+        for part, count in zip(PARTS, SMALL["sizes"], strict=True):
+            loaded, again = load_part(spec, part)
+            assert again == meta
+            assert len(loaded.labels) == count
+        assert len(caplog.messages) == 1
+        assert "It is made again." in caplog.text
         assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("change", ["entry lacks", "entry more", "field lacks", "field more", "empty", "other release"])
+def test_sound_split_of_another_version_is_noticed_and_rebuilt(filled_cache, caplog, change):
+    spec = SplitSpec(**SMALL)
+    _, meta = load_part(spec)
+    (path,) = filled_cache.glob("splits/*.safetensors")
+    good = path.read_bytes()
+    tensors, about = cache_files.read(path)[0], dict(meta["about"])
+    if change == "entry lacks":
+        del tensors["train/scales"]
+    elif change == "entry more":
+        tensors["train/more"] = tensors["train/scales"]
+    elif change == "field lacks":
+        del about["recipe"]
+    elif change == "field more":
+        about["url"] = "x"
+    elif change == "empty":
+        about = {}
+    else:
+        about["source"] = {**about["source"], "digest": "0" * 64}
+    path.write_bytes(cache_files.encode(tensors, about))
+    assert load_part(spec, "test")[1] == meta
+    assert caplog.messages == [f"{path} does not hold what its name says. It is made again."]
+    assert path.read_bytes() == good
+
+
+def test_cache_of_the_old_format_is_replaced(filled_cache):
+    spec = SplitSpec(**SMALL)
+    path = scale.split_path(spec, sources.identify("mnist")[0])
+    path.parent.mkdir()
+    np.savez(path.with_suffix(".npz"), **{"train/images": np.zeros((300, 28, 28), np.uint8)})
+    assert load_part(spec)[0].images.any()
+    assert list(filled_cache.glob("splits/[!.]*")) == [path]
+
+
+def test_recipe_is_part_of_a_splits_identity(monkeypatch, pools):
+    identity = pools["mnist"].identity
+    before = scale.split_path(SplitSpec(), identity)
+    monkeypatch.setattr(scale, "RECIPE", scale.RECIPE + 1)
+    assert scale.split_path(SplitSpec(), identity) != before
+
+
+def test_split_needs_no_pool_once_it_is_built(filled_cache, monkeypatch):
+    _, meta = load_part(SplitSpec(**SMALL))
+    monkeypatch.setattr(sources, "fetch", None)
+    assert load_part(SplitSpec(**SMALL), "val")[1] == meta
+
+
+@pytest.mark.parametrize("named", ["argument", "environment"])
+def test_named_directory_decides_although_the_cache_has_the_source(filled_cache, tmp_path, monkeypatch, named):
+    if named == "environment":
+        monkeypatch.setenv("SCALESTEER_DATA", str(tmp_path / "none"))
+    options = {"data_dir": tmp_path / "none"} if named == "argument" else {}
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz is missing in .*none"):
+        load_part(SplitSpec(**SMALL), **options)
+
+
+def test_pairs_need_every_digit(pools):
+    pool = pools["mnist"]
+    kept = pool.labels != 3
+    few = replace(pool, images=pool.images[kept], labels=pool.labels[kept])
+    with pytest.raises(ValueError, match="a part of the pool holds no image of some digit"):
+        scale.build_split(few, SplitSpec("mnist-scale-local-2"))
 
 
 def test_killed_build_is_finished_by_the_next(filled_cache):
@@ -300,7 +375,7 @@ def test_killed_build_is_finished_by_the_next(filled_cache):
             time.sleep(0.001)
         process.kill()
         process.communicate()
-        finished = list(filled_cache.glob("splits/*.npz"))
+        finished = list(filled_cache.glob("splits/*.safetensors"))
         if not finished:
             break
         finished[0].unlink()
@@ -313,7 +388,7 @@ def test_cache_path_with_spaces_and_unicode(filled_cache, monkeypatch, tmp_path)
     odd = filled_cache.rename(tmp_path / "dä ta [1] データ")
     monkeypatch.setenv("SCALESTEER_CACHE", str(odd))
     assert len(load_part(SplitSpec(**SMALL), "val")[0].labels) == 100
-    assert len(list(odd.glob("splits/*.npz"))) == 1
+    assert len(list(odd.glob("splits/*.safetensors"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,79 +1,15 @@
 """What the documents claim: numbers come from results/, examples run, links lead somewhere."""
 
-import json
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import report as speed
-from paper import guide_page as plots
-from paper import reproduce
-from paper.results import collect
+from scalesteer import cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-
-
-def test_the_guides_tables_are_those_of_the_measured_numbers():
-    numbers = json.loads((plots.OUTPUT / "maths.json").read_text())
-    for document, parts in ((plots.GUIDE, plots.tables(numbers)), (plots.README, plots.readme_parts(numbers))):
-        text = document.read_text()
-        assert plots.fill(text, parts) == text
-
-
-def test_the_papers_tables_are_those_of_the_results():
-    for document, parts in reproduce.documents(collect(ROOT / "results"), ROOT).items():
-        text = (ROOT / document).read_text()
-        assert reproduce.fill(text, parts) == text
-
-
-def test_the_page_on_speed_is_that_of_the_measured_times():
-    for document, parts in ((speed.PAGE, speed.parts), (speed.README, speed.readme_parts)):
-        text = document.read_text()
-        assert plots.fill(text, parts(speed.load())) == text
-
-
-def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, monkeypatch):
-    def write(name, commit, **rates):
-        cases = [
-            {"group": group, "train": True, "batch": 1, "precision": "float32", "graph": False}
-            | {"contenders": {"a net": {"ms": 1, "q1": 1, "q3": 1, "images_per_s": rate}}}
-            for group, rate in rates.items()
-        ]
-        about = {"torch": "2", "python": "3", "device": "d", "threads": 2, "load": 0, "command": f"measure {name}"}
-        (tmp_path / name).write_text(json.dumps({"environment": about | {"commit": commit}, "measurements": cases}))
-
-    monkeypatch.setattr(speed, "RESULTS", tmp_path)
-    write("cpu.json", "a" * 40, large=111, baselines=222)
-    write("cpu-baselines.json", "b" * 40, baselines=333)
-    large, compared = speed.section(speed.load()["cpu"], "cpu").split("**The compared networks:**")
-    assert "| 111 |" in large
-    assert "commit aaaaaaa; `measure cpu.json`." in large
-    assert "| 333 |" in compared
-    assert "222" not in compared
-    assert compared.startswith(" torch 2, Python 3, commit bbbbbbb; `measure cpu-baselines.json`.")
-
-
-def test_the_page_on_speed_takes_failures_and_gaps():
-    result = speed.load()["cpu"]
-    for case in result["measurements"]:
-        case["contenders"] = {name: {"error": "out of memory"} for name in case["contenders"]}
-    shown = speed.section(result, "cpu")
-    assert "out of memory" in shown
-    assert "failed" in shown
-    for count in range(len(result["measurements"])):  # a run that was cut short anywhere
-        assert speed.section(result | {"measurements": result["measurements"][:count]}, "cpu")
-    assert "Not measured yet" in speed.parts({"cpu": result | {"measurements": []}})["h200"]
-
-
-def test_the_guides_numbers_can_be_measured_again():
-    numbers = json.loads((plots.OUTPUT / "maths.json").read_text())
-    for name, row in plots.steering_table().items():
-        assert row == pytest.approx(numbers["steering"][name], rel=0.02)
-    for order, row in plots.footnote_table().items():
-        assert row == pytest.approx(numbers["footnote"][order], rel=1e-3)
-    assert plots.rank_table() == numbers["rank"]
 
 
 def test_the_readmes_example_runs():
@@ -90,3 +26,34 @@ def test_relative_links_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
     missing = [link for link in links if not (document.parent / link).exists()]
     assert not missing
+
+
+def commands(text):
+    """The commands in a document's code: program and first word, as written in indented lines and between backticks."""
+    code = "\n".join(re.findall(r"^    .*$|`[^`\n]+`", text, flags=re.M))
+    return set(re.findall(r"(scalesteer|python -m \w+|make) ([a-z]+)\b", code))
+
+
+def exists(program, word, capsys):
+    """Whether a program takes this as its first word."""
+    if program == "make":
+        return re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), flags=re.M) is not None
+    module = "scalesteer.cli" if program == "scalesteer" else f"{program.split()[-1]}.__main__"
+    with pytest.raises(SystemExit):
+        cli.main([word, "--help"], commands=importlib.import_module(module).app, prog="program")
+    return f"program {word} " in capsys.readouterr().out  # of a word that it does not know it shows the list
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documents_name_commands_that_exist(document, capsys):
+    if document.name != "CHANGELOG.md":  # tells of what was
+        assert [found for found in sorted(commands(document.read_text())) if not exists(*found, capsys)] == []
+
+
+def test_a_command_that_does_not_exist_is_noticed(capsys):
+    found = commands(
+        "On scalesteer fonts.\n\n    scalesteer data fetch\n    make docs # all\n\nand `python -m paper nope`."
+    )
+    assert found == {("scalesteer", "data"), ("make", "docs"), ("python -m paper", "nope")}
+    assert {one for one in found if not exists(*one, capsys)} == {("python -m paper", "nope")}
+    assert not exists("make", "nope", capsys)

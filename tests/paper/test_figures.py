@@ -1,8 +1,9 @@
 """Every figure is drawn from real layers and networks, and the numbers of measures.py are what they say they are."""
 
-import inspect
+import errno
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,25 +41,49 @@ def needed():
 
 @pytest.fixture(scope="module")
 def image_set():
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (60, 28, 28), generator=draw, dtype=torch.uint8)
-    scales = 0.3 + 0.7 * torch.rand(60, generator=draw)
-    return ImageSet(images, torch.randint(10, (60,), generator=draw), scales)
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (60, 28, 28), generator=random, dtype=torch.uint8)
+    scales = 0.3 + 0.7 * torch.rand(60, generator=random)
+    return ImageSet(images, torch.randint(10, (60,), generator=random), scales)
+
+
+@pytest.fixture(scope="module")
+def trained(needed, image_set):
+    """What figures are drawn from, without the run directories."""
+
+    class Given(figures.Trained):
+        ss, lsi, test = needed["ss"], needed["lsi"], image_set
+
+    return Given(lsi_run=Path("given"))
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
-def test_every_figure_is_drawn_and_described(name, needed, image_set, tmp_path):
-    draw, description = figures.FIGURES[name]
-    required = [p.name for p in inspect.signature(draw).parameters.values() if p.default is p.empty]
-    arguments = {p: image_set if "models" in required and p == "images" else needed[p] for p in required}
-    if name == "scale-tracking":  # a plain network has no scales
-        arguments["models"] = {"SS-CNN": needed["ss"], "locally scale-invariant": needed["lsi"]}
-    figure = draw(**arguments)
+def test_every_figure_is_drawn_and_described(name, trained, tmp_path):
+    description, draw = figures.FIGURES[name]
+    figure = draw(trained)
     assert isinstance(figure, Figure)
     assert description
     assert "\n" not in description
-    figure.savefig(tmp_path / "figure.png", dpi=40)
-    assert (tmp_path / "figure.png").stat().st_size > 1000
+    figures.save(figure, tmp_path / "new" / "figure.png", dpi=40)
+    assert (tmp_path / "new" / "figure.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(suffix, tmp_path, monkeypatch):
+    path = tmp_path / f"figure{suffix}"
+    figures.save(Figure(), path, dpi=20)
+    before = path.read_bytes()
+    real = Figure.savefig
+
+    def half(figure, file, **options):
+        real(figure, file, **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(OSError, match="No space left"):
+        figures.save(Figure(figsize=(3, 3)), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.fixture
@@ -73,22 +98,36 @@ def runs(tiny, tmp_path):
     return found
 
 
-def test_a_figure_gets_the_networks_and_images_that_it_asks_for(runs, cache, tiny, monkeypatch):
-    def probe(ss, lsi, model, layer, models, images, image, titles=()):
-        return ss, lsi, model, layer, models, images, image, titles
-
-    monkeypatch.setitem(figures.FIGURES, "probe", figures.Entry(probe, ""))
-    ss, lsi, model, layer, models, images, image, titles = figures.draw("probe", **runs)
-    assert isinstance(ss.first, ScaleSteerableConv2d)
-    assert isinstance(lsi.first, LocallyScaleInvariantConv2d)
-    assert model is ss
-    assert layer is ss.first
-    assert models == {"SS-CNN": ss, "locally scale-invariant CNN": lsi}
+def test_trained_networks_and_images_are_those_of_the_runs(runs, cache, tiny):
+    trained = figures.Trained(runs["ss"], runs["lsi"])
+    assert isinstance(trained.ss.first, ScaleSteerableConv2d)
+    assert isinstance(trained.lsi.first, LocallyScaleInvariantConv2d)
+    assert trained.networks == {"SS-CNN": trained.ss, "locally scale-invariant CNN": trained.lsi}
+    assert list(figures.Trained(runs["ss"]).networks) == ["SS-CNN"]
     test = load(tiny, "test")
-    assert torch.equal(images.images, test.images)
-    largest = int(test.scales[:6].argmax())
-    assert torch.equal(image, test.images[largest, None].float() / 255)
-    assert titles == [f"size {size:.2f}" for size in sorted(test.scales[:6].tolist())]
+    assert torch.equal(trained.test.images, test.images)
+    images, titles = trained.examples
+    order = sorted(range(6), key=test.scales.tolist().__getitem__)
+    assert torch.equal(images, torch.stack([test.images[i, None].float() / 255 for i in order]))
+    assert titles == [f"size {test.scales[i]:.2f}" for i in order]
+
+
+def test_a_figure_is_drawn_by_its_name(runs, cache):
+    (axis, *_) = figures.draw("filter-bank", ss=runs["ss"]).axes
+    assert axis.get_title() == "scale 1"
+    with pytest.raises(ValueError, match="`name` must be one of 'basis'"):
+        figures.draw("no-such-figure")
+
+
+def test_the_pages_plots_have_the_measured_curves():
+    plots = figures.plots()
+    assert {path.split("/")[0] for path in plots} == {"guide", "figures"}
+    (axis,) = plots["guide/theorem.png"].axes
+    assert [line.get_label() for line in axis.get_lines()][-1] == "no $s^{m-2}$"
+    left, right = plots["guide/sampling.png"].axes
+    numbers = measures.guide_numbers()
+    assert list(left.get_lines()[1].get_ydata())[-1] == 100 * numbers["steering"]["area"]["7 -> 17"]
+    assert list(right.get_lines()[3].get_ydata()) == [100 * error for error in numbers["footnote"]["4.0"]]
 
 
 def test_a_figure_without_its_run_or_with_another_is_refused(runs, cache):
@@ -212,18 +251,18 @@ def test_area_sampling_steers_better_than_resizing_the_input_twice():
 
 
 def test_errors_are_drawn_as_means_over_runs():
-    figure = figures.draw_errors({"a": [[0.1, 0.2], [0.3, 0.2]]}, [0.5, 1.0], "size", span=(0.5, 0.6))
+    figure = figures.plot_errors({"a": [[0.1, 0.2], [0.3, 0.2]]}, [0.5, 1.0], "size", span=(0.5, 0.6))
     (axis,) = figure.axes
     line = next(line for line in axis.get_lines() if line.get_label() == "a")
     assert line.get_ydata() == pytest.approx([20, 20])
     assert line.get_xdata() == pytest.approx([0.5, 1.0])
-    with pytest.raises(ValueError, match="2 errors a run"):
-        figures.draw_errors({"a": [[0.1]]}, [0.5, 1.0], "size")
+    with pytest.raises(ValueError, match="2 errors per run"):
+        figures.plot_errors({"a": [[0.1]]}, [0.5, 1.0], "size")
 
 
 def test_ratios_are_lines_with_a_dot_for_each_pair():
     lines = {"paper": ([0.5, 0.6], []), "here": ([1.0, 1.2], [[0.9, 1.1], [1.1, 1.3]])}
-    figure = figures.draw_ratios({"a / b": lines, "a / c": lines}, [0, 10], "strength", (1.0, 1.1))
+    figure = figures.plot_ratios({"a / b": lines, "a / c": lines}, [0, 10], "strength", (1.0, 1.1))
     for axis, level in zip(figure.axes, (1.0, 1.1), strict=True):
         limit, paper, here, *dots = (line.get_ydata() for line in axis.lines)
         assert list(limit) == [level, level]

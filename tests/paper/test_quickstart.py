@@ -76,6 +76,7 @@ def test_a_miniature_run_ends_in_a_report_that_needs_nothing_else(finished, caps
         assert outside not in text
     assert 'name="viewport"' in text
     assert quickstart.verdict(result) in page.text
+    assert "What now" in page.text
     assert json.loads((folder / "result.json").read_text()) == result
 
 
@@ -99,43 +100,36 @@ def test_the_same_settings_give_the_same_errors(finished, tmp_path):
 
 def test_all_networks_have_about_the_same_number_of_parameters():
     counts = {
-        name: quickstart.count_parameters(quickstart.MORE["all"].model(name, 0))
-        for name in quickstart.MORE["all"].models
+        name: quickstart.count_parameters(quickstart.EDITIONS["all"].model(name, 0))
+        for name in quickstart.EDITIONS["all"].models
     }
     assert counts.pop("spatial-transformer") < 1.2 * min(counts.values())  # it has a network before the network
     assert max(counts.values()) / min(counts.values()) < 1.1
 
 
 def test_every_network_takes_part_if_asked_to(filled_cache, tmp_path):
-    settings = replace(TINY, models=quickstart.MORE["all"].models, seeds=(0, 1, 2), test_scales=(0.6, 0.9))
+    settings = replace(TINY, models=quickstart.EDITIONS["all"].models, seeds=(0, 1, 2), test_scales=(0.6, 0.9))
     result = quickstart.run(settings, tmp_path)
-    assert list(result["summary"]) == list(quickstart.MORE["all"].models)
-    _, body = quickstart.rows(result)
-    assert [row[0] for row in body] == [quickstart.TITLES[name] for name in settings.models]
+    assert list(result["summary"]) == list(quickstart.EDITIONS["all"].models)
+    _, *body = quickstart.rows(result)
+    assert [row[0] for row in body] == [quickstart.NAMES[name] for name in settings.models]
     outside = [r["outside"] for r in result["runs"] if r["model"] == "spatial-transformer"]
     assert body[3][-1] == f"{100 * statistics.mean(outside):.1f} ± {100 * statistics.stdev(outside):.1f}"
     assert quickstart.verdict(result).count(" %") == 5
 
 
 def test_variants_lack_what_they_say():
-    settings = quickstart.MORE["variants"]
+    settings = quickstart.EDITIONS["variants"]
     whole, points, single = (settings.model(name, 0).first for name in settings.models)
     assert [len(layer.scales) for layer in (whole, points, single)] == [5, 5, 1]
     assert points.basis == LogRadialBasis.preset("paper")
     assert whole.basis == single.basis == LogRadialBasis.preset("area")
 
 
-def kept(name="result"):
-    return json.loads((ROOT / "results" / "quickstart" / f"{name}.json").read_text())
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("result", quickstart.Settings()), *((f"result-{name}", more) for name, more in quickstart.MORE.items())],
-)
-def test_the_kept_result_is_one_of_the_settings_and_holds_what_it_shows(name, settings):
-    result = kept(name)
-    assert result["settings"] == json.loads(json.dumps(quickstart.asdict(settings)))
+@pytest.mark.parametrize("edition", quickstart.EDITIONS)
+def test_the_kept_result_is_one_of_the_settings_and_holds_what_it_shows(edition):
+    result = quickstart.recorded(edition)
+    assert result["settings"] == json.loads(json.dumps(quickstart.asdict(quickstart.EDITIONS[edition])))
     assert result["outside"] == [0.3, 0.4, 0.8, 0.9, 1.0]
     for name, own in quickstart.summarize(result["runs"]).items():
         assert result["summary"][name]["errors"] == pytest.approx(own["errors"])
@@ -145,27 +139,51 @@ def test_the_kept_result_is_one_of_the_settings_and_holds_what_it_shows(name, se
     assert str(ROOT) not in json.dumps(result)
 
 
-def test_the_readmes_table_has_a_row_a_network_and_a_column_a_size():
-    lines = quickstart.readme_table(kept()).splitlines()
+def test_the_pages_table_has_a_row_for_each_network_and_a_column_for_each_size():
+    lines = quickstart.quickstart_table().splitlines()
     table = [line for line in lines if line.startswith("|")]
-    assert {line.count(" | ") for line in table} == {9}
+    assert {line.count(" | ") for line in table if "---" not in line} == {9}
     assert table[0].startswith("| size of the digits | 0.3 | 0.4 | 0.5\\* |")
-    assert [line.split(" | ")[0] for line in table[2:]] == ["| SS-CNN", "| plain CNN"]
-    assert f"{100 * kept()['summary']['ss-cnn']['outside']:.1f} |" in table[2]
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| SS-CNN", "| Plain CNN"]
+    outside = f"{100 * quickstart.recorded()['summary']['ss-cnn']['outside']:.1f}"
+    assert table[2].endswith(f"| {outside} |")
+    assert quickstart.quickstart_outside()["SS-CNN"] == outside
     assert "3,000" in lines[-1]
 
 
-def test_the_verdict_follows_the_numbers(finished):
-    result, _ = finished
-    for ss, plain, word in ((0.1, 0.2, "below"), (0.2, 0.1, "above"), (0.1, 0.1, "the same as")):
-        result["summary"]["ss-cnn"]["outside"], result["summary"]["plain-cnn"]["outside"] = ss, plain
-        said = f"error is {100 * ss:.1f} %, {word} that of plain CNN ({100 * plain:.1f} %)"
-        assert said in quickstart.verdict(result)
+def test_the_verdict_follows_the_numbers():
+    summary = {"ss-cnn": {"outside": 0.1234}, "plain-cnn": {"outside": 0.2}}
+    said = quickstart.verdict({"summary": summary, "outside": [0.3, 1.0]})
+    assert said == "Mean error at sizes never seen in training (0.3, 1.0): SS-CNN 12.3 %; Plain CNN 20.0 %."
+
+
+def test_plots_are_those_of_the_kept_results():
+    plots = quickstart.plots()
+    assert set(plots) == {f"quickstart/errors{suffix}.png" for suffix in ("", "-all", "-variants")}
+    line = next(x for x in plots["quickstart/errors.png"].axes[0].get_lines() if x.get_label() == "SS-CNN")
+    assert list(line.get_ydata()) == pytest.approx(
+        [100 * error for error in quickstart.recorded()["summary"]["ss-cnn"]["errors"]]
+    )
+
+
+def test_the_command_prints_the_table_and_keeps_what_it_is_asked_to(filled_cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "ROOT", tmp_path)
+    monkeypatch.setattr(quickstart, "RESULTS", tmp_path / "results")
+    monkeypatch.setitem(quickstart.EDITIONS, "variants", replace(TINY, models=("ss-cnn", "ss-cnn, points"), seeds=(0,)))
+    assert quickstart.main(["--variants", "--record"]) == 0
+    result = quickstart.recorded("variants")
+    assert result == json.loads((tmp_path / "quickstart-variants" / "result.json").read_text())
+    assert result["environment"]["command"] == "make quickstart VARIANTS=1"
+    out = capsys.readouterr().out
+    assert out.startswith("Training 2 small networks on MNIST digits, 1 times each: about 8 minutes")
+    (row,) = [line for line in out.splitlines() if line.startswith("SS-CNN, sampled at points  ")]
+    assert row.split()[4:] == quickstart.percent(result["summary"]["ss-cnn, points"])
+    assert out.endswith(f"The report: {tmp_path / 'quickstart-variants' / 'index.html'}\n")
 
 
 def test_what_cannot_be_done_is_one_line_and_status_2(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(quickstart, "home", lambda: tmp_path / "file")
+    monkeypatch.setattr(quickstart, "ROOT", tmp_path / "file")
     assert quickstart.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("quickstart: ")
@@ -195,6 +213,6 @@ import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from paper import quickstart
-quickstart.home = lambda: Path(sys.argv[1])
+quickstart.ROOT = Path(sys.argv[1])
 sys.exit(quickstart.main([]))
 """

@@ -65,9 +65,9 @@ def with_little_memory(cache, log, argv, room):
     sys.exit(cli.main(argv))
 
 
-def table(cache, grid, folder):
-    """Run a table."""
-    from paper.runner import run_table
+def experiment(cache, grid, folder):
+    """Make the runs of an experiment."""
+    from paper import run
 
     prepare(cache, os.devnull)
-    run_table(grid, runs=Path(folder, "runs"), results=Path(folder, "results"), device="cpu")
+    run.make("1", grid, runs=Path(folder, "runs"), results=Path(folder, "results"), device="cpu")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from scalesteer import files
 from scalesteer.files import locked
 from scalesteer.models import create_model
 from scalesteer.training import BusyError, RunError, checkpoint, evaluate, learning_rate, load, load_model, loop, train
@@ -362,18 +363,18 @@ def test_leftover_temporary_files_are_removed(cache, tiny, undisturbed, tmp_path
 
 def test_crash_between_checkpoint_and_result_gives_the_result_once(cache, tiny, undisturbed, tmp_path, monkeypatch):
     for name in ("metrics.jsonl", "model.safetensors", "result.json"):
-        write = checkpoint.write_atomically
+        write = files.write_atomically
 
         def crash(path, content, name=name, write=write):
             if path.name == name and (name != "metrics.jsonl" or content.count(b"\n") == 3):
                 raise SystemExit(9)
             write(path, content)
 
-        monkeypatch.setattr(checkpoint, "write_atomically", crash)
+        monkeypatch.setattr(files, "write_atomically", crash)
         with pytest.raises(SystemExit):
             train(tiny, tmp_path, device="cpu")
         assert not (tmp_path / "result.json").exists()
-        monkeypatch.setattr(checkpoint, "write_atomically", write)
+        monkeypatch.setattr(files, "write_atomically", write)
     train(tiny, tmp_path, device="cpu")
     assert outcome(tmp_path) == outcome(undisturbed)
 

@@ -5,11 +5,11 @@
 (0.3, 1.0)
 """
 
-from ..files import DataError, cache_dir
-from .elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, distort
-from .scale import DATASETS, PARTS, SplitSpec, build, load_part
-from .sources import SOURCES, fetch
-from .tensors import ImageSet, load_split
+from scalesteer.data.elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, distort
+from scalesteer.data.scale import DATASETS, PARTS, SplitSpec, build, load_part
+from scalesteer.data.sources import SOURCES, fetch
+from scalesteer.data.tensors import ImageSet, load_split
+from scalesteer.files import DataError, cache_dir
 
 __all__ = [
     "DATASETS",

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .._checks import integer, real
-from .sources import Images
-from .streams import random_bits, stream_key
+from scalesteer._checks import integer, real
+from scalesteer.data.sources import Images
+from scalesteer.data.streams import random_bits, stream_key
 
 ELASTIC_ALPHAS = (0.0, 10.0, 20.0, 30.0, 40.0)
 ELASTIC_SIGMA = 4.0
@@ -66,7 +66,7 @@ def distort(
     result = np.empty_like(images, order="C")
     for start in range(0, len(images), _CHUNK):
         rows = slice(start, start + _CHUNK)
-        result[rows] = _warp(images[rows], _displacements(index[rows], images.shape[1:], alpha, sigma, seed))
+        result[rows] = _warp(images[rows], displacements(index[rows], images.shape[1:], alpha, sigma, seed))
     return result
 
 
@@ -104,7 +104,7 @@ def _smoothing_matrix(size: int, sigma: float) -> NDArray[np.float64]:
     return weights[np.minimum(np.abs(np.subtract.outer(np.arange(size), np.arange(size))), radius + 1)]
 
 
-def _displacements(
+def displacements(
     index: NDArray[np.integer], shape: tuple[int, ...], alpha: float, sigma: float, seed: int
 ) -> NDArray[np.int32]:
     """(2, n, H, W), down and right, in 1/256 pixel."""

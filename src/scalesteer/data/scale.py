@@ -7,20 +7,21 @@ does not depend on versions, processors or on what else is built.
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from .. import files
-from .._checks import choice, integer, reals
-from ..files import DataError, log
-from . import sources
-from .sources import SIDE, Identity, Images, Pool
-from .streams import random_below, random_bits, random_uniform, stream_key
+from scalesteer import files
+from scalesteer._checks import choice, integer, reals
+from scalesteer.data import sources
+from scalesteer.data.sources import SIDE, Identity, Images, Pool
+from scalesteer.data.streams import random_below, random_bits, random_uniform, stream_key
 
 PARTS = ("train", "val", "test")
 RESAMPLERS = ("bilinear", "antialias")
@@ -222,7 +223,7 @@ def _ink_columns(images: Images) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def split_path(spec: SplitSpec, identity: Identity) -> Path:
     """Where the cache keeps a split: any difference in spec or source gives another file."""
     digest = hashlib.sha256(json.dumps(_about(spec, identity), sort_keys=True).encode()).hexdigest()
-    return files.cache_dir() / "splits" / f"{spec.dataset}-{spec.split}-{digest[:12]}.npz"
+    return files.cache_dir() / "splits" / f"{spec.dataset}-{spec.split}-{digest[:12]}.safetensors"
 
 
 def _about(spec: SplitSpec, identity: Identity) -> dict[str, Any]:
@@ -250,8 +251,7 @@ def build(
     """
     specs = [SplitSpec(dataset, split, **options) for split in splits]
     bar = files.require("tqdm").tqdm(specs, f"building {dataset}", unit="split", disable=None, leave=False)
-    identity = _identity(specs[0], data_dir) if specs else None
-    return {spec.split: _open(spec, "", identity)[1] for spec in bar if identity}
+    return {spec.split: _open(spec, "", data_dir)[1] for spec in bar}
 
 
 def load_part(
@@ -268,37 +268,20 @@ def load_part(
         The part, and the split's description as :func:`build` gives it.
     """
     prefix = f"{choice('part', part, PARTS)}/"
-    arrays, meta = _open(spec, prefix, _identity(spec, data_dir))
-    return Part(**{field: arrays[prefix + field] for field in Part.__dataclass_fields__}), meta
+    tensors, meta = _open(spec, prefix, data_dir)
+    return Part(**{field.name: tensors[prefix + field.name].numpy() for field in fields(Part)}), meta
 
 
-def _identity(spec: SplitSpec, data_dir: str | Path | None) -> Identity:
-    cached = None if data_dir else sources.cached_identity(spec.source)
-    return cached or sources.fetch(spec.source, data_dir).identity
+def _open(spec: SplitSpec, prefix: str, data_dir: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    identity, _ = sources.identify(spec.source, data_dir)
+    about = _about(spec, identity)
+    names = {f"{part}/{field.name}" for part in PARTS for field in fields(Part)}
 
+    def make() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        parts = build_split(sources.fetch(spec.source, data_dir), spec)
+        return {f"{p}/{name}": torch.from_numpy(array) for p in PARTS for name, array in vars(parts[p]).items()}, about
 
-def _open(spec: SplitSpec, prefix: str, identity: Identity) -> tuple[files.Arrays, dict[str, Any]]:
-    path = split_path(spec, identity)
-    found = _read(path, prefix, spec, identity)
-    if found is None:
-        with files.building(path):
-            found = _read(path, prefix, spec, identity)  # made by another process meanwhile?
-            if found is None:
-                parts = build_split(sources.load(identity), spec)
-                arrays = {f"{p}/{field}": array for p in PARTS for field, array in vars(parts[p]).items()}
-                files.write(path, arrays, _about(spec, identity))
-                found = files.read(path, prefix)
-    return found
+    def is_sound(meta: dict[str, Any]) -> bool:
+        return bool(meta["about"] == about and meta["arrays"].keys() == names)
 
-
-def _read(path: Path, prefix: str, spec: SplitSpec, identity: Identity) -> tuple[files.Arrays, dict[str, Any]] | None:
-    try:
-        found = files.read(path, prefix)
-        if found[1]["about"] != _about(spec, identity):
-            raise DataError(f"{path} holds another split than its name says")
-    except FileNotFoundError:
-        return None
-    except DataError as error:
-        log.warning("%s; building it again", error)
-        return None
-    return found
+    return files.cached(split_path(spec, identity), prefix, is_sound, make)

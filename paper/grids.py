@@ -1,0 +1,319 @@
+"""Every experiment as a grid of runs, the paper's numbers, and the claims that both are held against. Data only.
+
+One protocol holds for all methods: the defaults of `RunConfig` and `PROTOCOL`. Learning rate, weight decay and input
+size of each method are chosen on validation data from one small search (the experiment "tuning") and stand in `CHOSEN`.
+
+A new experiment is an entry of `EXPERIMENTS`; `python -m paper run NAME` makes its runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from scalesteer.data import ELASTIC_ALPHAS
+from scalesteer.data.scale import SPLITS
+from scalesteer.harmonics import PAPER_SCALES
+from scalesteer.training.config import RunConfig
+
+Options = dict[str, Any]  # of `RunConfig`
+
+METHODS = {
+    "Spatial Transformer": "spatial-transformer",
+    "SS-CNN": "ss-cnn",
+    "LocScaleEq-CNN": "vector-field-cnn",
+    "LocScaleInv-CNN": "locally-scale-invariant-cnn",
+    "Plain CNN": "plain-cnn",  # the control; not in the paper
+}
+DATASETS = {"mnist-scale": "MNIST-Scale", "fmnist-scale": "FMNIST-Scale"}
+PROTOCOL = {"precision": "tf32"}
+"""What all runs share beside the defaults of `RunConfig`."""
+
+
+class Settings(NamedTuple):
+    """What may differ between methods; `upsample` 1 shows them 28 x 28 pixels, 2 shows them 56 x 56."""
+
+    lr: float
+    weight_decay: float
+    upsample: int
+
+    def __str__(self) -> str:
+        return f"lr {self.lr:g}, weight decay {self.weight_decay:g}, {28 * self.upsample} px"
+
+
+SEARCH = tuple(itertools.starmap(Settings, itertools.product((0.002, 0.005), (0.01, 0.1), (1, 2))))
+TUNING_EPOCHS = 10
+CHOSEN = {
+    ("Spatial Transformer", "mnist-scale"): Settings(0.005, 0.01, 2),
+    ("Spatial Transformer", "fmnist-scale"): Settings(0.005, 0.1, 2),
+    ("SS-CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
+    ("SS-CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
+    ("LocScaleEq-CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
+    ("LocScaleEq-CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
+    ("LocScaleInv-CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
+    ("LocScaleInv-CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
+    ("Plain CNN", "mnist-scale"): Settings(0.005, 0.1, 2),
+    ("Plain CNN", "fmnist-scale"): Settings(0.005, 0.1, 2),
+}
+"""What tuning chose; a test compares it with the results. MNIST-scale-local-2 is made of the same digits as MNIST-Scale
+and uses its settings."""
+
+STRENGTHS = tuple(f"α = {alpha:g}" for alpha in ELASTIC_ALPHAS)
+MOVED = {0.5: "moved 0.5 px", 1.0: "moved 1 px"}
+"""Pixels that images are moved by where networks are tested under distortion: with blur, and without."""
+
+PAPER: dict[str, dict[str, dict[str, str]]] = {
+    "1": {
+        "Spatial Transformer": {"MNIST-Scale": "1.97 ± 0.09", "FMNIST-Scale": "13.11 ± 0.25"},
+        "SS-CNN": {"MNIST-Scale": "1.91 ± 0.04", "FMNIST-Scale": "14.24 ± 0.31"},
+        "LocScaleEq-CNN": {"MNIST-Scale": "2.44 ± 0.07", "FMNIST-Scale": "15.72 ± 0.32"},
+        "LocScaleInv-CNN": {"MNIST-Scale": "2.75 ± 0.09", "FMNIST-Scale": "15.91 ± 0.41"},
+    },
+    # The paper's "ScaleInv Net" is taken to be its LocScaleInv-CNN: it names no other network that could be meant.
+    "2": {
+        "LocScaleInv-CNN": dict(zip(STRENGTHS, ("3.2", "5.92", "9.6", "16.2", "27"), strict=True)),
+        "Spatial Transformer": dict(zip(STRENGTHS, ("1.87", "3.4", "5.12", "9.2", "16.2"), strict=True)),
+        "SS-CNN": dict(zip(STRENGTHS, ("1.87", "3.7", "5.6", "9.82", "16.83"), strict=True)),
+    },
+    "3": {
+        "Spatial Transformer": {"1 % data": "4.76 ± 0.38", "10 % data": "0.73 ± 0.05", "100 % data": "0.23 ± 0.02"},
+        "SS-CNN": {"1 % data": "4.27 ± 1.14", "10 % data": "0.40 ± 0.02", "100 % data": "0.09 ± 0.01"},
+    },
+}
+"""Errors in % by table, line and column, with their standard deviation where the paper has one."""
+
+FIRST_RELEASE = {"Spatial Transformer": 12.81, "SS-CNN": 13.89, "LocScaleEq-CNN": 13.27, "LocScaleInv-CNN": 13.75}
+FIRST_RELEASE["Plain CNN"] = 14.36
+"""Our means on FMNIST-Scale, in %, with the first release of Fashion-MNIST, which was withdrawn."""
+
+FEW_IMAGES: dict[str, Options] = {
+    "1 % data": {"train_images": 100, "batch_size": 25, "epochs": 300},
+    "10 % data": {"train_images": 1000, "epochs": 300},
+    "100 % data": {"train_images": 10_000},
+}
+"""Fewer images need smaller batches and more passes, up to the 300 that the paper allows."""
+
+ABLATIONS: dict[str, Options] = {
+    "SS-CNN, as in Table 1": {},
+    "basis area": {"basis": "area"},
+    "basis released-code": {"basis": "released-code"},
+    "support crop": {"support": "crop"},
+    "one scale: 7": {"scales": PAPER_SCALES[:1]},
+    "one scale: 17": {"scales": PAPER_SCALES[-1:]},
+    "two scales: 7, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[-1])},
+    "three scales: 7, 11, 17": {"scales": (PAPER_SCALES[0], PAPER_SCALES[2], PAPER_SCALES[-1])},
+    "eleven scales: 7, 8, …, 17": {"scales": tuple(size / 7 for size in range(7, 18))},
+    "m = 0": {"m": 0.0},
+    "m = 0.5": {"m": 0.5},
+    "m = 2": {"m": 2.0},
+    "order 1": {"orders": (1.0,)},
+    "orders 0.5, 1": {"orders": (0.5, 1.0)},
+    "orders 0.5, 1, 2, 4": {"orders": (0.5, 1.0, 2.0, 4.0)},
+}
+"""For each variant of SS-CNN, what differs from its run in Table 1."""
+FEW_SPLITS = (0, 1, 2)  # of ablations and their like
+
+CHOICES: tuple[dict[str, Options], ...] = (
+    {"points": {}, "areas": ABLATIONS["basis area"]},
+    {"m = 1": {}, "m = 0.5": ABLATIONS["m = 0.5"]},
+    {"disc": {}, "crop": ABLATIONS["support crop"]},
+    {"six scales": {}, "three scales": ABLATIONS["three scales: 7, 11, 17"]},
+)
+"""Changes to the filters that may be combined; the first of each is what SS-CNN has in the tables."""
+COMBINED = {
+    levels: {k: v for level, options in zip(levels, CHOICES, strict=True) for k, v in options[level].items()}
+    for levels in itertools.product(*CHOICES)
+}
+
+DISTORTED = ("LocScaleInv-CNN", "Spatial Transformer", "SS-CNN", "Plain CNN")
+"""The methods of Table 2."""
+SMOOTHER: dict[str, Options] = {
+    "SS-CNN, basis area": ABLATIONS["basis area"],
+    "SS-CNN, basis area, m = 0.5": ABLATIONS["basis area"] | ABLATIONS["m = 0.5"],
+}
+"""Variants of SS-CNN in Table 2, whose filters are smoother than the paper's."""
+EPOCHS = (60, 120, 300)
+"""Epochs that the methods of Table 2 are trained for: those of that table, and more, up to the paper's 300."""
+
+
+class Row(NamedTuple):
+    """One run of an experiment, and the cell of its table that the run counts for."""
+
+    line: str
+    column: str
+    config: RunConfig
+
+
+class Experiment(NamedTuple):
+    """A grid of runs; with `distorted` their networks are also tested under distortion."""
+
+    title: str
+    rows: tuple[Row, ...]
+    distorted: bool = False
+
+    @property
+    def runs(self) -> tuple[RunConfig, ...]:
+        """Each run once; the first split of all methods first, so that a table fills evenly."""
+        return tuple(sorted(dict.fromkeys(row.config for row in self.rows), key=lambda config: config.split))
+
+
+def configuration(method: str, dataset: str = "mnist-scale", **changes: Any) -> RunConfig:
+    """A run of a method with the settings chosen for it, and with changes."""
+    chosen = CHOSEN[method, dataset if dataset in DATASETS else "mnist-scale"]
+    return RunConfig(**{"model": METHODS[method], "dataset": dataset, **PROTOCOL, **chosen._asdict(), **changes})
+
+
+def _grid(lines: dict[str, Options], columns: dict[str, Options], splits: Iterable[int] = SPLITS) -> tuple[Row, ...]:
+    """One run for each line, column and split; a line and a column say what is particular to their runs."""
+    return tuple(
+        Row(line, column, configuration(**own, **more, split=split))
+        for (line, own), (column, more), split in itertools.product(lines.items(), columns.items(), splits)
+    )
+
+
+def _each(methods: Iterable[str]) -> dict[str, Options]:
+    return {method: {"method": method} for method in methods}
+
+
+def _variants(changes: dict[str, Options]) -> dict[str, Options]:
+    return {name: {"method": "SS-CNN", **own} for name, own in changes.items()}
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "tuning": Experiment(
+        f"Error on the validation data of split 0 after at most {TUNING_EPOCHS} epochs; ✓ is chosen",
+        _grid(
+            _each(METHODS),
+            {
+                f"{title}, {own}": {"dataset": data, **own._asdict(), "epochs": TUNING_EPOCHS, "tuning": True}
+                for (data, title), own in itertools.product(DATASETS.items(), SEARCH)
+            },
+            splits=(0,),
+        ),
+    ),
+    "1": Experiment(
+        "Error rates on MNIST-Scale and FMNIST-Scale",
+        _grid(_each(METHODS), {title: {"dataset": data} for data, title in DATASETS.items()}),
+    ),
+    "2": Experiment(
+        "Test-time elastic distortions on MNIST-Scale, the network of each method that is best on validation data",
+        _grid(_each(DISTORTED) | _variants(SMOOTHER), {"60 epochs": {}}),
+        distorted=True,
+    ),
+    "3": Experiment(
+        "MNIST-scale-local-2 with less and less training data",
+        _grid(
+            _each(("Spatial Transformer", "SS-CNN", "Plain CNN")),
+            {column: {"dataset": "mnist-scale-local-2", **own} for column, own in FEW_IMAGES.items()},
+        ),
+    ),
+    "sizes": Experiment(
+        "MNIST-Scale, splits 0 to 2, with the input as it is and enlarged",
+        _grid(_each(METHODS), {"28 px": {"upsample": 1}, "56 px": {"upsample": 2}}, FEW_SPLITS),
+    ),
+    "ablations": Experiment(
+        "MNIST-Scale, splits 0 to 2; differences are to the runs of the first line, or to their mean",
+        _grid(_variants(ABLATIONS), {"SS-CNN": {}}, FEW_SPLITS),
+    ),
+    "longer": Experiment(
+        "Table 2's methods after more epochs, means over splits",
+        _grid(_each(DISTORTED), {f"{epochs} epochs": {"epochs": epochs} for epochs in EPOCHS}),
+        distorted=True,
+    ),
+}
+_TESTED = {row.config for name in ("2", "ablations") for row in EXPERIMENTS[name].rows}
+EXPERIMENTS["choices"] = Experiment(
+    "SS-CNN with all combinations of four changes to its filters; validation data of splits 0 to 2",
+    tuple(  # what has not been run for another table does without the test set
+        row if row.config in _TESTED else row._replace(config=replace(row.config, tuning=True))
+        for row in _grid(_variants({", ".join(levels): own for levels, own in COMBINED.items()}), {"": {}}, FEW_SPLITS)
+    ),
+)
+
+
+class Cell(NamedTuple):
+    """The runs of one cell of an experiment, and which of their numbers is meant."""
+
+    experiment: str
+    line: str
+    column: str
+    measure: str = "test error"
+
+
+class Pair(NamedTuple):
+    """A claim about two cells: the first is below `times` the second."""
+
+    first: Cell
+    second: Cell
+    times: float = 1
+
+
+class Claim(NamedTuple):
+    """A conclusion of the paper, which holds if all of its pairs do; evidence is a page of docs/evidence.
+
+    `paper` is its number where that stands in no table.
+    """
+
+    text: str
+    evidence: str
+    pairs: tuple[Pair, ...]
+    paper: str = ""
+
+
+OTHERS = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")
+PAR = 1.1  # the paper calls SS-CNN on par with the transformer at up to 1.09 times its errors
+
+
+def _below(experiment: str, column: str, first: str, others: Iterable[str]) -> tuple[Pair, ...]:
+    return tuple(Pair(Cell(experiment, first, column), Cell(experiment, other, column)) for other in others)
+
+
+def distortion_pairs(other: str, times: float, column: str = "60 epochs") -> tuple[Pair, ...]:
+    """SS-CNN below so many times another method's errors at every strength of distortion."""
+    return tuple(
+        Pair(Cell("longer", "SS-CNN", column, alpha), Cell("longer", other, column, alpha), times)
+        for alpha in STRENGTHS
+    )
+
+
+CLAIMS: dict[str, Claim] = {
+    "mnist": Claim(
+        "SS-CNN has the lowest error on MNIST-Scale", "input-size", _below("1", "MNIST-Scale", "SS-CNN", OTHERS)
+    ),
+    "input size": Claim(
+        "A larger input helps SS-CNN, not the others",
+        "input-size",
+        (
+            Pair(Cell("sizes", "SS-CNN", "56 px"), Cell("sizes", "SS-CNN", "28 px")),
+            *(Pair(Cell("sizes", other, "28 px"), Cell("sizes", other, "56 px")) for other in OTHERS),
+        ),
+        paper="SS-CNN gains about 0.2, the others nothing",
+    ),
+    "fmnist transformer": Claim(
+        "Spatial Transformer has the lowest error on FMNIST-Scale",
+        "split-by-split",
+        _below("1", "FMNIST-Scale", "Spatial Transformer", ("SS-CNN", *OTHERS[1:])),
+    ),
+    "fmnist": Claim(
+        "SS-CNN has a lower error on FMNIST-Scale than both other locally invariant networks",
+        "split-by-split",
+        _below("1", "FMNIST-Scale", "SS-CNN", OTHERS[1:]),
+    ),
+    "distortion": Claim(
+        "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion",
+        "distortion",
+        distortion_pairs("LocScaleInv-CNN", 1),
+    ),
+    "par": Claim(
+        f"SS-CNN is on par with Spatial Transformer at every strength: at most {PAR:g} times its error",
+        "distortion",
+        distortion_pairs("Spatial Transformer", PAR),
+    ),
+    "few images": Claim(
+        "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images",
+        "few-images",
+        tuple(pair for column in FEW_IMAGES for pair in _below("3", column, "SS-CNN", OTHERS[:1])),
+    ),
+}

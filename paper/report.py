@@ -1,0 +1,739 @@
+"""What was measured: one table of all results, one way to average, intervals, verdicts, and the views of the pages.
+
+A view is a function of the results that gives text: a Markdown table, or words and numbers of a sentence. The templates
+in `paper/pages` name views as in `VIEWS`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+from scipy.stats import t as student
+
+from paper import RESULTS, ROOT, figures, grids
+from paper.grids import CLAIMS, DATASETS, EXPERIMENTS, METHODS, MOVED, PAPER, STRENGTHS, Cell, Pair
+from paper.markdown import table as markdown
+from scalesteer.data import ELASTIC_ALPHAS
+from scalesteer.data.scale import SPLITS
+from scalesteer.training import SCALE_BINS, results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GAP = "–"
+SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
+DISTORTIONS = (*STRENGTHS, *MOVED.values())
+VALIDATION_CHOSE = "as validation chose"  # a number of epochs, for each method its own
+
+# One table of all results
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """One line for each result, errors in %; `turn` 0 is the run in the tables, later ones were made again."""
+
+    results: pd.DataFrame
+
+
+def load(folder: Path = RESULTS) -> Data:
+    """Read all results of a folder.
+
+    Raises:
+        ResultError: If a line does not hold a result.
+    """
+    distorted = {
+        config.name: {f"α = {alpha}": 100 * error for alpha, error in result["errors"].items()}
+        | {f"moved {pixels} px": 100 * error for pixels, error in result["moved"].items()}
+        for config, result in results.read(folder, "distortion")
+    }
+    found: list[dict[str, Any]] = []
+    for kind in ("runs", "repeats"):
+        for config, result in results.read(folder, kind):  # type: ignore[arg-type]
+            about, bins = result["environment"], result.get("test_error_by_scale", ())
+            line = {"run": config.name, "config": config, "repeat": kind == "repeats", "status": result["status"]}
+            line |= {"reason": result.get("reason"), "validation by epoch": result["history"]["val_error"]}
+            line |= {"device": about["device"], "release": about["data"]["source"].get("release")}
+            line |= {key: result.get(key, math.nan) for key in ("val_loss", "parameters", "seconds")}
+            line |= {f"{key} error": 100 * result.get(f"{key}_error", math.nan) for key in ("val", "test")}
+            line |= {f"{row['from']:g}–{row['to']:g}": 100 * row["error"] for row in bins}
+            found.append(line | distorted.get(config.name, {}))
+    numbers = ["val_loss", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
+    words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
+    lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
+    return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
+
+
+@lru_cache(maxsize=64)
+def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
+    """The runs of an experiment, one line for each, with their results; what has not been measured is NaN.
+
+    With `averaged`, a number of a run that was made more than once is the mean.
+    """
+    rows = [(*row, row.config.split, row.config.name) for row in EXPERIMENTS[experiment].rows]
+    grid = pd.DataFrame(rows, columns=["line", "column", "config", "split", "run"])
+    made = data.results
+    first = made[made["turn"] == 0].drop(columns="config")
+    if averaged:
+        ended = made[(made["status"] == "finished") & made["run"].isin(first["run"])]
+        first = ended.groupby("run").mean(numeric_only=True).reset_index()
+    return grid.merge(first, how="left", on="run")
+
+
+@lru_cache(maxsize=4096)
+def values(data: Data, cell: Cell, averaged: bool = True) -> pd.Series:
+    """The numbers of a cell by split, NaN where one is missing."""
+    found = runs(data, cell.experiment, averaged)
+    chosen = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
+    if chosen.empty:
+        raise ValueError(f"there is no cell {cell.line!r}, {cell.column!r} in the experiment {cell.experiment!r}.")
+    return chosen.set_index("split")[cell.measure]
+
+
+def lines(experiment: str) -> list[str]:
+    """The lines of an experiment in their order."""
+    return list(dict.fromkeys(row.line for row in EXPERIMENTS[experiment].rows))
+
+
+def columns(experiment: str) -> list[str]:
+    """The columns of an experiment in their order."""
+    return list(dict.fromkeys(row.column for row in EXPERIMENTS[experiment].rows))
+
+
+# Means, intervals, verdicts
+
+
+def spread(numbers: Iterable[float], form: str = ".2f") -> str:
+    """Mean ± standard deviation (n − 1), and how many of the numbers there are if some are missing.
+
+    Example:
+        >>> spread([1.0, 3.0, 5.0]), spread([2.0, math.nan]), spread([math.nan])
+        ('3.00 ± 2.00', '2.00 (1 of 2)', '–')
+    """
+    numbers = list(numbers)
+    found = [number for number in numbers if not math.isnan(number)]
+    if not found:
+        return GAP
+    deviation = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
+    missing = f" ({len(found)} of {len(numbers)})" if len(found) < len(numbers) else ""
+    return f"{statistics.fmean(found):{form}}{deviation}{missing}"
+
+
+def mean(numbers: Iterable[float], form: str = ".2f") -> str:
+    """The mean of what there is, or a dash."""
+    found = [number for number in numbers if not math.isnan(number)]
+    return f"{statistics.fmean(found):{form}}" if found else GAP
+
+
+def show(data: Data, cell: Cell, averaged: bool = False) -> str:
+    """What a table says in a cell."""
+    return spread(values(data, cell, averaged))
+
+
+class Interval(NamedTuple):
+    """Student's 95 % interval of a mean of differences."""
+
+    changes: list[float]
+    low: float
+    high: float
+    whole: bool  # no difference is missing
+
+    def __str__(self) -> str:
+        if len(self.changes) < 2:
+            return GAP
+        text = " to ".join(f"{end:+.{2 if abs(end) >= 0.005 else 3}f}" for end in (self.low, self.high))
+        return f"**{text}**" if self.low > 0 or self.high < 0 else text
+
+    @property
+    def verdict(self) -> str:
+        """Whether the differences are below zero."""
+        return GAP if not self.whole else "holds" if self.high < 0 else "fails" if self.low > 0 else "undecided"
+
+    @property
+    def summary(self) -> tuple[str, str, str]:
+        """Mean and spread, the interval (bold if zero is outside), and how many are below zero."""
+        below = sum(change < 0 for change in self.changes)
+        return spread(self.changes, "+.2f"), str(self), f"{below} of {len(self.changes)}" if self.changes else GAP
+
+
+def interval(changes: Iterable[float]) -> Interval:
+    """The interval of the mean of differences; NaN is a missing one."""
+    changes = list(changes)
+    found = [change for change in changes if not math.isnan(change)]
+    low, high = -math.inf, math.inf
+    if len(found) > 1:
+        reach = student.ppf(0.975, len(found) - 1) * statistics.stdev(found) / math.sqrt(len(found))
+        low, high = statistics.fmean(found) - reach, statistics.fmean(found) + reach
+    return Interval(found, low, high, len(found) == len(changes) > 1)
+
+
+def minus(data: Data, first: Cell, second: Cell, times: float = 1) -> Interval:
+    """The first cell minus `times` the second, split by split: all methods see the same images in a split."""
+    return interval(values(data, first) - times * values(data, second))
+
+
+def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
+    """Whether all pairs are as claimed (holds, fails, undecided), and the pair that decides that.
+
+    One pair that fails is enough; a missing number is a gap. Differences are weighed as shares of the second error, so
+    that strong distortion counts no more than mild.
+    """
+    found = [(pair, minus(data, *pair)) for pair in pairs]
+    verdicts = {result.verdict for _, result in found}
+    verdict = next((word for word in (GAP, "fails", "undecided") if word in verdicts), "holds")
+    end = "low" if verdict == "fails" else "high"
+    return verdict, *max(found, key=lambda entry: getattr(entry[1], end) / values(data, entry[0].second).mean())
+
+
+# Tables
+
+
+def table(data: Data, name: str, title: bool = True) -> str:
+    """An experiment as a Markdown table with its title; below it runs that failed or came from another device."""
+    head = f"**{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}**"
+    found = runs(data, name).drop_duplicates("run")
+    failed = found[found["status"] == "failed"]
+    notes = [
+        f"{run} failed and is left out: {reason}." for run, reason in zip(failed["run"], failed["reason"], strict=True)
+    ]
+    elsewhere = found[found["device"].notna() & ~found["device"].isin(found["device"].mode()[:1])]
+    notes += [f"Trained on {device}: {', '.join(group['run'])}." for device, group in elsewhere.groupby("device")]
+    own = LAYOUTS.get(name)
+    body = own(data) if own else _beside_the_paper(name, columns(name), lambda line, c: show(data, Cell(name, line, c)))
+    return "\n\n".join([*([head] if title else []), body, *notes])
+
+
+def _beside_the_paper(name: str, heads: Sequence[str], ours: Callable[[str, str], str]) -> str:
+    """Lines and columns, the paper's numbers beside ours where it has any."""
+    paper = PAPER.get(name)
+    rows = [["error in %", *itertools.chain(*((head, "paper") if paper else (head,) for head in heads))]]
+    for line in lines(name):
+        both = ((ours(line, c), *([paper.get(line, {}).get(c, GAP)] if paper else ())) for c in heads)
+        rows.append([line, *itertools.chain(*both)])
+    return markdown(rows)
+
+
+def best_network(data: Data, name: str, line: str, column: str = "60 epochs") -> tuple[dict[str, Any], str]:
+    """The numbers of the network with the lowest validation error, the first split of a tie, and what is missing."""
+    found = runs(data, name)
+    mine = found[(found["line"] == line) & (found["column"] == column)]
+    ended = mine.dropna(subset="val error").sort_values(["val error", "split"])
+    missing = f" ({len(ended)} of {len(mine)})" if len(ended) < len(mine) else ""
+    return ended.iloc[0].to_dict() if len(ended) else dict.fromkeys(STRENGTHS, math.nan), missing
+
+
+def _table_2(data: Data) -> str:
+    def best(line: str, alpha: str) -> str:
+        network, missing = best_network(data, "2", line)
+        return GAP if math.isnan(network[alpha]) else f"{network[alpha]:.2f}{missing}"
+
+    return _beside_the_paper("2", STRENGTHS, best)
+
+
+def chosen_settings(data: Data, method: str, dataset: str) -> grids.Settings | None:
+    """The settings with the lowest validation error in the search, ties by loss; None while a run is missing."""
+    found = runs(data, "tuning")
+    mine = found[(found["line"] == method) & found["config"].map(lambda config: config.dataset == dataset)]
+    if mine["status"].isna().any() or mine["val error"].isna().all():
+        return None
+    best = mine.sort_values(["val error", "val_loss"], kind="stable")["config"].iloc[0]
+    return grids.Settings(best.lr, best.weight_decay, best.upsample)
+
+
+def _tuning(data: Data) -> str:
+    """Methods side by side, one line for each point of the search."""
+    rows = [["validation error in %", *METHODS]]
+    winners = {key: chosen_settings(data, *key) for key in itertools.product(METHODS, DATASETS)}
+    for (dataset, title), settings in itertools.product(DATASETS.items(), grids.SEARCH):
+        column = f"{title}, {settings}"
+        shown = {m: show(data, Cell("tuning", m, column, "val error")) for m in METHODS}
+        rows.append([column, *(f"{shown[m]}{' ✓' * (winners[m, dataset] == settings)}" for m in METHODS)])
+    return markdown(rows)
+
+
+def chosen(data: Data) -> str:
+    """What each method uses, and whether validation chose it."""
+
+    def used(method: str, dataset: str) -> str:
+        ours, best = grids.CHOSEN[method, dataset], chosen_settings(data, method, dataset)
+        return f"{ours}{' (not tuned yet)' if best is None else '' if best == ours else f' (validation chose {best})'}"
+
+    return markdown(
+        [["settings", *DATASETS.values()], *([m, *(used(m, data_) for data_ in DATASETS)] for m in METHODS)]
+    )
+
+
+def _ablations(data: Data) -> str:
+    rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
+    base, *_ = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
+    for line in lines("ablations"):
+        cell = base._replace(line=line)
+        change = "base" if cell == base else minus(data, cell, base).summary[0]
+        rows.append([line, show(data, cell), change, *_costs(data, cell)])
+    return markdown(rows)
+
+
+def _costs(data: Data, cell: Cell) -> list[str]:
+    """Parameters and seconds of training, means over splits; seconds of the device that made most runs."""
+    found = runs(data, cell.experiment)
+    mine = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
+    timed = mine[mine["device"].isin(found["device"].mode()[:1])]
+    return [mean(mine["parameters"], ",.0f"), mean(timed["seconds"], ",.0f")]
+
+
+def _sizes(data: Data) -> str:
+    """Both input sizes for every method."""
+    rows = [["error in %", "28 px", "56 px", "28 minus 56 px", "parameters", "seconds, 28 px", "seconds, 56 px"]]
+    for method in METHODS:
+        both = [Cell("sizes", method, column) for column in columns("sizes")]
+        (parameters, fast), (_, slow) = (_costs(data, cell) for cell in both)
+        rows.append([method, *(show(data, c) for c in both), minus(data, *both).summary[0], parameters, fast, slow])
+    return markdown(rows)
+
+
+def paper_sizes(data: Data) -> str:
+    """MNIST-Scale with the input sizes that the paper has for each method."""
+    heads = ("here", "paper", "SS-CNN minus it", "95 % interval", "SS-CNN lower in")
+    rows = [["input size of the paper, error in %", *heads]]
+    ours = Cell("sizes", "SS-CNN", "56 px")
+    for method in METHODS:
+        own = ours if method == "SS-CNN" else Cell("sizes", method, "28 px")
+        compared = (GAP,) * 3 if own == ours else minus(data, ours, own).summary
+        paper = PAPER["1"].get(method, {}).get("MNIST-Scale", GAP)
+        rows.append([f"{method}, {own.column}", show(data, own), paper, *compared])
+    return markdown(rows)
+
+
+def pairs(data: Data, name: str) -> str:
+    """SS-CNN against each other method in one of the paper's tables, split by split."""
+    rows = [["SS-CNN minus", "mean ± std of the differences", "95 % interval of the mean", "SS-CNN lower in"]]
+    for column, line in itertools.product(columns(name), lines(name)):
+        if line != "SS-CNN":
+            found = minus(data, Cell(name, "SS-CNN", column), Cell(name, line, column))
+            rows.append([f"{line}, {column}", *found.summary])
+    return markdown(rows)
+
+
+def distorted(data: Data) -> str:
+    """Table 2 as means over splits, also with images moved."""
+    rows = [[line, *(show(data, Cell("2", line, "60 epochs", m)) for m in DISTORTIONS)] for line in lines("2")]
+    return markdown([["error in %", *DISTORTIONS], *rows])
+
+
+def distorted_pairs(data: Data) -> str:
+    """SS-CNN against each other line of Table 2, in every way that images were changed."""
+    others = [Cell("2", line, "60 epochs") for line in lines("2") if line != "SS-CNN"]
+    return markdown([["SS-CNN minus", *DISTORTIONS], *([c.line, *_against_ours(data, c)] for c in others)])
+
+
+def _against_ours(data: Data, other: Cell, column: str | None = None) -> list[str]:
+    """SS-CNN minus another cell in every way that images were changed, in the same column or another."""
+    ours = other._replace(line="SS-CNN", column=column or other.column)
+    return [str(minus(data, ours._replace(measure=m), other._replace(measure=m))) for m in DISTORTIONS]
+
+
+def _longer(data: Data) -> str:
+    """Each method of Table 2 after 60 epochs and after more."""
+    rows = [["error in %", "validation", *STRENGTHS]]
+    for line, column in itertools.product(lines("longer"), columns("longer")):
+        validation = show(data, Cell("longer", line, column, "val error"), averaged=True)
+        rows.append(
+            [f"{line}, {column}", validation, *(show(data, Cell("longer", line, column, a)) for a in STRENGTHS)]
+        )
+    return markdown(rows)
+
+
+def chosen_epochs(data: Data) -> dict[str, str]:
+    """For each method the column of "longer" with the lowest mean validation error, of those that are complete."""
+    found: dict[str, dict[str, float]] = {line: {} for line in lines("longer")}
+    for line, column in itertools.product(lines("longer"), columns("longer")):
+        errors = values(data, Cell("longer", line, column, "val error"))
+        if errors.notna().all():
+            found[line][column] = statistics.fmean(errors)
+    return {line: min(means, key=means.__getitem__) for line, means in found.items() if len(means) > 1}
+
+
+def longer_changes(data: Data) -> str:
+    """What more epochs do to each method, as intervals."""
+    few, *more = columns("longer")
+    rows = [[f"minus its error after {few}", "validation", *DISTORTIONS]]
+    for line, column in itertools.product(lines("longer"), more):
+        both = [[Cell("longer", line, c, m) for c in (column, few)] for m in ("val error", *DISTORTIONS)]
+        rows.append([f"{line}, {column}", *(str(minus(data, *pair)) for pair in both)])
+    return markdown(rows)
+
+
+def longer_pairs(data: Data) -> str:
+    """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
+    rows = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
+    for line, way in itertools.product(lines("longer"), (*columns("longer")[1:], VALIDATION_CHOSE)):
+        own = epochs_of(data, way)
+        if line != "SS-CNN":
+            known = line in own and "SS-CNN" in own
+            found = _against_ours(data, Cell("longer", line, own[line]), own["SS-CNN"]) if known else [GAP] * 7
+            rows.append([f"{line}, {way}", *found])
+    return markdown(rows)
+
+
+def epochs_of(data: Data, way: str) -> dict[str, str]:
+    """The column of "longer" for each method, if all have the same number of epochs or what validation chose."""
+    return chosen_epochs(data) if way == VALIDATION_CHOSE else dict.fromkeys(lines("longer"), way)
+
+
+def _made_again(data: Data) -> pd.DataFrame:
+    made = data.results[data.results["test error"].notna()]
+    again = made[made["run"].isin(made.loc[made["repeat"], "run"]) & made["run"].isin(made.loc[~made["repeat"], "run"])]
+    titles = {model: method for method, model in METHODS.items()}
+    kinds = [
+        (titles[c.model], DATASETS.get(c.dataset, c.dataset), f"{28 * (c.upsample or 1)} px") for c in again["config"]
+    ]
+    again = again.assign(kind=[", ".join(kind) for kind in kinds], split=[c.split for c in again["config"]])
+    return again.sort_values("run", kind="stable")
+
+
+def repeats(data: Data) -> str:
+    """Runs of the tables beside other runs of the same configuration."""
+    rows = [["error in %", *(f"split {split}" for split in SPLITS), "mean"]]
+    for kind, group in _made_again(data).groupby("kind", sort=False):
+        for turn, part in group.groupby("turn"):
+            errors = dict(zip(part["split"], part["test error"], strict=True))
+            shown = (f"{errors[split]:.2f}" if split in errors else GAP for split in SPLITS)
+            whole = len(errors) == group["split"].nunique()  # means of other splits would not compare
+            name = f"{kind}, {f'another run ({turn})' if turn else 'in the tables'}"
+            rows.append([name, *shown, mean(errors.values()) if whole else GAP])
+    return markdown(rows)
+
+
+def repeat_deviation(data: Data, differences: int = 0) -> str:
+    """Standard deviation of a run around the mean of its configuration, in %; or of the mean of some differences."""
+    groups = _made_again(data).groupby("run")["test error"]
+    freedom = groups.count() - 1
+    one = math.sqrt((freedom * groups.var()).sum() / freedom.sum()) if freedom.sum() else math.nan
+    return mean([one * (math.sqrt(2 / differences) if differences else 1)])
+
+
+def effects(data: Data) -> str:
+    """What each of the changes that were combined is worth on validation data, all others being equal."""
+    rows = [["instead of", "validation error in %, mean ± std", "95 % interval of the mean", "lower in"]]
+    for i, (ours, other) in enumerate(grids.CHOICES):
+        changes: list[float] = []
+        for levels in (levels for levels in grids.COMBINED if levels[i] == other):
+            twin = (*levels[:i], ours, *levels[i + 1 :])
+            changed, unchanged = (Cell("choices", ", ".join(names), "", "val error") for names in (levels, twin))
+            changes += list(values(data, changed) - values(data, unchanged))
+        rows.append([f"{ours}: {other}", *interval(changes).summary])
+    return markdown(rows)
+
+
+def _choices(data: Data) -> str:
+    rows = [["filters", "validation error in %", "validation loss"]]
+    for line in lines("choices"):
+        error = Cell("choices", line, "", "val error")
+        loss = mean(values(data, error._replace(measure="val_loss")), ".3f")
+        rows.append([line, show(data, error, averaged=True), loss])
+    return markdown(rows)
+
+
+def by_scale(data: Data, column: str) -> str:
+    """Error by scale of the object in a column of Table 1, mean over splits."""
+    rows = [[m, *(mean(values(data, Cell("1", m, column, size), False)) for size in SIZES)] for m in METHODS]
+    return markdown([[f"{column}, error in %", *SIZES], *rows])
+
+
+def costs(data: Data) -> str:
+    """Parameters and training time by method."""
+    heads = [f"{column}, {what}" for column in columns("1") for what in ("parameters", "s")]
+    rows = [["mean over splits", *heads, "all runs, minutes"]]
+    for line in lines("1"):
+        both = [Cell("1", line, column, "seconds") for column in columns("1")]
+        seconds = pd.concat([values(data, cell, False) for cell in both]).dropna()
+        total = f"{seconds.sum() / 60:.1f} ({len(seconds)} runs)" if len(seconds) else GAP
+        rows.append([line, *itertools.chain(*(_costs(data, cell) for cell in both)), total])
+    return markdown(rows)
+
+
+LAYOUTS: dict[str, Callable[[Data], str]] = {
+    "2": _table_2,
+    "tuning": _tuning,
+    "ablations": _ablations,
+    "sizes": _sizes,
+    "choices": _choices,
+    "longer": _longer,
+}
+
+
+# Claims
+
+
+def claims(data: Data) -> str:
+    """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict."""
+    rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
+    for key, claim in CLAIMS.items():
+        word, pair, found = decide(data, claim.pairs)
+        paper = claim.paper or _both(pair, lambda cell: _papers(cell).split()[0])
+        here = _both(pair, lambda cell: error(data, *cell)) if word != GAP else GAP
+        times = f" (first minus {pair.times:g} times second)" if pair.times != 1 else ""
+        said = f"[{word}](evidence/{claim.evidence}.md)"
+        if pair.first.experiment == "longer":
+            ways = (*columns("longer")[1:], VALIDATION_CHOSE)
+            said += "; [more epochs](evidence/epochs.md): " + ", ".join(f"{w} {verdict(data, key, w)}" for w in ways)
+        rows.append([claim.text, paper, here, f"{found}{times}", said])
+    return markdown(rows, left=5)
+
+
+def _papers(cell: Cell) -> str:
+    if cell.measure in STRENGTHS:
+        return PAPER["2"][cell.line][cell.measure]
+    return PAPER[cell.experiment][cell.line][cell.column]
+
+
+def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
+    """Both numbers of a pair, each with what sets it apart, and in what they are alike."""
+    first, second, _ = pair
+    names, alike = (first.line, second.line), first.measure if first.measure in STRENGTHS else first.column
+    if first.line == second.line:
+        names, alike = (first.column, second.column), first.line
+    return f"{names[0]} {number(first)}, {names[1]} {number(second)} ({alike})"
+
+
+def verdict(data: Data, claim: str, way: str = "") -> str:
+    """Whether a claim holds; one on distortion also after so many epochs, or after those that validation chose."""
+    own = epochs_of(data, way) if way else {}
+    compared = [
+        Pair(*(c._replace(column=own.get(c.line, c.column)) for c in p[:2]), p.times) for p in CLAIMS[claim].pairs
+    ]
+    return decide(data, compared)[0] if own or not way else GAP
+
+
+def paper_sizes_verdict(data: Data) -> str:
+    """Whether SS-CNN has the lowest error on MNIST-Scale with the input sizes that the paper has for each method."""
+    ours = Cell("sizes", "SS-CNN", "56 px")
+    return decide(data, [Pair(ours, Cell("sizes", other, "28 px")) for other in grids.OTHERS])[0]
+
+
+# Words and numbers of sentences
+
+
+def words(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    Example:
+        >>> words(["a", "b", "c"])
+        'a, b and c'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def standing(data: Data, name: str, column: str, measure: str = "test error") -> str:
+    """Whom SS-CNN is ahead of in a column, whom behind, and from whom it cannot be told apart."""
+    said = {
+        "holds": "has a lower error than {}",
+        "fails": "has a higher error than {}",
+        "undecided": "cannot be told apart from {}",
+        GAP: "has not been compared with {}",
+    }
+    found: dict[str, list[str]] = {word: [] for word in said}
+    for line in lines(name):
+        if line != "SS-CNN":
+            both = (Cell(name, other, column, measure) for other in ("SS-CNN", line))
+            found[minus(data, *both).verdict].append(line)
+    *most, last = (text.format(words(found[word])) for word, text in said.items() if found[word])
+    return f"{', '.join(most)}, and {last}" if most else last
+
+
+def error(data: Data, *cell: str) -> str:
+    """The mean of a cell, as in the tables."""
+    return mean(values(data, Cell(*cell), False))
+
+
+def difference(data: Data, first: Sequence[str], second: Sequence[str]) -> str:
+    """The interval of one cell minus another."""
+    return str(minus(data, Cell(*first), Cell(*second))).strip("*")
+
+
+def ratios(data: Data, first: str, second: str, way: str = "60 epochs", best: bool = False) -> list[float]:
+    """The first method's errors over the second's at each strength of distortion.
+
+    Args:
+        data: All results.
+        first: A method of Table 2.
+        second: Another.
+        way: After so many epochs, or "as validation chose".
+        best: Of the networks that are best on validation data, instead of means over splits.
+    """
+    own = epochs_of(data, way)
+    if first not in own or second not in own:
+        return [math.nan] * len(STRENGTHS)
+    if best:
+        (over, missing), (under, more) = (best_network(data, "longer", m, own[m]) for m in (first, second))
+        return [math.nan if missing or more else over[alpha] / under[alpha] for alpha in STRENGTHS]
+    both = [[values(data, Cell("longer", m, own[m], alpha)) for m in (first, second)] for alpha in STRENGTHS]
+    paired = [pd.concat(pair, axis=1).dropna().mean() for pair in both]
+    return [means.iloc[0] / means.iloc[1] for means in paired]
+
+
+def ratio(data: Data, *which: Any, **options: Any) -> str:
+    """The smallest and the largest of :func:`ratios`."""
+    found = ratios(data, *which, **options)
+    return GAP if any(map(math.isnan, found)) else f"{min(found):.2f} to {max(found):.2f}"
+
+
+def other_networks(data: Data) -> str:
+    """Whose networks under distortion are of another run than the one in the tables: their errors without differ."""
+    found = runs(data, "2")
+    other = found[(found["α = 0"] - found["test error"]).abs() > 0.02]  # rounding is less
+    said = [f"{line} in splits {words(list(map(str, g['split'])))}" for line, g in other.groupby("line", sort=False)]
+    return "; ".join(said) or "none"
+
+
+def paper_ratio(data: Data, first: str, second: str) -> str:
+    """The smallest and the largest ratio of two methods' errors in the paper's Table 2."""
+    found = [float(PAPER["2"][first][alpha]) / float(PAPER["2"][second][alpha]) for alpha in STRENGTHS]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def epochs_chosen(data: Data) -> str:
+    """What validation chose for each method of Table 2, and by how many validation images."""
+    said = []
+    for line, best in chosen_epochs(data).items():
+        cells = {column: values(data, Cell("longer", line, column, "val error")) for column in columns("longer")}
+        images = sum(
+            row.config.data.sizes[1] for row in EXPERIMENTS["longer"].rows if (row.line, row.column) == (line, best)
+        )
+        means = {column: errors.mean() for column, errors in cells.items() if errors.notna().all() and column != best}
+        second = min(means, key=means.__getitem__)
+        more = (means[second] - cells[best].mean()) / 100 * images
+        said.append(f"{line} {best} ({more:.0f} errors fewer in {images:,} than with {second})")
+    return "; ".join(said) or GAP
+
+
+def sizes_chosen(data: Data) -> str:
+    """Which input size validation chose, and for whom."""
+    found = {key: settings.upsample for key in grids.CHOSEN if (settings := chosen_settings(data, *key))}
+    small = [f"{method} on {DATASETS[name]}" for (method, name), factor in found.items() if factor == 1]
+    if len(found) < len(grids.CHOSEN):
+        return GAP
+    return (
+        "56 pixels for every method on both datasets"
+        if not small
+        else f"28 pixels for {words(small)}, 56 for the others"
+    )
+
+
+def gains(data: Data) -> str:
+    """Which methods the larger input helps beyond chance, and which not."""
+    found = {m: minus(data, Cell("sizes", m, "28 px"), Cell("sizes", m, "56 px")) for m in METHODS}
+    groups = {
+        "it lowers the error of {} beyond chance": [m for m, i in found.items() if i.low > 0],
+        "for {} that is within chance": [m for m, i in found.items() if i.low <= 0],
+    }
+    return "; ".join(text.format(words(methods)) for text, methods in groups.items() if methods)
+
+
+def at_or_below(data: Data, *names: str) -> str:
+    """How many of the paper's numbers in some of its tables ours are at or below, to two decimals."""
+    found = []
+    for name in names:
+        for line, column in ((line, column) for line, row in PAPER[name].items() for column in row):
+            ours = error(data, name, line, column) if name != "2" else mean([best_network(data, "2", line)[0][column]])
+            found.append(math.nan if ours == GAP else float(ours) <= float(PAPER[name][line][column].split()[0]))
+    return GAP if any(map(math.isnan, found)) else f"{sum(found)} of {len(found)}"
+
+
+def release(data: Data, column: str) -> str:
+    """Which release of the original images the runs in a column of Table 1 used."""
+    found = runs(data, "1")
+    return words(sorted(found.loc[found["column"] == column, "release"].dropna().unique())) or GAP
+
+
+def release_change(data: Data) -> str:
+    """How far our means on FMNIST-Scale lie from those with the first release."""
+    now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
+    changes = [float(now[m]) - before for m, before in grids.FIRST_RELEASE.items() if now[m] != GAP]
+    return f"{min(changes):+.2f} to {max(changes):+.2f}" if len(changes) == len(now) else GAP
+
+
+def devices(data: Data, name: str) -> str:
+    """Where the runs of an experiment were made."""
+    return words(sorted(runs(data, name)["device"].dropna().unique())) or GAP
+
+
+def hours(data: Data, *names: str) -> str:
+    """Hours of training in the runs of some experiments, by default all, each run counted once."""
+    made = pd.concat([runs(data, name) for name in names or EXPERIMENTS]).drop_duplicates("run")
+    return f"{made['seconds'].sum() / 3600:.1f}"
+
+
+def figure(place: str, caption: str) -> str:
+    """A picture of results/ for a page of docs/evidence, or that it has not been drawn."""
+    path = (RESULTS / place).relative_to(ROOT).as_posix()
+    return f"![{caption}](../../{path})" if (RESULTS / place).exists() else f"*Not drawn yet: {caption}.*"
+
+
+# Plots, and the views by name
+
+
+def plots(folder: Path = RESULTS) -> dict[str, Figure]:
+    """Figures of results by their place: validation error by epoch, error by scale, ratios under distortion."""
+    data, drawn = load(folder), {}
+    found = runs(data, "1").dropna(subset="test error")
+    for dataset, title in DATASETS.items():
+        groups = {str(line): group for line, group in found[found["column"] == title].groupby("line", sort=False)}
+        if groups:
+            curves = {line: (group[list(SIZES)] / 100).to_numpy().tolist() for line, group in groups.items()}
+            middles = [sum(ends) / 2 for ends in SCALE_BINS]
+            drawn[f"scales-{dataset}"] = figures.plot_errors(curves, middles, f"scale of the object, {title}")
+            histories = {line: group["validation by epoch"].tolist() for line, group in groups.items()}
+            drawn[f"validation-{dataset}"] = figures.plot_histories(histories, f"validation error on {title}, %")
+    limits = {"LocScaleInv-CNN": 1.0, "Spatial Transformer": grids.PAR}  # below them the paper's claims hold
+    if not data.results[list(STRENGTHS)].isna().all(axis=None):
+        panels = {f"SS-CNN / {other}": _ratio_lines(data, other) for other in limits}
+        label = "strength of distortion α"
+        drawn["distortion"] = figures.plot_ratios(panels, ELASTIC_ALPHAS, label, list(limits.values()))
+    return {f"figures/{name}.png": drawing for name, drawing in drawn.items()}
+
+
+def _ratio_lines(data: Data, other: str) -> dict[str, tuple[list[float], list[list[float]]]]:
+    """The paper's ratios, and ours after each number of epochs with those of each split."""
+    ours, theirs = (PAPER["2"][line].values() for line in ("SS-CNN", other))
+    drawn: dict[str, Any] = {"paper": ([float(a) / float(b) for a, b in zip(ours, theirs, strict=True)], [])}
+    for way in columns("longer"):
+        over, under = ([values(data, Cell("longer", m, way, a)) for a in STRENGTHS] for m in ("SS-CNN", other))
+        each = pd.concat([a / b for a, b in zip(over, under, strict=True)], axis=1).dropna()
+        if len(each):
+            drawn[f"here, {way}"] = ratios(data, "SS-CNN", other, way), each.to_numpy().tolist()
+    return drawn
+
+
+_published = lru_cache(maxsize=1)(load)
+
+
+def _of_published(view: Callable[..., str]) -> Callable[..., str]:
+    return lambda *arguments, **options: view(_published(), *arguments, **options)
+
+
+VIEWS: dict[str, Callable[..., str]] = {"figure": figure}
+for _view in (
+    *(table, chosen, paper_sizes, pairs, distorted, distorted_pairs, longer_changes, longer_pairs, repeats, effects),
+    *(repeat_deviation, by_scale, costs, claims, verdict, paper_sizes_verdict, standing, error, difference, ratio),
+    *(
+        other_networks,
+        paper_ratio,
+        epochs_chosen,
+        sizes_chosen,
+        gains,
+        at_or_below,
+        release,
+        release_change,
+        devices,
+        hours,
+    ),
+):
+    VIEWS[_view.__name__] = _of_published(_view)

@@ -1,0 +1,159 @@
+"""Makes the runs of an experiment: what is finished is skipped, what was begun goes on, each result is published."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from paper import RESULTS
+from paper.grids import EXPERIMENTS, MOVED, Experiment
+from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
+from scalesteer.training import RunError, environment, evaluate, load, load_model, pick_device, train_and_publish
+from scalesteer.training import results as published
+from scalesteer.training.config import RunConfig
+
+
+def select(
+    experiment: Experiment,
+    splits: Iterable[int] | None = None,
+    methods: Iterable[str] | None = None,
+    datasets: Iterable[str] | None = None,
+) -> Experiment:
+    """The part of an experiment with these splits, lines and datasets; None means all.
+
+    Raises:
+        ValueError: If it has no such split, line or dataset.
+    """
+    rows = experiment.rows
+    for name, wanted, own in (
+        ("splits", splits, lambda row: row.config.split),
+        ("methods", methods, lambda row: row.line),
+        ("datasets", datasets, lambda row: row.config.dataset),
+    ):
+        if wanted is not None:
+            known, wanted = list(dict.fromkeys(map(own, experiment.rows))), list(wanted)
+            unknown = [value for value in wanted if value not in known]
+            if unknown or not wanted:
+                allowed = ", ".join(map(str, known))
+                raise ValueError(f"`{name}` must be some of {allowed} (got {', '.join(map(str, unknown)) or 'none'}).")
+            rows = tuple(row for row in rows if own(row) in wanted)
+    return experiment._replace(rows=rows)
+
+
+def make(
+    name: str,
+    experiment: Experiment | None = None,
+    *,
+    runs: Path = Path("runs"),
+    results: Path = RESULTS,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    fresh: bool = False,
+) -> list[str]:
+    """Make every run of an experiment that has no result yet, and publish the results.
+
+    It may be interrupted at any time, and several processes, on one machine or on many with a common disk, may work on
+    one experiment: a run that another one has in hand is passed over.
+
+    Args:
+        name: One of `EXPERIMENTS`.
+        experiment: A part of it; by default the whole.
+        runs: Where runs are kept.
+        results: Where results are published.
+        device: Where to train.
+        data_dir: Where the original files are, if not in the cache.
+        fresh: Take no notice of results that were published before: only what is in `runs` counts.
+
+    Returns:
+        What kept runs from being finished, one line for each.
+    """
+    experiment = experiment or EXPERIMENTS[name]
+    pick_device(device)
+    _check_writable(results / "runs")
+    known = {} if fresh else dict(published.read(results))
+    problems = []
+    for config in tqdm([c for c in experiment.runs if c not in known], desc=name, unit="run", disable=None):
+        try:
+            result = train_and_publish(config, runs, results, device=device, data_dir=data_dir)
+            if result["status"] != "finished":
+                problems.append(f"{config.name}: {result['reason']}")
+        except RunError as error:
+            problems.append(f"{config.name}: {error}")
+    if experiment.distorted:
+        ended = {config for config, result in published.read(results) if result["status"] == "finished"}
+        tested = {} if fresh else dict(published.read(results, "distortion"))
+        for config in (c for c in experiment.runs if c in ended and c not in tested):
+            try:
+                distort(runs / config.name, results, name, device=device, data_dir=data_dir)
+            except ValueError as error:
+                problems.append(f"{config.name}: {error}")
+    return problems
+
+
+def distort(
+    directory: Path, results: Path, name: str, *, device: str = "auto", data_dir: Path | None = None
+) -> dict[str, Any]:
+    """Test the network of a finished run under elastic distortion of each strength, and publish that.
+
+    It is also tested on images that are moved by half a pixel, which blurs them without distortion, and by a whole one.
+
+    Args:
+        directory: The run's directory.
+        results: Where to publish.
+        name: The experiment whose command the result names as its own.
+        device: Where to compute.
+        data_dir: Where the original files are, if not in the cache.
+
+    Raises:
+        CheckpointError: If the directory holds no model.
+    """
+    model, config = load_model(directory)
+    place = pick_device(device)
+    model, images = model.to(place), load(config, "test", data_dir).to(place)
+
+    def errors(change: Any, strengths: Iterable[float]) -> dict[str, float]:
+        return {f"{s:g}": evaluate(model, change(s), config.precision)["error"] for s in strengths}
+
+    about = {"command": f"python -m paper run {name} --splits {config.split}", **environment(images)}
+    result = {"config": config.to_dict(), "sigma": ELASTIC_SIGMA, "errors": errors(images.distorted, ELASTIC_ALPHAS)}
+    result |= {"moved": errors(images.moved, MOVED), "environment": about}
+    published.publish(result, results, "distortion")
+    return result
+
+
+def forecast(todo: Iterable[RunConfig], results: Path = RESULTS) -> str:
+    """How long training takes, as far as results of runs that cost the same tell."""
+    ended = [(config, result) for config, result in published.read(results) if result["status"] == "finished"]
+    device = statistics.mode(result["environment"]["device"] for _, result in ended) if ended else ""
+    known: dict[RunConfig, list[float]] = {}
+    for config, result in ended:
+        if result["environment"]["device"] == device:
+            known.setdefault(_alike(config), []).append(result["seconds"])
+    todo = list(todo)
+    times = [statistics.fmean(known[_alike(config)]) for config in todo if _alike(config) in known]
+    said = f"{len(todo)} runs to make"
+    return (
+        f"{said}; {len(times)} of them take {sum(times) / 3600:.1f} hours of training on {device}."
+        if times
+        else f"{said}."
+    )
+
+
+def _alike(config: RunConfig) -> RunConfig:
+    """The same for runs that cost the same."""
+    return replace(config, split=0, seed=0, lr=1.0, weight_decay=0.0, tuning=False)
+
+
+def _check_writable(folder: Path) -> None:
+    """Tell before hours of training, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written to ({error.strerror or error}).") from error

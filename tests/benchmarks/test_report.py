@@ -1,0 +1,74 @@
+"""What docs/speed.md shows of a file of measurements: all of it, failures and gaps included."""
+
+import json
+
+import pytest
+
+from benchmarks import report
+
+
+def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, monkeypatch):
+    def write(name, commit, **rates):
+        cases = [
+            {"group": group, "train": True, "batch": 1, "precision": "float32", "graph": False}
+            | {"contenders": {"a net": {"ms": 1, "q1": 1, "q3": 1, "images_per_s": rate}}}
+            for group, rate in rates.items()
+        ]
+        about = {
+            "torch": "2",
+            "python": "3",
+            "device": "d",
+            "threads": 2,
+            "load": 0,
+            "command": f"scalesteer bench {name}",
+        }
+        (tmp_path / name).write_text(json.dumps({"environment": about | {"commit": commit}, "measurements": cases}))
+
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    write("cpu.json", "a" * 40, large=111, baselines=222)
+    write("cpu-baselines.json", "b" * 40, baselines=333)
+    large, compared = report.section(report.load()["cpu"], "cpu").split("**The compared networks:**")
+    assert "| 111 |" in large
+    assert "commit aaaaaaa; `python -m benchmarks bench cpu.json`." in large
+    assert "| 333 |" in compared
+    assert "222" not in compared
+    assert compared.startswith(" torch 2, Python 3, commit bbbbbbb; `python -m benchmarks bench cpu-baselines.json`.")
+
+
+def test_the_page_on_speed_takes_failures_and_gaps():
+    result = report.load()["cpu"]
+    for case in result["measurements"]:
+        case["contenders"] = {name: {"error": "out of memory"} for name in case["contenders"]}
+    shown = report.section(result, "cpu")
+    assert "out of memory" in shown
+    assert "failed" in shown
+    for count in range(len(result["measurements"])):  # a run that was cut short anywhere
+        assert report.section(result | {"measurements": result["measurements"][:count]}, "cpu")
+
+
+def test_the_page_on_speed_says_how_to_measure_what_was_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    assert "Not measured yet: `python -m benchmarks bench --device cuda" in report.speed_section("h200")
+
+
+def test_the_front_page_has_the_rates_of_the_whole_network_on_each_device():
+    head, _, *rows = report.speed_table().splitlines()
+    assert head == "| whole SS-CNN, images per second | ours | one convolution per scale | plain CNN |"
+    for name, result in report.load().items():
+        training = next(case for case in result["measurements"] if case["group"] == "network" and case["train"])
+        found = training["contenders"]
+        (row,) = [row for row in rows if f"**{report.number(found['spectral']['images_per_s'])}**" in row]
+        ratio = found["direct"]["ms"] / found["spectral"]["ms"]
+        assert float(row.split("(")[1].split(" x)")[0]) == pytest.approx(ratio, rel=0.01)
+        assert ("H200" in row) == (name == "h200")
+        assert float(report.speed_numbers(name)["times_direct"]) == pytest.approx(ratio, rel=0.01)
+        assert f"trains {report.number(found['spectral']['images_per_s'])} images" in report.speed_headline(name)
+
+
+def test_plots_have_the_measured_rates():
+    plots = report.plots()
+    assert set(plots) == {f"bench/{name}-{kind}.png" for name in ("cpu", "h200") for kind in ("network", "growth")}
+    training = next(case for case in report.load()["cpu"]["measurements"] if case["train"])
+    bars = plots["bench/cpu-network.png"].axes[0].patches
+    rates = [training["contenders"][name]["images_per_s"] for name in ("spectral", "direct", "plain")]
+    assert [bar.get_height() for bar in bars] == rates

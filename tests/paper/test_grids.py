@@ -1,0 +1,98 @@
+"""Which runs an experiment has, and that all methods are treated alike."""
+
+from collections import Counter
+from dataclasses import asdict, replace
+
+import pytest
+
+from paper import grids, report
+from paper.grids import CHOSEN, CLAIMS, DATASETS, EXPERIMENTS, METHODS, PAPER
+
+FREE = {"lr": 1.0, "weight_decay": 0.0, "upsample": 1}  # what may differ between methods
+
+
+def test_every_experiment_has_its_runs():
+    counts = {name: len(experiment.runs) for name, experiment in EXPERIMENTS.items()}
+    assert counts == {
+        "tuning": 5 * 2 * 8,
+        "1": 5 * 2 * 6,
+        "2": 6 * 6,
+        "3": 3 * 3 * 6,
+        "sizes": 5 * 2 * 3,
+        "ablations": 15 * 3,
+        "choices": 16 * 3,
+        "longer": 4 * 3 * 6,
+    }
+    assert {name for name, experiment in EXPERIMENTS.items() if experiment.distorted} == {"2", "longer"}
+    assert [config.split for config in EXPERIMENTS["1"].runs] == sorted([*range(6)] * 10)
+
+
+def test_chosen_settings_are_those_of_the_lowest_validation_error():
+    data = report.load()
+    assert set(CHOSEN) == {(method, dataset) for method in METHODS for dataset in DATASETS}
+    for (method, dataset), settings in CHOSEN.items():
+        assert report.chosen_settings(data, method, dataset) == settings, (method, dataset)
+
+
+@pytest.mark.parametrize("name", ["1", "3", "tuning", "longer", "sizes"])
+def test_one_protocol_holds_for_all_methods(name):
+    def without_freedom(config):
+        return tuple(asdict(replace(config, model="plain-cnn", **FREE)).items())
+
+    shared = Counter(without_freedom(row.config) for row in EXPERIMENTS[name].rows)
+    lines = len({row.line for row in EXPERIMENTS[name].rows})
+    per_line = {"tuning": 4, "sizes": 2}.get(name, 1)  # settings that are tried
+    repeated = len(grids.SEARCH) if name == "tuning" else per_line
+    assert set(shared.values()) == {lines * repeated}
+
+
+def test_a_setting_is_changed_in_one_place(monkeypatch):
+    monkeypatch.setitem(CHOSEN, ("SS-CNN", "mnist-scale"), grids.Settings(0.125, 0.25, 1))
+    for dataset, expected in (("mnist-scale", 0.125), ("mnist-scale-local-2", 0.125), ("fmnist-scale", 0.005)):
+        assert grids.configuration("SS-CNN", dataset).lr == expected
+    assert grids.configuration("Plain CNN").lr == 0.005
+
+
+def test_tuning_looks_at_split_0_and_at_no_test_set():
+    assert all(config.tuning and config.split == 0 for config in EXPERIMENTS["tuning"].runs)
+    for name in ("1", "2", "3", "sizes", "ablations", "longer"):
+        assert not any(config.tuning for config in EXPERIMENTS[name].runs)
+
+
+def test_combinations_do_without_the_test_set_unless_they_were_tested_before():
+    tested = {config for name in ("2", "ablations") for config in EXPERIMENTS[name].runs}
+    for config in EXPERIMENTS["choices"].runs:
+        assert (config in tested) != config.tuning
+        assert replace(config, tuning=False) not in tested or not config.tuning
+    first, *_, last = EXPERIMENTS["choices"].rows
+    assert first.config == grids.configuration("SS-CNN", split=0)
+    assert (last.config.basis, last.config.m, last.config.support, len(last.config.scales)) == ("area", 0.5, "crop", 3)
+
+
+def test_variants_differ_in_what_they_name_only():
+    for row in EXPERIMENTS["ablations"].rows:
+        own, usual = asdict(row.config), asdict(grids.configuration("SS-CNN", split=row.config.split))
+        assert {key for key in own if own[key] != usual[key]} == set(grids.ABLATIONS[row.line])
+    for row in EXPERIMENTS["longer"].rows:
+        assert row.config.epochs == int(row.column.split()[0])
+        assert row.config == replace(grids.configuration(row.line, split=row.config.split), epochs=row.config.epochs)
+
+
+def test_few_images_have_enough_steps():
+    for config in EXPERIMENTS["3"].runs:
+        assert config.dataset == "mnist-scale-local-2"
+        assert config.batch_size <= config.train_images // 2
+        assert config.epochs * (config.train_images // config.batch_size) >= 1000
+
+
+def test_the_papers_numbers_and_claims_are_about_cells_that_exist():
+    cells = {(name, row.line, row.column) for name in EXPERIMENTS for row in EXPERIMENTS[name].rows}
+    for name, lines in PAPER.items():
+        for line, columns in lines.items():
+            for column in columns:
+                assert (name, line, "60 epochs" if name == "2" else column) in cells
+    assert len(CLAIMS) == 7
+    for claim in CLAIMS.values():
+        for pair in claim.pairs:
+            assert {tuple(cell[:3]) for cell in pair[:2]} < cells
+        assert claim.paper or all(report._papers(cell) for pair in claim.pairs for cell in pair[:2])

@@ -1,0 +1,186 @@
+"""The runs of an experiment: made, published, resumed, skipped; what goes wrong is named."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from paper import __main__ as commands
+from paper import run
+from paper.grids import EXPERIMENTS, Experiment, Row
+from scalesteer.cli import main
+from scalesteer.files import locked
+from scalesteer.training import RunError, evaluate, load, load_model
+from scalesteer.training.results import publish, read
+from tests.training import jobs
+from tests.training.test_train import outcome
+
+
+@pytest.fixture
+def grid(tiny):
+    """One line, two splits, one of them the tiny run."""
+    rows = tuple(Row("Plain", "60 epochs", replace(tiny, split=split)) for split in (0, 1))
+    return Experiment("tiny", rows, distorted=True)
+
+
+def places(tmp_path):
+    return {"runs": tmp_path / "runs", "results": tmp_path / "results", "device": "cpu"}
+
+
+def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undisturbed, tmp_path, monkeypatch):
+    assert run.make("2", grid, **places(tmp_path)) == []
+    assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
+    found, distorted = (dict(read(tmp_path / "results", kind)) for kind in ("runs", "distortion"))
+    assert set(found) == set(distorted) == set(grid.runs)
+    assert {len(column) for column in found[tiny]["history"].values()} == {tiny.epochs}
+    model, _ = load_model(tmp_path / "runs" / tiny.name)
+    images = load(tiny, "test")
+    assert distorted[tiny]["environment"]["command"] == "python -m paper run 2 --splits 0"
+    assert distorted[tiny]["errors"]["0"] == found[tiny]["test_error"]
+    assert distorted[tiny]["errors"]["30"] == evaluate(model, images.distorted(30))["error"]
+    assert distorted[tiny]["moved"] == {f"{p:g}": evaluate(model, images.moved(p))["error"] for p in (0.5, 1)}
+    for path in (tmp_path / "results").rglob("*.jsonl"):
+        assert str(tmp_path) not in path.read_text()
+    monkeypatch.setattr(run, "train", None)
+    monkeypatch.setattr(run, "distort", None)
+    assert run.make("2", grid, **places(tmp_path)) == []
+
+
+def test_distortion_is_tested_where_it_is_asked_for_only(cache, grid, tmp_path):
+    run.make("1", grid._replace(distorted=False), **places(tmp_path))
+    assert read(tmp_path / "results", "distortion") == []
+
+
+def test_fresh_takes_no_notice_of_published_results(cache, grid, tiny, undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "runs" / tiny.name)
+    own = json.loads((undisturbed / "result.json").read_text())
+    one = Experiment("tiny", grid.rows[:1])
+    publish(own | {"test_error": 0.0}, tmp_path / "results")
+    for fresh, expected in ((False, 0.0), (True, own["test_error"])):
+        assert run.make("1", one, **places(tmp_path), fresh=fresh) == []
+        assert dict(read(tmp_path / "results"))[tiny]["test_error"] == expected
+
+
+def test_results_that_could_not_be_kept_are_told_before_training(grid, tmp_path, monkeypatch):
+    (tmp_path / "results").write_text("in the way")
+    monkeypatch.setattr(run, "train", None)
+    with pytest.raises(RunError, match="cannot be written to"):
+        run.make("1", grid, **places(tmp_path))
+
+
+def test_interrupted_experiment_goes_on(start, cache, grid, tiny, undisturbed, tmp_path):
+    running = start(jobs.experiment, grid, str(tmp_path))
+    while not read(tmp_path / "results"):
+        assert running.is_alive()
+        time.sleep(0.01)
+    os.kill(running.pid, signal.SIGINT)
+    running.join(30)
+    assert run.make("1", grid, **places(tmp_path)) == []
+    assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
+
+
+def test_run_in_other_hands_is_passed_over_and_named(cache, grid, tiny, tmp_path):
+    (tmp_path / "runs" / tiny.name).mkdir(parents=True)
+    with locked(tmp_path / "runs" / tiny.name / ".lock"):
+        problems = run.make("1", grid, **places(tmp_path))
+    assert len(problems) == 1
+    assert f"is in use by process {os.getpid()}" in problems[0]
+    assert [config for config, _ in read(tmp_path / "results")] == [replace(tiny, split=1)]
+
+
+def test_failed_run_is_named_and_published(cache, tiny, tmp_path):
+    bad = replace(tiny, split=1, lr=1e30, schedule="constant")
+    problems = run.make("1", Experiment("tiny", (Row("Plain", "", bad),), distorted=True), **places(tmp_path))
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{bad.name}: the loss")
+    assert dict(read(tmp_path / "results"))[bad]["status"] == "failed"
+    assert read(tmp_path / "results", "distortion") == []
+
+
+def test_result_without_its_model_is_told(cache, grid, tmp_path):
+    run.make("1", grid._replace(distorted=False), **places(tmp_path))
+    problems = run.make("2", grid, **{**places(tmp_path), "runs": tmp_path / "elsewhere"})
+    assert len(problems) == len(grid.runs)
+    assert all("no checkpoint can be read at" in problem or "holds no model" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splits": [9]}, r"`splits` must be some of 0, 1, 2, 3, 4, 5 \(got 9\)"),
+        ({"splits": [0, 9]}, r"\(got 9\)"),
+        ({"splits": []}, r"\(got none\)"),
+        ({"methods": ["SSCNN"]}, r"`methods` must be some of Spatial Transformer, SS-CNN, .* \(got SSCNN\)"),
+        ({"datasets": ["mnist-scale-local-2"]}, r"`datasets` must be some of mnist-scale, fmnist-scale \("),
+    ],
+)
+def test_part_that_is_not_in_an_experiment_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        run.select(EXPERIMENTS["1"], **options)
+
+
+def test_part_of_an_experiment():
+    part = run.select(EXPERIMENTS["1"], splits=[1, 3], methods=["SS-CNN"], datasets=["mnist-scale"])
+    assert [(c.split, c.model, c.dataset) for c in part.runs] == [(s, "ss-cnn", "mnist-scale") for s in (1, 3)]
+    assert run.select(EXPERIMENTS["2"]) == EXPERIMENTS["2"]
+
+
+def test_forecast_counts_runs_that_cost_the_same(undisturbed, tiny, tmp_path):
+    own = json.loads((undisturbed / "result.json").read_text())
+    publish(own | {"seconds": 1800.0}, tmp_path)
+    alike, dearer = replace(tiny, split=1, lr=0.1, tuning=True), replace(tiny, epochs=4)
+    device = own["environment"]["device"]
+    assert run.forecast([alike, dearer, replace(alike, seed=3)], tmp_path) == (
+        f"3 runs to make; 2 of them take 1.0 hours of training on {device}."
+    )
+    assert run.forecast([dearer], tmp_path) == "1 runs to make."
+    assert run.forecast([dearer], tmp_path / "none") == "1 runs to make."
+
+
+def paper(capsys, *argv):
+    code = main([str(word) for word in argv], commands.app, "python -m paper")
+    return code, *capsys.readouterr()
+
+
+def test_split_that_does_not_exist_is_an_error(capsys, tmp_path):
+    code, out, err = paper(capsys, "run", 1, "--splits", 9, "--runs", tmp_path, "--results", tmp_path)
+    assert (code, out) == (2, "")
+    assert "`splits` must be some of 0, 1, 2, 3, 4, 5 (got 9)" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_runs_an_experiment_and_prints_its_table(cache, grid, capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "1", grid._replace(distorted=False))
+    flags = ("--runs", tmp_path / "runs", "--results", tmp_path / "results", "--device", "cpu")
+    code, out, _ = paper(capsys, "run", "1", "--splits", 1, *flags)
+    assert code == 0
+    (config, result), *others = read(tmp_path / "results")
+    assert (config.split, others) == (1, [])
+    assert f"{100 * result['test_error']:.2f} (1 of 2)" in out
+
+
+def test_table_without_results_has_gaps(capsys, tmp_path):
+    code, out, _ = paper(capsys, "table", "1", "--results", tmp_path)
+    assert code == 0
+    title, empty, *rows = out.splitlines()
+    assert (title, empty) == ("Table 1. Error rates on MNIST-Scale and FMNIST-Scale", "")
+    assert len({len(row) for row in rows}) == 1  # aligned
+    assert rows[3].split() == ["SS-CNN", "–", "1.91", "±", "0.04", "–", "14.24", "±", "0.31"]
+    code, out, _ = paper(capsys, "table", "1", "3", "--markdown", "--results", tmp_path)
+    assert "| SS-CNN | – | 1.91 ± 0.04 | – | 14.24 ± 0.31 |" in out
+    assert out.count("**Table") == 2
+    code, _, err = paper(capsys, "table", "4")
+    assert code == 2
+    assert "'choices'" in err
+
+
+def test_damaged_results_are_told_without_a_traceback(capsys, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mnist-scale.jsonl").write_text("{}\n")
+    code, out, err = paper(capsys, "table", "1", "--results", tmp_path)
+    assert (code, out) == (2, "")
+    assert "mnist-scale.jsonl, line 1: " in err
