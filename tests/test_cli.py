@@ -167,7 +167,7 @@ def test_help_goes_to_stdout(capsys, group):
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert "usage: scalesteer" in out
-    if group and group[0] in COMMANDS:  # teaches by an example, which parses
+    if group and group not in (["data"], ["data", "list"]):  # teaches by an example, which parses
         example = re.search(r"Example: scalesteer (.*)", out)[1]
         assert cli.app.cli(args=shlex.split(example))
 
@@ -210,19 +210,8 @@ def test_train_evaluate_and_predict(originals, capsys, caplog, tmp_path):
 
 
 def test_failed_run_is_an_error(originals, capsys, tmp_path):
-    runs = [
-        "--runs",
-        tmp_path,
-        "--results",
-        tmp_path,
-        "--data-dir",
-        originals,
-        "--lr",
-        "1e30",
-        "--schedule",
-        "constant",
-    ]
-    code, out, err = scalesteer(capsys, *TRAIN, *runs)
+    places = ["--runs", tmp_path, "--results", tmp_path / "results", "--data-dir", originals]
+    code, out, err = scalesteer(capsys, *TRAIN, *places, "--lr", "1e30", "--schedule", "constant")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "failed: the loss" in err
     ((_, published),) = results.read(tmp_path / "results")

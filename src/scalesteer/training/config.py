@@ -29,11 +29,11 @@ class RunConfig:
     split: int = 0
     """Which draw of the dataset; the paper has 0 to 5."""
     seed: int = 0
-    """Seed of weights, order and dropout."""
+    """Seed of the first weights, the order of the images and dropout."""
     epochs: int = 60
     """Passes over the training images."""
     batch_size: int = 128
-    """Images a step; the last, smaller batch of an epoch is left out."""
+    """Images per step; the last, smaller batch of an epoch is left out."""
     lr: float = 0.005
     """Largest learning rate of AdamW."""
     weight_decay: float = 0.01
@@ -117,12 +117,12 @@ class RunConfig:
             if self.scales[-1] > LARGEST_SCALE or len(self.scales) > MOST_VALUES:
                 got = f"{len(self.scales)}, the largest {self.scales[-1]:g}"
                 raise ValueError(f"`scales` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
-        if self.orders is not None and len(self.orders) > MOST_VALUES:
-            raise ValueError(f"`orders` must be at most {MOST_VALUES} numbers (got {len(self.orders)}).")
         basis = self.model_options.get("basis")
         for name in BASIS_FIELDS:  # as plain numbers, whatever they came as
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, getattr(basis, name))
+        if self.orders is not None and len(self.orders) > MOST_VALUES:
+            raise ValueError(f"`orders` must be at most {MOST_VALUES} numbers (got {len(self.orders)}).")
 
     @property
     def data(self) -> SplitSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,12 +148,13 @@ def commit() -> str | None:
         if Path(_git(root, "rev-parse", "--show-toplevel").rstrip("\n")).resolve() != root:
             return None
         head = _git(root, "rev-parse", "HEAD").strip()
-        committed = dict(_entries(_git(root, "ls-tree", "-r", "-z", head)))
+        # Of each file its mode, "blob", digest and path.
+        entries = re.findall(r"\d+ blob (\w+)\t([^\0]+)\0", _git(root, "ls-tree", "-r", "-z", head))
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    if package.relative_to(root).joinpath("__init__.py").as_posix() not in committed:
+    if not any(root / path == package / "__init__.py" for _, path in entries):
         return None
-    changed = any(_blob(root / path, len(digest)) != digest for path, digest in committed.items())
+    changed = any(_blob(root / path, len(digest)) != digest for digest, path in entries)
     return f"{head}-dirty" if changed else head
 
 
@@ -162,14 +164,6 @@ def _git(root: Path, *words: str) -> str:
     quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
     done = subprocess.run(command, cwd=root, env=quiet, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout
-
-
-def _entries(listing: str) -> Iterator[tuple[str, str]]:
-    """Path and digest of each file in what `git ls-tree -z` lists."""
-    for entry in listing.split("\0")[:-1]:
-        about, path = entry.split("\t", 1)
-        if about.split()[1] == "blob":
-            yield path, about.split()[2]
 
 
 def _blob(path: Path, length: int) -> str | None:

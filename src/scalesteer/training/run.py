@@ -80,7 +80,12 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         with own_random, arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
-            with _claim(config, directory), _memory(_training_advice(config)):
+            at_fault = f"`batch_size` {config.batch_size}: choose a smaller one"
+            if config.scales is not None:
+                at_fault = (
+                    f"`batch_size` {config.batch_size} and `scales` up to {config.scales[-1]:g}: make either smaller"
+                )
+            with _claim(config, directory), _memory(f"with {at_fault}"):
                 result = saved_result(config, directory) or _train(config, directory, state, parts)
     if result["status"] == "finished":  # no run resumes from these any more
         for path in [*_checkpoints(directory), *directory.glob("damaged-*")]:
@@ -210,12 +215,6 @@ def _memory(advice: str) -> Iterator[None]:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
             raise
         raise RunError(f"out of memory {advice}; {KEPT}.") from error
-
-
-def _training_advice(config: RunConfig) -> str:
-    if config.scales is None:
-        return f"with `batch_size` {config.batch_size}: choose a smaller one"
-    return f"with `batch_size` {config.batch_size} and `scales` up to {config.scales[-1]:g}: make either smaller"
 
 
 class _Keeper:
