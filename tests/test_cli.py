@@ -293,12 +293,13 @@ def test_stopped_build_ends_at_once_and_leaves_nothing_half_done(filled_cache, n
     [
         ("tyro", ["data", "list"]),
         ("filelock", ["data", "build", *SMALL]),
-        ("safetensors", ["evaluate", __file__]),
+        ("safetensors", ["evaluate", "empty.safetensors"]),
     ],
 )
-def test_missing_package_names_the_extra(originals, module, arguments):
+def test_missing_package_names_the_extra(originals, tmp_path, module, arguments):
+    (tmp_path / "empty.safetensors").write_bytes(bytes(8))
     code = f"import sys; sys.modules['{module}'] = None; from scalesteer.cli import main; sys.exit(main())"
-    running = process(*arguments, code=code, env={"SCALESTEER_DATA": str(originals)})
+    running = process(*arguments, code=code, env={"SCALESTEER_DATA": str(originals)}, cwd=tmp_path)
     err = running.communicate(timeout=60)[1]
     assert running.returncode == 2
     assert (module in err, err.count("\n")) == (True, 1)

@@ -466,7 +466,10 @@ def test_nothing_is_made_before_data_and_network_are_known_to_be_good(cache, tin
     ("options", "expected"),
     [
         ({}, "out of memory with `batch_size` 20: choose a smaller one"),
-        ({"scales": (1.0, 4.0)}, "out of memory with `batch_size` 20 and `scales` up to 4: make either smaller"),
+        (
+            {"scales": (1.0, 4.0)},
+            r"`batch_size` 20: choose a smaller one, or smaller `scales` \(the largest is 4\)",
+        ),
     ],
 )
 def test_out_of_memory_blames_what_may_be_at_fault(cache, tiny, tmp_path, monkeypatch, options, expected):

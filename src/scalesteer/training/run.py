@@ -80,12 +80,10 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         with own_random, arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
-            at_fault = f"`batch_size` {config.batch_size}: choose a smaller one"
+            advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
             if config.scales is not None:
-                at_fault = (
-                    f"`batch_size` {config.batch_size} and `scales` up to {config.scales[-1]:g}: make either smaller"
-                )
-            with _claim(config, directory), _memory(f"with {at_fault}"):
+                advice += f", or smaller `scales` (the largest is {config.scales[-1]:g})"
+            with _claim(config, directory), _memory(advice):
                 result = saved_result(config, directory) or _train(config, directory, state, parts)
     if result["status"] == "finished":  # no run resumes from these any more
         for path in [*_checkpoints(directory), *directory.glob("damaged-*")]:
