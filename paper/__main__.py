@@ -54,8 +54,9 @@ class Run:
 
         experiment = grids.EXPERIMENTS[choice("name", self.name, tuple(grids.EXPERIMENTS))]
         part = run.select(experiment, self.splits, self.methods, self.datasets)
-        places = {"runs": self.runs, "results": self.results, "device": self.device, "data_dir": self.data_dir}
-        problems = run.make(self.name, part, **places)
+        problems = run.make(
+            self.name, part, runs=self.runs, results=self.results, device=self.device, data_dir=self.data_dir
+        )
         print(aligned(report.table(report.load(self.results), self.name)))
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
@@ -82,6 +83,8 @@ class Table:
 
         for name in self.names:
             choice("name", name, tuple(grids.EXPERIMENTS))
+        if not self.results.is_dir():
+            raise ValueError(f"{self.results} is not a folder: give that of the results with --results DIR.")
         data = report.load(self.results)
         shown = [report.table(data, name) for name in self.names]
         print("\n\n".join(shown if self.markdown else map(aligned, shown)))
@@ -119,8 +122,7 @@ class Report:
             configs = dict.fromkeys(config for name in names for config in grids.EXPERIMENTS[name].runs)
             print(run.forecast(c for c in configs if not (self.runs / c.name / "result.json").exists()), flush=True)
             for name in names:
-                places = {"runs": self.runs, "device": self.device, "data_dir": self.data_dir}
-                problems += run.make(name, **places, fresh=True)
+                problems += run.make(name, runs=self.runs, device=self.device, data_dir=self.data_dir, fresh=True)
         pages.draw(self.runs, self.data_dir)
         for place in pages.write():
             print(place)

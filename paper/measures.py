@@ -34,7 +34,7 @@ from scalesteer.data import (
 )
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
 from scalesteer.data.scale import RESAMPLERS, shrink
-from scalesteer.files import replacing
+from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -242,7 +242,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
-            layer = ScaleSteerableConv2d(1, filters, basis=LogRadialBasis.preset(preset), dtype=torch.float64)
+            layer = ScaleSteerableConv2d(1, filters, basis=preset, dtype=torch.float64)
             layer.coefficients.normal_(generator=random)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
@@ -332,7 +332,7 @@ def steering_errors(preset: str) -> dict[str, float]:
     for size, scales in ((7, PAPER_SCALES), (17, (1.0, 33 / 17))):
         draws = []
         for seed in range(10):
-            layer = ScaleSteerableConv2d(1, 64, size, scales=scales, basis=LogRadialBasis.preset(preset))
+            layer = ScaleSteerableConv2d(1, 64, size, scales=scales, basis=preset)
             with torch.no_grad():
                 layer.coefficients.normal_(generator=torch.Generator().manual_seed(seed))
             draws.append(steering_error(layer))
@@ -539,8 +539,7 @@ def main() -> None:
     """Measure again, and draw the sheets of images that docs/data.md shows."""
     for path, measure in (("guide/maths.json", measure_guide), ("data/measured.json", measure_data)):
         numbers = measure()
-        with replacing(RESULTS / path) as file:
-            file.write((json.dumps(numbers, indent=1) + "\n").encode())
+        write_atomically(RESULTS / path, (json.dumps(numbers, indent=1) + "\n").encode())
     for dataset in DATASETS:
         sheets.draw(SplitSpec(dataset), "train", "samples", RESULTS / "data" / f"{dataset}.png")
     for sheet in ("resamplers", "elastic"):

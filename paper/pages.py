@@ -16,7 +16,7 @@ import jinja2
 
 from benchmarks import report as speed
 from paper import RESULTS, ROOT, figures, grids, measures, quickstart, report
-from scalesteer.files import replacing
+from scalesteer.files import write_atomically
 
 TEMPLATES = Path("paper", "pages")
 MODULES: tuple[ModuleType, ...] = (
@@ -91,7 +91,6 @@ def write(root: Path = ROOT) -> list[Path]:
         path, content = root / place, text.encode()
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                file.write(content)
+            write_atomically(path, content)
             changed.append(place)
     return changed

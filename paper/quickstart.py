@@ -32,7 +32,7 @@ from paper import RESULTS, ROOT, figures, measures
 from paper.grids import METHODS
 from paper.markdown import table
 from scalesteer.data import DataError, ImageSet, load_split
-from scalesteer.files import replacing, require
+from scalesteer.files import require, write_atomically
 from scalesteer.models import Network, count_parameters, create_model
 from scalesteer.training import environment, evaluate
 
@@ -165,8 +165,7 @@ def write(path: Path, content: str | Result) -> None:
     """Replace a file as a whole, by a text or by numbers as JSON."""
     text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(text.encode())
+    write_atomically(path, text.encode())
 
 
 def summarize(runs: Sequence[Result]) -> Result:

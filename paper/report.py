@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,17 @@ if TYPE_CHECKING:
 GAP = "–"
 SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())
+MEANS = {"val_loss": ".3f", "parameters": ",.0f", "seconds": ",.0f", **dict.fromkeys(SIZES, ".2f")}  # without deviation
 VALIDATION_CHOSE = "as validation chose"  # a number of epochs, for each method its own
+
+VIEWS: dict[str, Callable[..., str]] = {}
+
+
+def view(function: Callable[..., str]) -> Callable[..., str]:
+    """Let templates call a function of the results by its name, with those of results/."""
+    VIEWS[function.__name__] = lambda *arguments, **options: function(_published(), *arguments, **options)
+    return function
+
 
 # One table of all results
 
@@ -56,19 +66,23 @@ def load(folder: Path = RESULTS) -> Data:
     }
     found: list[dict[str, Any]] = []
     for kind in ("runs", "repeats"):
-        for config, result in results.read(folder, kind):  # type: ignore[arg-type]
+        for config, result in results.read(folder, kind):
             about, bins = result["environment"], result.get("test_error_by_scale", ())
             line = {"run": config.name, "config": config, "repeat": kind == "repeats", "status": result["status"]}
             line |= {"reason": result.get("reason"), "validation by epoch": result["history"]["val_error"]}
             line |= {"device": about["device"], "release": about["data"]["source"].get("release")}
-            line |= {key: result.get(key, math.nan) for key in ("val_loss", "parameters", "seconds")}
+            line |= {key: result.get(key, math.nan) for key in ("val_loss", "best_epoch", "parameters", "seconds")}
             line |= {f"{key} error": 100 * result.get(f"{key}_error", math.nan) for key in ("val", "test")}
             line |= {f"{row['from']:g}–{row['to']:g}": 100 * row["error"] for row in bins}
             found.append(line | distorted.get(config.name, {}))
-    numbers = ["val_loss", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
+    numbers = ["val_loss", "best_epoch", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
     words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
     lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
+    lines.loc[~lines["device"].isin(lines["device"].mode()[:1]), "seconds"] = math.nan  # times compare on one device
     return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
+
+
+_published = lru_cache(maxsize=1)(load)
 
 
 @lru_cache(maxsize=64)
@@ -82,7 +96,8 @@ def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
     made = data.results
     first = made[made["turn"] == 0].drop(columns="config")
     if averaged:
-        ended = made[(made["status"] == "finished") & made["run"].isin(first["run"])]
+        finished = made["status"] == "finished"  # a repeat alone does not fill a gap of the tables
+        ended = made[finished & made["run"].isin(made.loc[finished & (made["turn"] == 0), "run"])]
         first = ended.groupby("run").mean(numeric_only=True).reset_index()
     return grid.merge(first, how="left", on="run")
 
@@ -132,9 +147,10 @@ def mean(numbers: Iterable[float], form: str = ".2f") -> str:
     return f"{statistics.fmean(found):{form}}" if found else GAP
 
 
-def show(data: Data, cell: Cell, averaged: bool = False) -> str:
-    """What a table says in a cell."""
-    return spread(values(data, cell, averaged))
+def show(data: Data, cell: Cell) -> str:
+    """What a table says in a cell. In validation, runs that were made more than once count with their mean."""
+    numbers = values(data, cell, averaged=cell.measure.startswith("val"))
+    return mean(numbers, MEANS[cell.measure]) if cell.measure in MEANS else spread(numbers)
 
 
 class Interval(NamedTuple):
@@ -195,6 +211,7 @@ def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
 # Tables
 
 
+@view
 def table(data: Data, name: str, title: bool = True) -> str:
     """An experiment as a Markdown table with its title; below it runs that failed or came from another device."""
     head = f"**{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}**"
@@ -258,6 +275,7 @@ def _tuning(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def chosen(data: Data) -> str:
     """What each method uses, and whether validation chose it."""
 
@@ -265,39 +283,51 @@ def chosen(data: Data) -> str:
         ours, best = grids.CHOSEN[method, dataset], chosen_settings(data, method, dataset)
         return f"{ours}{' (not tuned yet)' if best is None else '' if best == ours else f' (validation chose {best})'}"
 
-    return markdown(
-        [["settings", *DATASETS.values()], *([m, *(used(m, data_) for data_ in DATASETS)] for m in METHODS)]
-    )
+    return markdown([["settings", *DATASETS.values()], *([m, *(used(m, name) for name in DATASETS)] for m in METHODS)])
+
+
+def _numbers(
+    data: Data, corner: str, cells: dict[str, Cell], measures: Iterable[str], heads: Sequence[str] = ()
+) -> str:
+    """One line for each cell, one column for each of its measures."""
+    measures = list(measures)
+    rows = [[label, *(show(data, cell._replace(measure=m)) for m in measures)] for label, cell in cells.items()]
+    return markdown([[corner, *(heads or measures)], *rows])
+
+
+def _intervals(data: Data, corner: str, pairs: Mapping[str, tuple[Cell, Cell] | None], measures: Sequence[str]) -> str:
+    """One line for each pair of cells, one column for each measure: the interval of the first minus the second."""
+    rows = [[corner, *(m.replace("val error", "validation") for m in measures)]]
+    for label, pair in pairs.items():
+        found = [GAP] * len(measures)
+        if pair:
+            found = [str(minus(data, pair[0]._replace(measure=m), pair[1]._replace(measure=m))) for m in measures]
+        rows.append([label, *found])
+    return markdown(rows)
 
 
 def _ablations(data: Data) -> str:
     rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
-    base, *_ = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
-    for line in lines("ablations"):
-        cell = base._replace(line=line)
+    base, *others = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
+    for cell in (base, *others):
         change = "base" if cell == base else minus(data, cell, base).summary[0]
-        rows.append([line, show(data, cell), change, *_costs(data, cell)])
+        costs = (show(data, cell._replace(measure=m)) for m in ("parameters", "seconds"))
+        rows.append([cell.line, show(data, cell), change, *costs])
     return markdown(rows)
-
-
-def _costs(data: Data, cell: Cell) -> list[str]:
-    """Parameters and seconds of training, means over splits; seconds of the device that made most runs."""
-    found = runs(data, cell.experiment)
-    mine = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
-    timed = mine[mine["device"].isin(found["device"].mode()[:1])]
-    return [mean(mine["parameters"], ",.0f"), mean(timed["seconds"], ",.0f")]
 
 
 def _sizes(data: Data) -> str:
     """Both input sizes for every method."""
     rows = [["error in %", "28 px", "56 px", "28 minus 56 px", "parameters", "seconds, 28 px", "seconds, 56 px"]]
     for method in METHODS:
-        both = [Cell("sizes", method, column) for column in columns("sizes")]
-        (parameters, fast), (_, slow) = (_costs(data, cell) for cell in both)
-        rows.append([method, *(show(data, c) for c in both), minus(data, *both).summary[0], parameters, fast, slow])
+        both = small, large = [Cell("sizes", method, column) for column in columns("sizes")]
+        costs = small._replace(measure="parameters"), *(cell._replace(measure="seconds") for cell in both)
+        errors = *(show(data, cell) for cell in both), minus(data, small, large).summary[0]
+        rows.append([method, *errors, *(show(data, cell) for cell in costs)])
     return markdown(rows)
 
 
+@view
 def paper_sizes(data: Data) -> str:
     """MNIST-Scale with the input sizes that the paper has for each method."""
     heads = ("here", "paper", "SS-CNN minus it", "95 % interval", "SS-CNN lower in")
@@ -311,6 +341,7 @@ def paper_sizes(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def pairs(data: Data, name: str) -> str:
     """SS-CNN against each other method in one of the paper's tables, split by split."""
     rows = [["SS-CNN minus", "mean ± std of the differences", "95 % interval of the mean", "SS-CNN lower in"]]
@@ -321,33 +352,24 @@ def pairs(data: Data, name: str) -> str:
     return markdown(rows)
 
 
+@view
 def distorted(data: Data) -> str:
     """Table 2 as means over splits, also with images moved."""
-    rows = [[line, *(show(data, Cell("2", line, "60 epochs", m)) for m in DISTORTIONS)] for line in lines("2")]
-    return markdown([["error in %", *DISTORTIONS], *rows])
+    return _numbers(data, "error in %", {line: Cell("2", line, "60 epochs") for line in lines("2")}, DISTORTIONS)
 
 
+@view
 def distorted_pairs(data: Data) -> str:
     """SS-CNN against each other line of Table 2, in every way that images were changed."""
-    others = [Cell("2", line, "60 epochs") for line in lines("2") if line != "SS-CNN"]
-    return markdown([["SS-CNN minus", *DISTORTIONS], *([c.line, *_against_ours(data, c)] for c in others)])
-
-
-def _against_ours(data: Data, other: Cell, column: str | None = None) -> list[str]:
-    """SS-CNN minus another cell in every way that images were changed, in the same column or another."""
-    ours = other._replace(line="SS-CNN", column=column or other.column)
-    return [str(minus(data, ours._replace(measure=m), other._replace(measure=m))) for m in DISTORTIONS]
+    ours, *others = (Cell("2", line, "60 epochs") for line in sorted(lines("2"), key="SS-CNN".__ne__))
+    return _intervals(data, "SS-CNN minus", {other.line: (ours, other) for other in others}, DISTORTIONS)
 
 
 def _longer(data: Data) -> str:
     """Each method of Table 2 after 60 epochs and after more."""
-    rows = [["error in %", "validation", *STRENGTHS]]
-    for line, column in itertools.product(lines("longer"), columns("longer")):
-        validation = show(data, Cell("longer", line, column, "val error"), averaged=True)
-        rows.append(
-            [f"{line}, {column}", validation, *(show(data, Cell("longer", line, column, a)) for a in STRENGTHS)]
-        )
-    return markdown(rows)
+    both = itertools.product(lines("longer"), columns("longer"))
+    cells = {f"{line}, {column}": Cell("longer", line, column) for line, column in both}
+    return _numbers(data, "error in %", cells, ("val error", *STRENGTHS), ("validation", *STRENGTHS))
 
 
 def chosen_epochs(data: Data) -> dict[str, str]:
@@ -360,26 +382,25 @@ def chosen_epochs(data: Data) -> dict[str, str]:
     return {line: min(means, key=means.__getitem__) for line, means in found.items() if len(means) > 1}
 
 
+@view
 def longer_changes(data: Data) -> str:
     """What more epochs do to each method, as intervals."""
     few, *more = columns("longer")
-    rows = [[f"minus its error after {few}", "validation", *DISTORTIONS]]
-    for line, column in itertools.product(lines("longer"), more):
-        both = [[Cell("longer", line, c, m) for c in (column, few)] for m in ("val error", *DISTORTIONS)]
-        rows.append([f"{line}, {column}", *(str(minus(data, *pair)) for pair in both)])
-    return markdown(rows)
+    both = itertools.product(lines("longer"), more)
+    pairs = {f"{m}, {column}": (Cell("longer", m, column), Cell("longer", m, few)) for m, column in both}
+    return _intervals(data, f"minus its error after {few}", pairs, ("val error", *DISTORTIONS))
 
 
+@view
 def longer_pairs(data: Data) -> str:
     """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
-    rows = [["SS-CNN, trained likewise, minus", *DISTORTIONS]]
+    pairs: dict[str, tuple[Cell, Cell] | None] = {}
     for line, way in itertools.product(lines("longer"), (*columns("longer")[1:], VALIDATION_CHOSE)):
-        own = epochs_of(data, way)
         if line != "SS-CNN":
-            known = line in own and "SS-CNN" in own
-            found = _against_ours(data, Cell("longer", line, own[line]), own["SS-CNN"]) if known else [GAP] * 7
-            rows.append([f"{line}, {way}", *found])
-    return markdown(rows)
+            own = epochs_of(data, way)
+            ours, theirs = (Cell("longer", m, own.get(m, "")) for m in ("SS-CNN", line))
+            pairs[f"{line}, {way}"] = (ours, theirs) if ours.column and theirs.column else None
+    return _intervals(data, "SS-CNN, trained likewise, minus", pairs, DISTORTIONS)
 
 
 def epochs_of(data: Data, way: str) -> dict[str, str]:
@@ -398,6 +419,7 @@ def _made_again(data: Data) -> pd.DataFrame:
     return again.sort_values("run", kind="stable")
 
 
+@view
 def repeats(data: Data) -> str:
     """Runs of the tables beside other runs of the same configuration."""
     rows = [["error in %", *(f"split {split}" for split in SPLITS), "mean"]]
@@ -411,6 +433,7 @@ def repeats(data: Data) -> str:
     return markdown(rows)
 
 
+@view
 def repeat_deviation(data: Data, differences: int = 0) -> str:
     """Standard deviation of a run around the mean of its configuration, in %; or of the mean of some differences."""
     groups = _made_again(data).groupby("run")["test error"]
@@ -419,6 +442,7 @@ def repeat_deviation(data: Data, differences: int = 0) -> str:
     return mean([one * (math.sqrt(2 / differences) if differences else 1)])
 
 
+@view
 def effects(data: Data) -> str:
     """What each of the changes that were combined is worth on validation data, all others being equal."""
     rows = [["instead of", "validation error in %, mean ± std", "95 % interval of the mean", "lower in"]]
@@ -433,29 +457,28 @@ def effects(data: Data) -> str:
 
 
 def _choices(data: Data) -> str:
-    rows = [["filters", "validation error in %", "validation loss"]]
-    for line in lines("choices"):
-        error = Cell("choices", line, "", "val error")
-        loss = mean(values(data, error._replace(measure="val_loss")), ".3f")
-        rows.append([line, show(data, error, averaged=True), loss])
-    return markdown(rows)
+    heads = ("validation error in %", "validation loss")
+    cells = {line: Cell("choices", line, "") for line in lines("choices")}
+    return _numbers(data, "filters", cells, ("val error", "val_loss"), heads)
 
 
+@view
 def by_scale(data: Data, column: str) -> str:
     """Error by scale of the object in a column of Table 1, mean over splits."""
-    rows = [[m, *(mean(values(data, Cell("1", m, column, size), False)) for size in SIZES)] for m in METHODS]
-    return markdown([[f"{column}, error in %", *SIZES], *rows])
+    return _numbers(data, f"{column}, error in %", {method: Cell("1", method, column) for method in METHODS}, SIZES)
 
 
+@view
 def costs(data: Data) -> str:
     """Parameters and training time by method."""
-    heads = [f"{column}, {what}" for column in columns("1") for what in ("parameters", "s")]
-    rows = [["mean over splits", *heads, "all runs, minutes"]]
+    cells = [Cell("1", "", column, measure) for column in columns("1") for measure in ("parameters", "seconds")]
+    rows = [["mean over splits", *(f"{c.column}, {c.measure}" for c in cells), "all runs, minutes"]]
     for line in lines("1"):
-        both = [Cell("1", line, column, "seconds") for column in columns("1")]
-        seconds = pd.concat([values(data, cell, False) for cell in both]).dropna()
+        seconds = pd.concat(
+            [values(data, c._replace(line=line), False) for c in cells if c.measure == "seconds"]
+        ).dropna()
         total = f"{seconds.sum() / 60:.1f} ({len(seconds)} runs)" if len(seconds) else GAP
-        rows.append([line, *itertools.chain(*(_costs(data, cell) for cell in both)), total])
+        rows.append([line, *(show(data, cell._replace(line=line)) for cell in cells), total])
     return markdown(rows)
 
 
@@ -472,6 +495,7 @@ LAYOUTS: dict[str, Callable[[Data], str]] = {
 # Claims
 
 
+@view
 def claims(data: Data) -> str:
     """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict."""
     rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
@@ -503,15 +527,19 @@ def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
     return f"{names[0]} {number(first)}, {names[1]} {number(second)} ({alike})"
 
 
+@view
 def verdict(data: Data, claim: str, way: str = "") -> str:
     """Whether a claim holds; one on distortion also after so many epochs, or after those that validation chose."""
     own = epochs_of(data, way) if way else {}
-    compared = [
-        Pair(*(c._replace(column=own.get(c.line, c.column)) for c in p[:2]), p.times) for p in CLAIMS[claim].pairs
-    ]
+
+    def then(cell: Cell) -> Cell:
+        return cell._replace(column=own.get(cell.line, cell.column))
+
+    compared = [Pair(then(first), then(second), times) for first, second, times in CLAIMS[claim].pairs]
     return decide(data, compared)[0] if own or not way else GAP
 
 
+@view
 def paper_sizes_verdict(data: Data) -> str:
     """Whether SS-CNN has the lowest error on MNIST-Scale with the input sizes that the paper has for each method."""
     ours = Cell("sizes", "SS-CNN", "56 px")
@@ -522,15 +550,11 @@ def paper_sizes_verdict(data: Data) -> str:
 
 
 def words(names: Sequence[str]) -> str:
-    """Names in a sentence.
-
-    Example:
-        >>> words(["a", "b", "c"])
-        'a, b and c'
-    """
+    """Names in a sentence: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+@view
 def standing(data: Data, name: str, column: str, measure: str = "test error") -> str:
     """Whom SS-CNN is ahead of in a column, whom behind, and from whom it cannot be told apart."""
     said = {
@@ -542,17 +566,19 @@ def standing(data: Data, name: str, column: str, measure: str = "test error") ->
     found: dict[str, list[str]] = {word: [] for word in said}
     for line in lines(name):
         if line != "SS-CNN":
-            both = (Cell(name, other, column, measure) for other in ("SS-CNN", line))
-            found[minus(data, *both).verdict].append(line)
+            ours, other = (Cell(name, who, column, measure) for who in ("SS-CNN", line))
+            found[minus(data, ours, other).verdict].append(line)
     *most, last = (text.format(words(found[word])) for word, text in said.items() if found[word])
     return f"{', '.join(most)}, and {last}" if most else last
 
 
+@view
 def error(data: Data, *cell: str) -> str:
     """The mean of a cell, as in the tables."""
     return mean(values(data, Cell(*cell), False))
 
 
+@view
 def difference(data: Data, first: Sequence[str], second: Sequence[str]) -> str:
     """The interval of one cell minus another."""
     return str(minus(data, Cell(*first), Cell(*second))).strip("*")
@@ -579,12 +605,21 @@ def ratios(data: Data, first: str, second: str, way: str = "60 epochs", best: bo
     return [means.iloc[0] / means.iloc[1] for means in paired]
 
 
+@view
 def ratio(data: Data, *which: Any, **options: Any) -> str:
     """The smallest and the largest of :func:`ratios`."""
     found = ratios(data, *which, **options)
     return GAP if any(map(math.isnan, found)) else f"{min(found):.2f} to {max(found):.2f}"
 
 
+@view
+def best_epochs(data: Data, line: str, column: str) -> str:
+    """The epochs that validation chose in a cell of Table 1, from the first split on, counted from 1."""
+    found = values(data, Cell("1", line, column, "best_epoch"), False).dropna()
+    return words([f"{epoch + 1:.0f}" for epoch in found]) or GAP
+
+
+@view
 def other_networks(data: Data) -> str:
     """Whose networks under distortion are of another run than the one in the tables: their errors without differ."""
     found = runs(data, "2")
@@ -593,12 +628,14 @@ def other_networks(data: Data) -> str:
     return "; ".join(said) or "none"
 
 
+@view
 def paper_ratio(data: Data, first: str, second: str) -> str:
     """The smallest and the largest ratio of two methods' errors in the paper's Table 2."""
     found = [float(PAPER["2"][first][alpha]) / float(PAPER["2"][second][alpha]) for alpha in STRENGTHS]
     return f"{min(found):.2f} to {max(found):.2f}"
 
 
+@view
 def epochs_chosen(data: Data) -> str:
     """What validation chose for each method of Table 2, and by how many validation images."""
     said = []
@@ -614,6 +651,7 @@ def epochs_chosen(data: Data) -> str:
     return "; ".join(said) or GAP
 
 
+@view
 def sizes_chosen(data: Data) -> str:
     """Which input size validation chose, and for whom."""
     found = {key: settings.upsample for key in grids.CHOSEN if (settings := chosen_settings(data, *key))}
@@ -627,16 +665,7 @@ def sizes_chosen(data: Data) -> str:
     )
 
 
-def gains(data: Data) -> str:
-    """Which methods the larger input helps beyond chance, and which not."""
-    found = {m: minus(data, Cell("sizes", m, "28 px"), Cell("sizes", m, "56 px")) for m in METHODS}
-    groups = {
-        "it lowers the error of {} beyond chance": [m for m, i in found.items() if i.low > 0],
-        "for {} that is within chance": [m for m, i in found.items() if i.low <= 0],
-    }
-    return "; ".join(text.format(words(methods)) for text, methods in groups.items() if methods)
-
-
+@view
 def at_or_below(data: Data, *names: str) -> str:
     """How many of the paper's numbers in some of its tables ours are at or below, to two decimals."""
     found = []
@@ -647,12 +676,14 @@ def at_or_below(data: Data, *names: str) -> str:
     return GAP if any(map(math.isnan, found)) else f"{sum(found)} of {len(found)}"
 
 
+@view
 def release(data: Data, column: str) -> str:
     """Which release of the original images the runs in a column of Table 1 used."""
     found = runs(data, "1")
     return words(sorted(found.loc[found["column"] == column, "release"].dropna().unique())) or GAP
 
 
+@view
 def release_change(data: Data) -> str:
     """How far our means on FMNIST-Scale lie from those with the first release."""
     now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
@@ -660,24 +691,24 @@ def release_change(data: Data) -> str:
     return f"{min(changes):+.2f} to {max(changes):+.2f}" if len(changes) == len(now) else GAP
 
 
-def devices(data: Data, name: str) -> str:
-    """Where the runs of an experiment were made."""
-    return words(sorted(runs(data, name)["device"].dropna().unique())) or GAP
+@view
+def training_time(data: Data, *names: str) -> str:
+    """How long training of the runs of some experiments took, by default of all, each run counted once, and where."""
+    made = (
+        pd.concat([runs(data, name) for name in names or EXPERIMENTS]).drop_duplicates("run").dropna(subset="seconds")
+    )
+    devices = words(sorted(made["device"].unique()))
+    return f"{made['seconds'].sum() / 3600:.1f} hours on {devices}" if len(made) else GAP
 
 
-def hours(data: Data, *names: str) -> str:
-    """Hours of training in the runs of some experiments, by default all, each run counted once."""
-    made = pd.concat([runs(data, name) for name in names or EXPERIMENTS]).drop_duplicates("run")
-    return f"{made['seconds'].sum() / 3600:.1f}"
-
-
-def figure(place: str, caption: str) -> str:
+@view
+def figure(data: Data, place: str, caption: str) -> str:
     """A picture of results/ for a page of docs/evidence, or that it has not been drawn."""
     path = (RESULTS / place).relative_to(ROOT).as_posix()
     return f"![{caption}](../../{path})" if (RESULTS / place).exists() else f"*Not drawn yet: {caption}.*"
 
 
-# Plots, and the views by name
+# Plots
 
 
 def plots(folder: Path = RESULTS) -> dict[str, Figure]:
@@ -710,30 +741,3 @@ def _ratio_lines(data: Data, other: str) -> dict[str, tuple[list[float], list[li
         if len(each):
             drawn[f"here, {way}"] = ratios(data, "SS-CNN", other, way), each.to_numpy().tolist()
     return drawn
-
-
-_published = lru_cache(maxsize=1)(load)
-
-
-def _of_published(view: Callable[..., str]) -> Callable[..., str]:
-    return lambda *arguments, **options: view(_published(), *arguments, **options)
-
-
-VIEWS: dict[str, Callable[..., str]] = {"figure": figure}
-for _view in (
-    *(table, chosen, paper_sizes, pairs, distorted, distorted_pairs, longer_changes, longer_pairs, repeats, effects),
-    *(repeat_deviation, by_scale, costs, claims, verdict, paper_sizes_verdict, standing, error, difference, ratio),
-    *(
-        other_networks,
-        paper_ratio,
-        epochs_chosen,
-        sizes_chosen,
-        gains,
-        at_or_below,
-        release,
-        release_change,
-        devices,
-        hours,
-    ),
-):
-    VIEWS[_view.__name__] = _of_published(_view)

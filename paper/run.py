@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from paper import RESULTS
-from paper.grids import EXPERIMENTS, MOVED, Experiment
+from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
 from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
 from scalesteer.training import RunError, environment, evaluate, load, load_model, pick_device, train_and_publish
 from scalesteer.training import results as published
@@ -30,14 +30,15 @@ def select(
     Raises:
         ValueError: If it has no such split, line or dataset.
     """
+    parts: dict[str, tuple[Iterable[Any] | None, Callable[[Row], Any]]] = {
+        "splits": (splits, lambda row: row.config.split),
+        "methods": (methods, lambda row: row.line),
+        "datasets": (datasets, lambda row: row.config.dataset),
+    }
     rows = experiment.rows
-    for name, wanted, own in (
-        ("splits", splits, lambda row: row.config.split),
-        ("methods", methods, lambda row: row.line),
-        ("datasets", datasets, lambda row: row.config.dataset),
-    ):
-        if wanted is not None:
-            known, wanted = list(dict.fromkeys(map(own, experiment.rows))), list(wanted)
+    for name, (asked, own) in parts.items():
+        if asked is not None:
+            known, wanted = list(dict.fromkeys(map(own, experiment.rows))), list(asked)
             unknown = [value for value in wanted if value not in known]
             if unknown or not wanted:
                 allowed = ", ".join(map(str, known))
@@ -56,22 +57,11 @@ def make(
     data_dir: Path | None = None,
     fresh: bool = False,
 ) -> list[str]:
-    """Make every run of an experiment that has no result yet, and publish the results.
+    """Make every run of an experiment, or of a part of it, that has no result yet, and publish the results.
 
     It may be interrupted at any time, and several processes, on one machine or on many with a common disk, may work on
-    one experiment: a run that another one has in hand is passed over.
-
-    Args:
-        name: One of `EXPERIMENTS`.
-        experiment: A part of it; by default the whole.
-        runs: Where runs are kept.
-        results: Where results are published.
-        device: Where to train.
-        data_dir: Where the original files are, if not in the cache.
-        fresh: Take no notice of results that were published before: only what is in `runs` counts.
-
-    Returns:
-        What kept runs from being finished, one line for each.
+    one experiment: a run that another one has in hand is passed over. With `fresh` results that were published before
+    do not count, only what is in `runs`. Returns what kept runs from being finished, one line for each.
     """
     experiment = experiment or EXPERIMENTS[name]
     pick_device(device)
@@ -102,13 +92,7 @@ def distort(
     """Test the network of a finished run under elastic distortion of each strength, and publish that.
 
     It is also tested on images that are moved by half a pixel, which blurs them without distortion, and by a whole one.
-
-    Args:
-        directory: The run's directory.
-        results: Where to publish.
-        name: The experiment whose command the result names as its own.
-        device: Where to compute.
-        data_dir: Where the original files are, if not in the cache.
+    The result names the command that runs the experiment `name`.
 
     Raises:
         CheckpointError: If the directory holds no model.

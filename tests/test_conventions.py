@@ -72,8 +72,12 @@ def test_convention_the_theorems_scaled_by_s_is_a_shrunken_image():
     )
 
 
+def test_convention_without_padding_the_output_is_smaller():
+    assert ScaleSteerableConv2d(1, 2, 7)(torch.zeros(1, 1, 20, 30)).shape == (1, 2, 14, 24)
+
+
 def test_convention_filters_are_correlated_not_flipped():
-    layer = ScaleSteerableConv2d(1, 1, scales=(1.0,), bias=False)
+    layer = ScaleSteerableConv2d(1, 1, padding="same", scales=(1.0,), bias=False)
     impulse = torch.zeros(1, 1, 7, 7)
     impulse[0, 0, 3, 3] = 1
     # Filters are point-symmetric, so that correlation and convolution agree; the impulse shows the filter itself.
@@ -88,6 +92,14 @@ def test_convention_support_is_the_disc_of_radius_a_s():
 
 def test_convention_windows_are_2_floor_a_s_plus_1():
     assert [harmonics.window_size(7, s) for s in (0.25, 0.5, 8 / 7, 1.5, 2.0, 33 / 7)] == [1, 3, 9, 11, 15, 33]
+
+
+def test_convention_windows_have_a_smallest_and_a_largest_size():
+    assert harmonics.window_sizes(7, (2 / 7, 1.0)) == (3, 7)
+    assert harmonics.window_sizes(7, (73.0,)) == (511,)
+    for scales, message in (((0.28, 1.0), "single pixel"), ((73.2,), "511 x 511"), ((1.0, 73.0), "511 x 511")):
+        with pytest.raises(ValueError, match=message):
+            harmonics.window_sizes(7, scales)
 
 
 def test_convention_support_with_area_sampling_is_the_same():

@@ -1,6 +1,8 @@
 import hashlib
 import json
 import os
+import resource
+import signal
 import threading
 import time
 
@@ -133,7 +135,7 @@ def test_sound_file_of_another_kind_or_version_is_refused(path, metadata, match)
         files.read(path)
 
 
-def test_file_that_claims_too_much_is_refused_before_it_is_read(path, monkeypatch):
+def test_file_that_claims_too_much_is_refused_before_it_is_read(path):
     path.write_bytes((files.LARGEST_HEADER + 1).to_bytes(8, "little") + bytes(100))
     with bad("its header has more than 16,777,216 bytes"):
         files.read(path)
@@ -156,6 +158,58 @@ def test_pipe_and_directory_are_refused_without_waiting(tmp_path):
             files.read(wrong)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [1 << 40], "data_offsets": [4, 4]},
+        {"dtype": "F32", "shape": [1 << 40], "data_offsets": [-(1 << 42), 4]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]},
+        {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]},
+        {"dtype": "OBJECT", "shape": [1], "data_offsets": [0, 4]},
+        {"shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, 5]},
+        {"dtype": "F32", "shape": [1]},
+        [],
+    ],
+)
+def test_header_that_lies_is_refused_and_nothing_large_is_allocated(path, entry):
+    good = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    about = json.dumps({"format": 2, "about": {}, "arrays": {"x": "", "y": files.tensor_digest(torch.zeros(1))}})
+    header = json.dumps({"__metadata__": sealed(about), "x": entry, "y": good}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with bad("is damaged or not a file of scalesteer"):
+        files.read(path, "x")
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with bad("is damaged or not a file of scalesteer"):
+        files.read(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 50_000  # in KB
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that was opened just before
+def test_interrupt_while_reading_is_not_taken_for_damage(path):
+    class Stop(BaseException):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    stopped = 0
+    try:
+        for moment in np.linspace(1e-5, 1e-3, 400).tolist():
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment)
+                files.read(path)
+                time.sleep(1e-3)
+            except Stop:
+                stopped += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert stopped > 300
+
+
 # Format 1, of older checkpoints, written by hand
 
 
@@ -169,10 +223,11 @@ def save_format_1(path, tensors, about, described=None):
 
 
 def test_format_1_is_read(path):
-    new, _ = files.read(path)
+    new, digest = files.read(path)[0], files.read(path)[1]["digest"]
     save_format_1(path, TENSORS, ABOUT)
     tensors, meta = files.read(path)
     assert meta["about"] == ABOUT
+    assert meta["digest"] == digest
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], new[name]) for name in new)
 

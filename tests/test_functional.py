@@ -216,7 +216,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("channels", [1, 4])
 def test_memory_layout_does_not_matter(backend, layout, channels):
-    layer = ScaleSteerableConv2d(channels, 6, 5, scales=SCALES, dtype=torch.float64, backend=backend)
+    layer = ScaleSteerableConv2d(channels, 6, 5, padding=2, scales=SCALES, dtype=torch.float64, backend=backend)
     base = torch.randn(1, channels, 12, 12, dtype=torch.float64).repeat(2, 1, 1, 1)
     results = []
     for make in (lambda x: x.clone(), LAYOUTS[layout]):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fold
+from scalesteer import ScaleSteerableConv2d, fold
 from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
 pytestmark = [
@@ -35,7 +35,7 @@ def run(layer, x):
 @pytest.mark.parametrize("channels", [1, 6])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_device_gives_the_numbers_of_the_cpu(backend, channels, dtype, tolerance):
-    layer = ScaleSteerableConv2d(channels, 8, basis=LogRadialBasis.preset("area"), dtype=dtype, backend="direct")
+    layer = ScaleSteerableConv2d(channels, 8, padding="same", basis="area", dtype=dtype, backend="direct")
     x = torch.randn(4, channels, 30, 33, dtype=dtype)
     expected = run(layer, x)
     other = copy.deepcopy(layer).cuda()
@@ -46,7 +46,7 @@ def test_device_gives_the_numbers_of_the_cpu(backend, channels, dtype, tolerance
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_and_half_modules(backend):
-    layer = ScaleSteerableConv2d(6, 8, backend=backend, device="cuda")
+    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda")
     x = torch.randn(4, 6, 28, 28, device="cuda")
     expected = layer(x)
     for dtype in (torch.float16, torch.bfloat16):
@@ -62,7 +62,7 @@ def test_autocast_and_half_modules(backend):
 def test_deterministic_mode_gives_bitwise_equal_runs(backend, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     x = torch.randn(4, 6, 28, 28, device="cuda")
-    layer = ScaleSteerableConv2d(6, 8, backend=backend, device="cuda")
+    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda")
     torch.use_deterministic_algorithms(True)
     try:
         first, second = run(layer, x), run(layer, x)
@@ -73,7 +73,7 @@ def test_deterministic_mode_gives_bitwise_equal_runs(backend, monkeypatch):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_can_be_captured_in_a_graph(backend):
-    layer = ScaleSteerableConv2d(6, 8, backend=backend, device="cuda")
+    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda")
     x = torch.randn(4, 6, 28, 28, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -91,10 +91,10 @@ def test_a_step_can_be_captured_in_a_graph(backend):
 @pytest.mark.parametrize(
     ("layer", "batch"),
     [
-        (LocallyScaleInvariantConv2d(1, 8), 4),  # maps of taps, and the definition
-        (LocallyScaleInvariantConv2d(6, 8), 32),  # frequencies
-        (LocallyScaleInvariantConv2d(6, 8), 1),  # the definition
-        (VectorFieldConv2d(6, 8), 32),
+        (LocallyScaleInvariantConv2d(1, 8, padding="same"), 4),  # maps of taps, and the definition
+        (LocallyScaleInvariantConv2d(6, 8, padding="same"), 32),  # frequencies
+        (LocallyScaleInvariantConv2d(6, 8, padding="same"), 1),  # the definition
+        (VectorFieldConv2d(6, 8, padding="same"), 32),
     ],
 )
 def test_layers_that_resize_give_the_numbers_of_the_cpu(layer, batch):
@@ -112,7 +112,7 @@ def test_layers_that_resize_give_the_numbers_of_the_cpu(layer, batch):
 
 
 def test_folded_layer_moves_to_the_device():
-    layer = ScaleSteerableConv2d(3, 4)
+    layer = ScaleSteerableConv2d(3, 4, padding="same")
     x = torch.randn(2, 3, 20, 20)
     torch.testing.assert_close(fold(layer).cuda()(x.cuda()).cpu(), layer(x), rtol=1e-3, atol=1e-4)
 

@@ -141,6 +141,21 @@ def test_area_average_is_accurate_for_narrow_and_wide_lobes(lobes, sigma):
         assert np.abs(actual - expected).max() < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("sigma", "order"), [(math.pi / 16, 2.0), (0.02, 9.0), (0.15, 60.0)], ids=["default", "narrow lobes", "high order"]
+)
+def test_area_average_is_exact_to_1e_12(sigma, order):
+    basis = LogRadialBasis(sampling="area", sigma=sigma, orders=(0.0, order), orientations=(0.3, 2.0, -4.0))
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    u = np.concatenate([(i + (nodes + 1) / 2) / 60 - 0.5 for i in range(60)])
+    w = np.tile(weights / 120, 60)
+    for x, y in [(1, 0), (-1, 2), (0, -3), (1, 1)]:
+        px, py = np.meshgrid(x + u, y + u)
+        expected = np.einsum("kjab,a,b->kj", reference.harmonics(px, py, *parameters(basis)), w, w)
+        actual = harmonics.average(basis, np.array([x]), np.array([y]))[..., 0]
+        assert np.abs(actual - expected).max() < 1e-12
+
+
 def test_paper_scales_give_the_papers_windows():
     assert [harmonics.window_size(7, s) for s in PAPER_SCALES] == [7, 9, 11, 13, 15, 17]
 
@@ -155,7 +170,34 @@ def test_window_holds_the_support_and_no_empty_ring(size, scale):
     assert n // 2 + 1 > size / 2 * scale - 1e-6  # nor too small
 
 
-def test_unit_normalisation_is_one_factor_a_function_whatever_the_scale():
+def test_a_product_that_rounding_brings_below_an_integer_counts_as_the_integer():
+    assert 11 / 2 * (30 / 11) < 15
+    assert 23 / 2 * (26 / 23) < 13
+    assert harmonics.window_size(11, 30 / 11) == 31
+    assert harmonics.window_size(23, 26 / 23) == 27
+
+
+def test_a_window_beyond_the_largest_keeps_its_own_disc():
+    basis = LogRadialBasis.preset("released-code").resolve(17)
+    inside = harmonics.support(basis, 7, 33 / 7)
+    np.testing.assert_array_equal(inside, np.hypot(*np.mgrid[-16:17, -16:17]) <= 16)
+
+
+def test_the_basis_of_all_scales_is_theirs_side_by_side_and_cannot_be_changed():
+    basis, scales = LogRadialBasis.preset("area"), (0.5, 1.0, 1.7)
+    stacked = harmonics.stacked_basis(basis, 7, scales)
+    first = 0
+    for scale in scales:
+        expected = harmonics.steered_basis(basis, 7, scale)
+        taps = expected.shape[-1] ** 2
+        np.testing.assert_array_equal(stacked[:, first : first + taps], expected.reshape(48, taps))
+        first += taps
+    assert stacked.shape == (48, first)
+    with pytest.raises(ValueError, match="read-only"):
+        stacked[0, 0] = 1
+
+
+def test_unit_normalisation_is_one_factor_for_a_function_whatever_the_scale():
     plain, unit = LogRadialBasis(), LogRadialBasis(normalization="unit")
     reference_ = harmonics.sample(plain, 7)[..., harmonics.support(plain, 7, 1.0)]
     factor = 1 / np.sqrt((np.abs(reference_) ** 2).sum(-1))
@@ -272,6 +314,11 @@ def test_wrong_basis_arguments_are_named(arguments, error, message):
 def test_unknown_preset_names_the_valid_ones():
     with pytest.raises(ValueError, match=r"'paper', 'area', 'released-code' \(got 'papers'\). Did you mean 'paper'\?"):
         LogRadialBasis.preset("papers")
+
+
+def test_a_largest_window_of_one_pixel_is_refused():
+    with pytest.raises(ValueError, match=r"the largest window must be at least 3 for this basis \(got 1\)"):
+        LogRadialBasis.preset("released-code").resolve(1)
 
 
 def test_basis_that_needs_a_window_says_so():

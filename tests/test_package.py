@@ -1,10 +1,15 @@
-"""The package as a whole: what an import costs and needs, and which names are public."""
+"""The package as a whole: what an import costs and needs, which names are public, and who may import whom."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import scalesteer
 
+ROOT = Path(__file__).parents[1]
 IMPORT = """
 import sys, time
 import numpy, torch
@@ -13,6 +18,29 @@ import scalesteer
 print(time.thread_time() - start)
 print(*sorted({m.split(".")[0] for m in set(sys.modules) - before}))
 """
+# From the ground up: a module imports what stands above it in this list and what is in its own room, nothing else.
+ORDER = (
+    {"_checks"},
+    {"files"},
+    {"harmonics", "geometry", "data"},
+    {"fast", "initialisation"},
+    {"functional"},
+    {"nn"},
+    {"channels", "convert", "baselines", "testing"},
+    {"models"},
+    {"__init__"},  # the public names
+    {"training", "export", "demo"},
+    {"cli"},
+    {"__main__"},
+)
+# Folders of the repository, and those that their files may not import from.
+FORBIDDEN = {
+    "src": {"paper", "benchmarks", "examples", "tests", "docs"},
+    "paper": {"tests", "docs"},
+    "benchmarks": {"tests", "docs"},
+    "docs": {"tests"},
+    "tests": {"docs"},
+}
 
 
 def test_import_is_fast_and_needs_only_torch_and_numpy():
@@ -33,3 +61,69 @@ def test_public_names_are_these():
         "list_models",
     }
     assert all(hasattr(scalesteer, name) for name in scalesteer.__all__)
+
+
+def imported(source: str, module: str, package: bool) -> set[str]:
+    """Full names of all that a module imports, wherever: at its top, in functions, for type checkers."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".") if package else module.split(".")[:-1]
+            above = above[: len(above) - node.level + 1] if node.level else []
+            start = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {f"{start}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(name: str) -> str | None:
+    """Where in the package a full name belongs: the first part that is a file or folder, or the public names."""
+    first, *rest = name.split(".")
+    if first != "scalesteer":
+        return None
+    return rest[0] if rest and rest[0] in set().union(*ORDER) else "__init__"
+
+
+def misplaced(source: str, path: str) -> list[str]:
+    """What a file of the repository imports although it may not; `path` is relative to the repository."""
+    folder, *parts = Path(path).with_suffix("").parts
+    parts = parts if folder == "src" else [folder, *parts]
+    package = parts[-1] == "__init__"
+    names = imported(source, ".".join(parts[:-1] if package else parts), package)
+    wrong = {name for name in names if name.split(".")[0] in FORBIDDEN[folder]}
+    if folder == "src":
+        level = next((i for i, level in enumerate(ORDER) if parts[1] in level), None)
+        if level is None:
+            return [f"{path}: has no place in ORDER"]
+        wrong |= {name for name in names if room(name) not in {None, parts[1]}.union(*ORDER[:level])}
+    return sorted(f"{path}: {name}" for name in wrong)
+
+
+def test_imports_point_one_way():
+    files = [path for folder in FORBIDDEN for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(files) > 50
+    wrong = [line for path in files for line in misplaced(path.read_text(), str(path.relative_to(ROOT)))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "wrong"),
+    [
+        ("src/scalesteer/nn.py", "from scalesteer import functional, models", "scalesteer.models"),
+        ("src/scalesteer/nn.py", "def f():\n    import scalesteer.models.x", "scalesteer.models.x"),
+        ("src/scalesteer/fast/taps.py", "if T:\n    from scalesteer.functional import G", "scalesteer.functional.G"),
+        ("src/scalesteer/fast/__init__.py", "from ..functional import G", "scalesteer.functional.G"),
+        ("src/scalesteer/fast/__init__.py", "from . import taps", None),
+        ("src/scalesteer/data/scale.py", "from .. import files, cli", "scalesteer.cli"),
+        ("src/scalesteer/testing.py", "from scalesteer import ScaleSteerableConv2d", "scalesteer.ScaleSteerableConv2d"),
+        ("src/scalesteer/cli.py", "from paper import grids", "paper.grids"),
+        ("src/scalesteer/new.py", "", "has no place in ORDER"),
+        ("src/scalesteer/cli.py", "from .training.config import RunConfig", None),
+        ("paper/pages.py", "from tests.test_theorem import PITCHES", "tests.test_theorem.PITCHES"),
+        ("paper/pages.py", "from scalesteer import fold", None),
+        ("tests/test_docs.py", "import docs.data", "docs.data"),
+    ],
+)
+def test_the_test_of_imports_notices(path, source, wrong):
+    assert misplaced(source, path) == ([f"{path}: {wrong}"] if wrong else [])

@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from scalesteer import PAPER_SCALES, LogRadialBasis, ScaleSteerableConv2d, fold, harmonics
+from scalesteer import PAPER_SCALES, ScaleSteerableConv2d, fold, harmonics
 from scalesteer.testing import (
     _interpolation,
     _random_blobs,
@@ -20,7 +21,7 @@ from scalesteer.testing import (
 def layer(name="area", kernel_size=7, scales=PAPER_SCALES, seed=0):
     """64 filters with complex-normal coefficients."""
     torch.manual_seed(seed)
-    built = ScaleSteerableConv2d(1, 64, kernel_size, scales=scales, basis=LogRadialBasis.preset(name))
+    built = ScaleSteerableConv2d(1, 64, kernel_size, padding="same", scales=scales, basis=name)
     nn.init.normal_(built.coefficients)
     return built
 
@@ -87,7 +88,7 @@ class Unsteered(ScaleSteerableConv2d):
 
 @pytest.mark.parametrize("broken", [WrongPhase, NoGain, Unsteered])
 def test_broken_layers_fail_the_steering_meter(broken):
-    arguments = {"scales": PAPER_SCALES, "basis": LogRadialBasis.preset("area")}
+    arguments = {"scales": PAPER_SCALES, "basis": "area"}
     good = ScaleSteerableConv2d(1, 64, **arguments)
     assert_steerable(good)
     assert_steerable(fold(good))
@@ -100,6 +101,77 @@ def test_broken_layers_fail_the_steering_meter(broken):
 def test_steering_error_needs_two_scales():
     with pytest.raises(ValueError, match=r"at least two scales to compare \(got scales=\(1.0,\)\)"):
         steering_error(ScaleSteerableConv2d(1, 1, scales=(1.0,)))
+
+
+@pytest.mark.parametrize("module", [nn.Conv2d(1, 1, 7), nn.Sequential(ScaleSteerableConv2d(1, 1)), 3])
+def test_steering_error_is_for_our_layers_only(module):
+    with pytest.raises(TypeError, match=rf"`layer` must be a ScaleSteerableConv2d .*\(got {type(module).__name__}\)"):
+        steering_error(module)
+
+
+def test_steering_error_falls_with_the_size_of_the_kernel():
+    """What the layer's documentation says about the choice of `kernel_size`."""
+    errors = [
+        np.mean([steering_error(ScaleSteerableConv2d(1, 64, k, scales=(1.0, 1.5), basis="area")) for _ in range(5)])
+        for k in (3, 5, 7, 9, 11, 15)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] == pytest.approx(0.4, abs=0.08)
+    assert errors[2] == pytest.approx(0.11, abs=0.03)
+    assert errors[4] == pytest.approx(0.03, abs=0.01)
+
+
+def test_meters_leave_the_module_as_it_was():
+    conv = nn.utils.parametrizations.spectral_norm(ScaleSteerableConv2d(2, 3), "coefficients")
+    model = nn.Sequential(conv, nn.BatchNorm2d(3), nn.Dropout(0.5), nn.ReLU().eval())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    random = torch.get_rng_state()
+    first = equivariance_error(model, 1.2, channels=2)
+    steering_error(conv)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert equivariance_error(model.eval(), 1.2, channels=2) == first
+
+
+def test_modes_are_restored_after_an_error():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("no")
+
+    model = nn.Sequential(Broken())
+    with pytest.raises(RuntimeError, match="no"):
+        equivariance_error(model, 1.5, channels=1)
+    assert model.training
+    assert model[0].training
+
+
+@pytest.mark.parametrize(
+    ("wrap", "got"),
+    [
+        (lambda x: (x, x), "tuple"),
+        (lambda x: {"out": x}, "dict"),
+        (lambda x: x[0], r"shape \(1, 65, 65\)"),
+        (lambda x: x.unsqueeze(2), r"shape \(4, 1, 1, 65, 65\)"),
+    ],
+)
+def test_outputs_that_cannot_be_measured_are_named(wrap, got):
+    class Wrapped(nn.Module):
+        def forward(self, x):
+            return wrap(x)
+
+    with pytest.raises(TypeError, match=rf"`module` must return one tensor .*\(got {got}\)"):
+        equivariance_error(Wrapped(), 1.5, channels=1)
+
+
+def test_what_is_not_a_number_fails_both_asserts():
+    built = layer()
+    nn.init.constant_(built.coefficients, math.nan)
+    with pytest.raises(AssertionError, match=r"steering error above 0\.2: by scale 1\.29: nan"):
+        assert_steerable(built)
+    with pytest.raises(AssertionError, match=r"scale-equivariance error nan above 9"):
+        assert_scale_equivariant(built, 1.25, 9.0)
 
 
 @pytest.mark.parametrize("scale", [0.6, 1.3, 2.0])
@@ -143,7 +215,7 @@ def test_one_filter_steered_is_equivariant_between_its_scales():
             self.turn += 1
             return (self.first if self.turn == 1 else self.second)(x)
 
-    built = ScaleSteerableConv2d(1, 32, 13, basis=LogRadialBasis.preset("area"))
+    built = ScaleSteerableConv2d(1, 32, 13, padding="same", basis="area")
     small, large = (built.with_scales((s,)) for s in (1.0, 1.5))
     right = equivariance_error(Pair(small, large), 1.5)
     assert right < 0.12
@@ -160,6 +232,7 @@ class Shifted(nn.Module):
         return self.inner(x).roll((1, 1), (2, 3))
 
 
+@pytest.mark.filterwarnings("ignore:scales that are far apart")
 def test_where_the_largest_scale_does_not_win_the_maximum_is_equivariant():
     scale = 1.25
     built = layer(scales=tuple(scale**i for i in range(-4, 8)))
@@ -175,9 +248,10 @@ def test_where_the_largest_scale_does_not_win_the_maximum_is_equivariant():
     assert difference[inside].norm() / expected[inside].norm() < 0.1
 
 
+@pytest.mark.filterwarnings("ignore:scales that are far apart")
 def test_more_scales_bring_the_layer_nearer_to_equivariance_and_a_broken_one_fails():
     torch.manual_seed(0)
-    arguments = {"basis": LogRadialBasis.preset("area"), "scales": tuple(1.25**i for i in range(-3, 7))}
+    arguments = {"padding": "same", "basis": "area", "scales": tuple(1.25**i for i in range(-3, 7))}
     many = ScaleSteerableConv2d(1, 32, **arguments)
     one = many.with_scales((1.0,))
     assert equivariance_error(many, 1.25) < 0.75 * equivariance_error(one, 1.25)
@@ -187,15 +261,19 @@ def test_more_scales_bring_the_layer_nearer_to_equivariance_and_a_broken_one_fai
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({"scale": 0}, r"`scale` must be positive \(got 0.0\)"),
-        ({"scale": math.nan}, "`scale` must be finite"),
-        ({"scale": 1.5, "border": 0.5}, r"`border` must be at least 0 and below 0.5 \(got 0.5\)"),
-        ({"scale": 0.001, "border": 0.49, "size": 64}, "no pixel is left to compare"),
-        ({"scale": 1.5, "channels": None}, "`channels` must be given"),
+        ({"scale": 0}, ValueError, r"`scale` must be positive \(got 0.0\)"),
+        ({"scale": math.nan}, ValueError, "`scale` must be finite"),
+        ({"scale": 1.5, "border": 0.5}, ValueError, r"`border` must be at least 0 and below 0.5 \(got 0.5\)"),
+        ({"scale": 0.001, "border": 0.49, "size": 64}, ValueError, "no pixel is left to compare"),
+        ({"scale": 1.5, "channels": None}, ValueError, "`channels` must be given"),
+        ({"scale": 1.5, "channels": 0}, ValueError, r"`channels` must be at least 1 \(got 0\)"),
+        ({"scale": 1.5, "size": (64, 96)}, TypeError, r"`size` must be an integer \(got \(64, 96\)"),
+        ({"scale": 1.5, "size": 0}, ValueError, r"`size` must be at least 1 \(got 0\)"),
+        ({"scale": 1.5, "images": 0}, ValueError, r"`images` must be at least 1 \(got 0\)"),
     ],
 )
-def test_wrong_arguments_of_the_meter_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_arguments_of_the_meter_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
         equivariance_error(nn.Identity(), **{"channels": 1, **arguments})

@@ -92,6 +92,10 @@ def kernel_size(value: Any) -> int:
     height, width = pair("kernel_size", value, minimum=-sys.maxsize)
     if height != width:
         raise ValueError(f"`kernel_size` must be square (got {value!r}): give one number.")
+    if height == 1:
+        raise ValueError(
+            "`kernel_size` must be odd and at least 3 (got 1): one pixel has no size; keep nn.Conv2d here."
+        )
     if height < 3 or height % 2 == 0:
         near = "3" if height < 3 else f"{height - 1} or {height + 1}"
         raise ValueError(
@@ -118,6 +122,24 @@ def padding(value: Any, size: int, stride: tuple[int, int], dilation: tuple[int,
     if stride != (1, 1):
         raise ValueError(f"padding='same' is not defined for stride {stride}: give `padding` as a number.")
     return dilation[0] * (size - 1) // 2, dilation[1] * (size - 1) // 2
+
+
+def border(padding_mode: str, border: Sequence[int], image: Sequence[int], reason: str) -> None:
+    """Raise an error if an image is too small to be continued by `border` rows and columns on each side.
+
+    Args:
+        padding_mode: How it is continued.
+        border: Rows above and below, columns left and right.
+        image: Height and width of the image.
+        reason: What made the image so small, or the border so wide.
+    """
+    missing = {"reflect": 1, "circular": 0}.get(padding_mode)
+    if missing is not None and any(b > n - missing for b, n in zip(border, image, strict=True)):
+        raise ValueError(
+            f"padding_mode={padding_mode!r} cannot fill {border[0]} rows and {border[1]} columns beyond an image of "
+            f"{image[0]} x {image[1]} ({reason}): use padding_mode='zeros' or 'replicate', smaller `scales` or larger "
+            "images."
+        )
 
 
 def find_device(value: Any) -> torch.device:

@@ -3,10 +3,12 @@
 import glob
 import hashlib
 import importlib
+import io
 import json
 import logging
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,9 +24,9 @@ LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
 FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
 
-# The dtypes of the data by numpy's names: pinned digests, of arrays, are made with these.
-_NAMES = {
-    torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8", torch.float32: "<f4", torch.float64: "<f8"
+_DTYPES = {
+    "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
+    "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
 
 
@@ -46,6 +48,12 @@ def require(module: str) -> Any:
         ) from error
 
 
+def progress_bar(*items: Any, **options: Any) -> Any:
+    """tqdm on a terminal; nothing is shown elsewhere, nor where stderr is closed."""
+    silent = sys.stderr is None or not sys.stderr.isatty()
+    return require("tqdm").tqdm(*items, disable=silent, leave=False, **options)
+
+
 def cache_dir() -> Path:
     """Where everything is kept: `SCALESTEER_CACHE`, or the platform's cache directory."""
     named = os.environ.get("SCALESTEER_CACHE")
@@ -53,8 +61,10 @@ def cache_dir() -> Path:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and bytes."""
-    hasher = hashlib.sha256(f"{_NAMES.get(tensor.dtype, tensor.dtype)}{tuple(tensor.shape)}\0".encode())
+    """SHA-256 of a tensor's type by numpy's name, its shape and its bytes; pinned digests are made so."""
+    unknown = tensor.dtype == torch.bfloat16  # to numpy
+    kind = tensor.dtype if unknown else torch.empty(0, dtype=tensor.dtype).numpy().dtype.str
+    hasher = hashlib.sha256(f"{kind}{tuple(tensor.shape)}\0".encode())
     hasher.update(_bytes(tensor))
     return hasher.hexdigest()
 
@@ -123,27 +133,31 @@ def read(path: Path, prefix: str | None = "") -> tuple[dict[str, Tensor], dict[s
         DataError: The file is damaged, was not finished, or is not of a format that this version reads.
     """
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
             raise ValueError(f"it has more than {LARGEST_FILE:,} bytes")
         if not path.is_file():  # opening a pipe would wait
             raise ValueError("it is not a regular file")
         with open(path, "rb") as file:
-            if int.from_bytes(file.read(8), "little") > LARGEST_HEADER:
+            length = int.from_bytes(file.read(8), "little")
+            if length > LARGEST_HEADER:
                 raise ValueError(f"its header has more than {LARGEST_HEADER:,} bytes")
-        with require("safetensors").safe_open(path, "pt") as content:
-            metadata = content.metadata() or {}
+            entries, data_at = json.loads(file.read(length)), 8 + length
+            metadata = entries.pop("__metadata__", {})
+            if data_at + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != size:
+                raise ValueError("it is cut short or too long")
             if "scalesteer" not in metadata and {"about", "digest"} <= metadata.keys():
-                return _read_format_1(content, metadata)
+                return _read_format_1(file, data_at, entries, metadata)
             digest, _, text = metadata.get("scalesteer", "").partition(" ")
             if hashlib.sha256(text.encode()).hexdigest() != digest:
                 raise ValueError("its description is missing or not what was written")
             meta = json.loads(text)
             if meta["format"] != FORMAT:
                 raise ValueError(f"it has format {meta['format']!r}, and this version reads 1 and {FORMAT}")
-            if set(content.keys()) != set(meta["arrays"]) or not isinstance(meta["about"], dict):
+            if entries.keys() != meta["arrays"].keys() or not isinstance(meta["about"], dict):
                 raise ValueError("its description is of another file")
             names = [] if prefix is None else [name for name in meta["arrays"] if name.startswith(prefix)]
-            tensors = {name: content.get_tensor(name).clone() for name in names}
+            tensors = {name: _read_tensor(file, data_at, entries[name]) for name in names}
         for name, tensor in tensors.items():
             if tensor_digest(tensor) != meta["arrays"][name]:
                 raise ValueError(f"the content of {name} is not what was written")
@@ -154,11 +168,23 @@ def read(path: Path, prefix: str | None = "") -> tuple[dict[str, Tensor], dict[s
     return tensors, {**meta, "digest": combined_digest(meta["arrays"])}
 
 
-def _read_format_1(content: Any, metadata: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_tensor(file: io.BufferedReader, data_at: int, entry: Mapping[str, Any]) -> Tensor:
+    """One tensor, by its entry in the header. (The library's own reader takes an interrupt for damage.)"""
+    start, stop = entry["data_offsets"]
+    dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
+    file.seek(data_at + start)
+    content = bytearray(stop - start)
+    file.readinto(content)
+    return (torch.frombuffer(content, dtype=dtype) if content else torch.zeros(0, dtype=dtype)).reshape(shape)
+
+
+def _read_format_1(
+    file: io.BufferedReader, data_at: int, entries: Mapping[str, Any], metadata: Mapping[str, str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     about = json.loads(metadata["about"])
     if about.pop("format") != 1:
         raise ValueError("its format is not 1")
-    tensors = {name: content.get_tensor(name).clone() for name in sorted(content.keys())}
+    tensors = {name: _read_tensor(file, data_at, entries[name]) for name in sorted(entries)}
     hasher = hashlib.sha256(metadata["about"].encode())
     for name, tensor in tensors.items():
         hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -166,7 +192,7 @@ def _read_format_1(content: Any, metadata: Mapping[str, str]) -> tuple[dict[str,
     if hasher.hexdigest() != metadata["digest"]:
         raise ValueError("its content does not match its digest")
     digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
-    return tensors, {"format": 1, "about": about, "arrays": digests, "digest": combined_digest(digests)}
+    return tensors, {"about": about, "arrays": digests, "digest": combined_digest(digests)}
 
 
 @contextmanager
@@ -229,16 +255,9 @@ def cached(
     is_sound: Callable[[dict[str, Any]], bool],
     make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a file of the cache holds; it is made first if it is missing, damaged or of another version.
+    """What :func:`read` gives of a file in the cache. It is made first if it is missing, damaged or of another version.
 
-    Args:
-        path: The file.
-        prefix: Which tensors to read; see :func:`read`.
-        is_sound: Whether what :func:`read` gives with the tensors is what the file should hold.
-        make: Gives the tensors and the description to keep.
-
-    Raises:
-        DataError: The directory cannot be written to.
+    `is_sound` says whether the dictionary that is read is the right one; `make` gives the tensors and the description.
     """
 
     def found(report: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -257,7 +276,7 @@ def cached(
     if kept := found(report=False):
         return kept
     with building(path):
-        if kept := found(report=True):  # made by another process meanwhile
+        if kept := found(report=True):  # by now made by another process
             return kept
         write_atomically(path, encode(*make()))
         return read(path, prefix)

@@ -11,6 +11,8 @@ x grows to the right, y grows upwards, angle zero points right and angles turn c
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -28,6 +30,8 @@ PAPER_SCALES: tuple[float, ...] = tuple(size / 7 for size in range(7, 18, 2))
 
 # a * s is a product of floats: 3.5 * (8 / 7) must count as 4, not as 3.999...
 _ROUNDING = 1e-9
+# A basis of 24 functions then takes 100 MB: scales that come from a file cannot ask for all memory.
+_LARGEST_WINDOW = 511
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
@@ -127,7 +131,16 @@ class LogRadialBasis:
             ``"released-code"`` describes what the authors' published program computes where it differs from
             the paper. Its layer also has no bias, and its parts-wise normalisation makes steering inexact.
         """
-        return _PRESETS[_checks.choice("preset", name, tuple(_PRESETS))]
+        return PRESETS[_checks.choice("preset", name, tuple(PRESETS))]
+
+    @classmethod
+    def of(cls, basis: LogRadialBasis | str) -> LogRadialBasis:
+        """Return a basis as it is, or the preset that a name stands for."""
+        if isinstance(basis, str):
+            return PRESETS[_checks.choice("basis", basis, tuple(PRESETS))]
+        if not isinstance(basis, LogRadialBasis):
+            raise TypeError(f"`basis` must be a LogRadialBasis or the name of a preset (got {basis!r}).")
+        return basis
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -172,7 +185,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "support": ("disc", "crop"),
 }
 
-_PRESETS = {
+PRESETS = {
     "paper": LogRadialBasis(),
     "area": LogRadialBasis(sampling="area"),
     "released-code": LogRadialBasis(
@@ -197,6 +210,38 @@ def window_size(kernel_size: int, scale: float) -> int:
         [7, 9, 11, 13, 15, 17]
     """
     return 2 * math.floor(kernel_size / 2 * scale + _ROUNDING) + 1
+
+
+def window_sizes(kernel_size: int, scales: Sequence[float]) -> tuple[int, ...]:
+    """The window of each scale, for scales that make sense together.
+
+    Raises:
+        ValueError: If a window is a single pixel, or if all together have more taps than one of 511 x 511.
+
+    Warns:
+        UserWarning: If scales that differ by more than a fifth share a window.
+    """
+    if kernel_size * scales[0] < 2 - _ROUNDING:
+        raise ValueError(
+            f"the window of scale {scales[0]:.4g} is a single pixel with kernel_size={kernel_size}, which holds no "
+            f"pattern: use scales of at least {2 / kernel_size:.4g} or a larger `kernel_size`."
+        )
+    wide = kernel_size * scales[-1] >= _LARGEST_WINDOW + 1
+    sizes = () if wide else tuple(window_size(kernel_size, s) for s in scales)
+    if wide or sum(n * n for n in sizes) > _LARGEST_WINDOW**2:
+        raise ValueError(
+            f"the windows of {len(scales)} scales up to {scales[-1]:.4g} with kernel_size={kernel_size} have more taps "
+            f"together than one of {_LARGEST_WINDOW} x {_LARGEST_WINDOW} pixels, which is the limit: use smaller or "
+            "fewer `scales` or a smaller `kernel_size`."
+        )
+    # Scales may be dense; but a filter that should be a fifth larger, and is not, has no room.
+    if any(sizes[i] == sizes[i + 1] and scales[i + 1] > 1.2 * scales[i] for i in range(len(scales) - 1)):
+        warnings.warn(
+            f"scales that are far apart share a window (kernel_size={kernel_size} gives windows of "
+            f"{', '.join(map(str, sizes))} pixels): use a larger `kernel_size` or fewer `scales`.",
+            stacklevel=3,
+        )
+    return sizes
 
 
 def grid(size: int) -> tuple[Float, Float]:
@@ -345,7 +390,7 @@ def support(basis: LogRadialBasis, kernel_size: int, scale: float) -> NDArray[np
 
 
 def steering_factors(basis: LogRadialBasis, scale: float) -> Complex:
-    """The constants s^(m-2) e^(-i k log s) of Eq. 3, one an order, that enlarge each function by `scale`.
+    """The constants s^(m-2) e^(-i k log s) of Eq. 3, one for each order, that enlarge each function by `scale`.
 
     Example:
         >>> abs(steering_factors(LogRadialBasis(orders=(1.0,)), 2.0)).tolist()
@@ -409,3 +454,15 @@ def steered_basis(basis: LogRadialBasis, kernel_size: int, scale: float) -> Floa
     if not largest < 1e15:  # far from anything useful, and close to where float32 overflows
         raise ValueError(f"the filter at scale {scale} is out of range: `m` (={basis.m}) or the scale is too extreme.")
     return np.stack([steered.real, -steered.imag], axis=2)
+
+
+@lru_cache(maxsize=16)
+def stacked_basis(basis: LogRadialBasis, kernel_size: int, scales: tuple[float, ...]) -> Float:
+    """The functions of :func:`steered_basis` at all scales, flattened and laid side by side. Cached, read-only.
+
+    Shape: `(2 K J, T)`, T the number of pixels of all windows.
+    """
+    steered = [steered_basis(basis, kernel_size, s) for s in scales]
+    values = np.concatenate([b.reshape(-1, b.shape[-1] ** 2) for b in steered], axis=1)
+    values.flags.writeable = False
+    return values

@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        """Pixels that are left a channel: 2 x 2 of 28 x 28, 2 x 3 of 28 x 40, with either upsampling."""
+        """Pixels that are left of each channel: 2 x 2 of 28 x 28, 2 x 3 of 28 x 40, with either upsampling."""
         height, width = self.image_size
         for window, padding in self.pools:
             height, width = ((n + 2 * padding - window) // window + 1 for n in (height, width))
@@ -135,7 +135,7 @@ def create_model(name: str, dataset: str = "mnist-scale", upsample: int | None =
             raise TypeError(f"{name} has no option {option!r}: {error}") from None
     widths = options.pop("widths", entry.widths)
     if not isinstance(widths, (tuple, list)) or len(widths) != len(entry.widths):
-        raise ValueError(f"`widths` must be {len(entry.widths)} integers, one a convolution (got {widths!r}).")
+        raise ValueError(f"`widths` must be {len(entry.widths)} integers, one for each convolution (got {widths!r}).")
     hidden, dropout = options.pop("hidden", 256), options.pop("dropout", 0.7)
     widths = tuple(_checks.integer(f"widths[{i}]", w, minimum=1) for i, w in enumerate(widths))
     plan = Plan((task.image_size[0] * upsample, task.image_size[1] * upsample), widths, upsample)
@@ -236,10 +236,11 @@ def ss_cnn(
     backend: str = "auto",
 ) -> nn.Sequential:
     """The paper's network: scale-steerable filters of size 7 to 17 in every layer."""
-    functions = LogRadialBasis.preset(basis) if isinstance(basis, str) else basis
-    return nn.Sequential(
-        _scalar_features(plan, lambda i, o: ScaleSteerableConv2d(i, o, scales=scales, basis=functions, backend=backend))
-    )
+
+    def conv(fan_in: int, fan_out: int) -> nn.Module:
+        return ScaleSteerableConv2d(fan_in, fan_out, padding="same", scales=scales, basis=basis, backend=backend)
+
+    return nn.Sequential(_scalar_features(plan, conv))
 
 
 @register_model("plain-cnn")
@@ -253,18 +254,22 @@ def locally_scale_invariant_cnn(
     plan: Plan, *, scales: tuple[float, ...] = KANAZAWA_SCALES, antialias: bool = False
 ) -> nn.Sequential:
     """7 x 7 filters on resized images (Kanazawa et al. 2014)."""
-    return nn.Sequential(
-        _scalar_features(plan, lambda i, o: LocallyScaleInvariantConv2d(i, o, scales=scales, antialias=antialias))
-    )
+
+    def conv(fan_in: int, fan_out: int) -> nn.Module:
+        return LocallyScaleInvariantConv2d(fan_in, fan_out, padding="same", scales=scales, antialias=antialias)
+
+    return nn.Sequential(_scalar_features(plan, conv))
 
 
 @register_model("vector-field-cnn", widths=(22, 44, 66))
 def vector_field_cnn(plan: Plan, *, scales: tuple[float, ...] = MARCOS_SCALES, antialias: bool = True) -> nn.Sequential:
-    """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need two filters a channel."""
+    """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need twice the filters."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, ((fan_in, fan_out), (window, padding)) in enumerate(_stages(plan), start=1):
         # The ReLU is inside: lengths are not negative.
-        layers[f"conv{i}"] = VectorFieldConv2d(fan_in, fan_out, scales=scales, antialias=antialias, vector_input=i > 1)
+        layers[f"conv{i}"] = VectorFieldConv2d(
+            fan_in, fan_out, padding="same", scales=scales, antialias=antialias, vector_input=i > 1
+        )
         layers[f"pool{i}"] = VectorMaxPool2d(window, padding=padding)
         layers[f"norm{i}"] = VectorBatchNorm2d(fan_out)
     layers["magnitude"] = VectorMagnitude()

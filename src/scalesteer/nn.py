@@ -3,30 +3,151 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from functools import lru_cache
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from scalesteer import _checks, functional, harmonics
 from scalesteer.fast import spectral
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
+from scalesteer.initialisation import initial_mixing
+
+_ARGUMENTS = (
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
+    "scales",
+)
+_FIXED = frozenset({*_ARGUMENTS, "geometry", "sizes", "basis"})
 
 
-class _ScaleConv2d(nn.Module):
-    """What a layer and its folded form share: the arguments, the checks of the input and the forward pass."""
+class MultiScaleConv2d(nn.Module):
+    """What every convolution at several scales shares with `nn.Conv2d`: arguments, attributes and output shape.
 
-    in_channels: int
-    out_channels: int
-    geometry: functional.Geometry
-    scales: tuple[float, ...]
+    The base of the layers here and in :mod:`scalesteer.baselines`; it says nothing about how responses are made.
+    Attributes have the names and values that they have in `nn.Conv2d`. They cannot be changed later, because filters
+    and buffers depend on them.
+    """
+
+    transposed = False
+    output_padding = (0, 0)
+    bias: Tensor | None
+    _derived: tuple[str, ...] = ()
+    """Names of the buffers that :meth:`reset_buffers` makes."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int],
+        padding: str | int | tuple[int, int],
+        dilation: int | tuple[int, int],
+        groups: int,
+        padding_mode: str,
+        scales: Sequence[float],
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.groups = _checks.channels(in_channels, out_channels, groups)
+        size = _checks.kernel_size(kernel_size)
+        self.kernel_size = (size, size)
+        self.stride = _checks.pair("stride", stride, minimum=1)
+        self.dilation = _checks.pair("dilation", dilation, minimum=1)
+        border = _checks.padding(padding, size, self.stride, self.dilation)
+        self.padding = padding if isinstance(padding, str) else border
+        self.padding_mode = _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
+        self.geometry = functional.Geometry(size, self.stride, border, self.dilation, self.groups, self.padding_mode)
+        self.scales = _checks.scales(scales)
+        self.register_load_state_dict_post_hook(_renew_buffers)  # type: ignore[no-untyped-call]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in self.__dict__:
+            hint = "use layer.with_scales(scales)" if name in ("scales", "sizes") else "build a new layer"
+            raise AttributeError(f"`{name}` is fixed when the layer is built, its filters depend on it: {hint}.")
+        super().__setattr__(name, value)
+
+    def reset_buffers(self) -> None:
+        """Make what is derived from the arguments again, in the parameters' dtype and on their device.
+
+        Moving, converting and loading the layer call it; a parameter that is exchanged by hand needs it.
+        """
+
+    def _like(self) -> Tensor:
+        """A tensor with the layer's dtype and device, without computing a parametrization."""
+        return next(itertools.chain(self.parameters(), self.buffers()))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def apply(tensor: Tensor) -> Tensor:
+            if tensor.ndim != 5:
+                return fn(tensor)
+            flat = tensor.flatten(2)  # five axes would look like a video, which "channels last" cannot order
+            changed = fn(flat)
+            return tensor if changed is flat else changed.unflatten(2, tensor.shape[2:])
+
+        before = [self._buffers[name] for name in self._derived]
+        super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
+        # A conversion would keep the rounding of the old dtype, and `to_empty` leaves no numbers at all.
+        if any(self._buffers[name] is not old for name, old in zip(self._derived, before, strict=True)):
+            self.reset_buffers()
+        return self
+
+    def _check_input(self, x: Tensor, weight: Tensor, *, vectors: bool = False) -> None:
+        """Raise a named error unless `x` is a batch that this layer can take."""
+        _checks.images(x, self.in_channels, weight, vectors=vectors)
+        for name in self._derived:
+            if (found := getattr(self, name).device) != weight.device:
+                raise RuntimeError(
+                    f"`{name}` is on {found} but the parameters are on {weight.device}: call layer.reset_buffers()."
+                )
+        height, width = x.shape[-2:]
+        if min(self.geometry.output_size(height, width)) < 1:
+            raise ValueError(
+                f"an image of {height} x {width} is too small for kernel_size={self.geometry.kernel_size} with padding="
+                f"{self.geometry.padding} and dilation={self.geometry.dilation}: the output would be empty."
+            )
+
+    def _trace(self, x: Any, return_scales: bool) -> Any:
+        """Under `torch.fx.symbolic_trace` the layer is one node, as the layers of `torch.nn` are."""
+        name = x.tracer.path_of_module(self)
+        if not name:
+            raise TypeError(f"a {type(self).__name__} alone cannot be traced by torch.fx: put it in an nn.Sequential.")
+        return x.tracer.create_proxy("call_module", name, (x,), {"return_scales": True} if return_scales else {})
+
+    def _shown(self) -> dict[str, tuple[Any, Any]]:
+        """What :meth:`extra_repr` shows: names with values and defaults."""
+        return {
+            "stride": (self.stride, (1, 1)),
+            "padding": (self.padding, (0, 0)),
+            "dilation": (self.dilation, (1, 1)),
+            "groups": (self.groups, 1),
+            "bias": (self.bias is not None, True),
+            "padding_mode": (self.padding_mode, "zeros"),
+        }
+
+    def extra_repr(self) -> str:
+        """Arguments that differ from the defaults."""
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.geometry.kernel_size}"]
+        parts += [f"{name}={value!r}" for name, (value, default) in self._shown().items() if value != default]
+        return ", ".join([*parts, "scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")"])
+
+
+def _renew_buffers(layer: MultiScaleConv2d, _: Any) -> None:
+    """After loading: ``assign=True`` brings parameters with a device and a dtype of their own."""
+    like = layer._like()
+    if any((t := layer.get_buffer(n)).device != like.device or t.dtype != like.dtype for n in layer._derived):
+        layer.reset_buffers()
+
+
+class _ScaleConv2d(MultiScaleConv2d):
+    """What a layer and its folded form share: the forward pass."""
+
     sizes: tuple[int, ...]
     reduce: Literal["max"] | None
     backend: str
-    bias: Tensor | None
 
     def filters(self) -> tuple[Tensor, ...]:
         """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
@@ -36,7 +157,13 @@ class _ScaleConv2d(nn.Module):
         """What the forward pass works with; its first tensor has the layer's dtype and device."""
         return self.filters()
 
-    def forward(self, x: Tensor, return_scales: bool = False) -> Any:
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Apply the layer.
 
         Args:
@@ -47,6 +174,8 @@ class _ScaleConv2d(nn.Module):
         Shape:
             `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.
         """
+        if isinstance(x, Proxy):
+            return self._trace(x, return_scales)
         if return_scales and self.reduce is None:
             raise ValueError("`return_scales` needs reduce='max' (got reduce=None): without a maximum no scale wins.")
         bank = self._bank()
@@ -61,32 +190,8 @@ class _ScaleConv2d(nn.Module):
             return_scales=return_scales,
         )
 
-    def _check_input(self, x: Tensor, weight: Tensor) -> None:
-        _checks.images(x, self.in_channels, weight)
-        height, width = x.shape[-2:]
-        if min(self.geometry.output_size(height, width)) < 1:
-            raise ValueError(
-                f"an image of {height} x {width} is too small for kernel_size={self.geometry.kernel_size} with padding="
-                f"{self.geometry.padding} and dilation={self.geometry.dilation}: the output would be empty."
-            )
-
-    def extra_repr(self) -> str:
-        """Arguments that differ from the defaults."""
-        g = self.geometry
-        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={g.kernel_size}"]
-        shown = {
-            "stride": (g.stride, (1, 1)),
-            "padding": (g.padding, _checks.padding("same", g.kernel_size, (1, 1), g.dilation)),
-            "dilation": (g.dilation, (1, 1)),
-            "groups": (g.groups, 1),
-            "bias": (self.bias is not None, True),
-            "padding_mode": (g.padding_mode, "zeros"),
-            "reduce": (self.reduce, "max"),
-            "backend": (self.backend, "auto"),
-        }
-        parts += [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
-        parts.append("scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")")
-        return ", ".join(parts)
+    def _shown(self) -> dict[str, tuple[Any, Any]]:
+        return {**super()._shown(), "reduce": (self.reduce, "max"), "backend": (self.backend, "auto")}
 
 
 class ScaleSteerableConv2d(_ScaleConv2d):
@@ -99,38 +204,48 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     on the disc of radius a s, a = kernel_size / 2, and the output is the largest response at each pixel,
     :math:`\max_s (W^s \star x) + b`. Where an object grows, a larger filter answers as the smaller one did.
 
-    The signature begins with that of `nn.Conv2d`, and the output has exactly the shape of `nn.Conv2d` with
-    `kernel_size`, whatever the scales: larger windows share the centre of the smallest, and what they reach
-    beyond `padding` is filled as `padding_mode` says.
+    Arguments, defaults and attributes are those of `nn.Conv2d`; what is particular to this layer is keyword-only. The
+    output has exactly the shape of `nn.Conv2d` with `kernel_size`, whatever the scales: larger windows share the
+    centre of the smallest, and what they reach beyond `padding` is filled as `padding_mode` says.
 
     Note:
-        Initialisation. Coefficients are drawn from a Gaussian, with two corrections. First, they are projected so
-        that the filter sums to zero at every scale. After a ReLU, maps have a large mean; a filter that sees the
-        mean multiplies it by the number of its taps, so that the second moment would grow several-fold a layer, and
-        by a different factor in each draw. Second, one factor is set so that unit white noise that passes six such
-        layers, each followed by a ReLU, keeps its second moment. The maximum over correlated scales has no closed
-        form, so the factor is found by a small simulation (16 channels, fixed seed, cached a basis and scale set);
-        the global random state is used for the coefficients alone. A basis that cannot sum to zero (a single real
-        function) keeps plain Gaussian coefficients, with the same second correction. The bias starts at zero.
+        What differs from `nn.Conv2d`. The learned tensor is `coefficients`, not `weight`: 48 numbers for each pair of
+        channels with the default basis, whatever the kernel size. Kernels are square, odd and at least 3: keep
+        `nn.Conv2d` where a network has 1 x 1 convolutions. Input has a batch axis.
+
+    Note:
+        How coefficients start. They are Gaussian, projected so that each filter sums to zero at every scale, and of a
+        size that keeps the second moment of the signal through several layers with ReLU;
+        :func:`scalesteer.initialisation.initial_mixing` says why. The bias starts at zero.
 
     Args:
         in_channels: Channels of the input.
         out_channels: Channels of the output.
-        kernel_size: Window of the filter at scale 1, odd and at least 3; a pair is accepted when both are equal.
-        stride: Step between windows, an integer or a pair.
-        padding: ``"same"`` (stride 1 only), ``"valid"``, an integer or a pair.
-        dilation: Distance between taps, an integer or a pair.
-        groups: Number of groups that channels are divided into.
-        bias: Whether to learn a bias for each output channel.
-        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
+        kernel_size: Window of the filter at scale 1, odd and at least 3; a pair is accepted when both are equal. Take 7
+            or more: on a pixel grid a small filter has no room to change its size. With the preset ``"area"`` and a
+            scale of 1.5 the filters miss the theory by about 40 % with a kernel of 3, 11 % with 7 and 3 % with 11
+            (:func:`scalesteer.testing.steering_error`).
+        stride: How many pixels the window moves from one output pixel to the next, an integer or a pair.
+        padding: Rows and columns added around the image, an integer or a pair; ``"same"`` for an output as large as
+            the image (stride 1 only), ``"valid"`` for none.
+        dilation: Distance between the pixels that a filter reads, an integer or a pair. All scales are stretched by it.
+        groups: Number of groups of channels that do not see each other; both numbers of channels are divisible by it.
+        bias: Whether to learn a number for each output channel that is added after the maximum.
+        padding_mode: What is beyond the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``. Larger
+            windows see more of it than `padding` says.
         device: Device of parameters and buffers.
         dtype: Floating-point type of parameters and buffers.
-        scales: Scales of the filter, positive and ascending; a scale above 1 enlarges it.
-        basis: The functions that filters are made of; ``LogRadialBasis.preset("area")`` steers best on real grids.
+        scales: How much larger than at scale 1 the filter is, positive and ascending. The largest over the smallest
+            should be as much as that of the sizes at which an object may appear. The cost grows with the sum of their
+            squares; steps of 1.2 to 1.4 are enough.
+        basis: The functions that filters are made of, a :class:`~scalesteer.LogRadialBasis` or the name of a preset:
+            ``"paper"``; ``"area"``, which steers best on real grids and is the one to take for own work; or
+            ``"released-code"``.
         reduce: ``"max"`` over scales, or None for the responses of all scales on an axis of their own.
-        backend: ``"direct"`` (one convolution a scale), ``"spectral"`` (products of frequencies) or ``"auto"``. The
-            numbers are the same up to rounding; what is not finite spreads further in ``"spectral"``, as NaN.
-            A program exported with ``"spectral"`` has a fixed image size; the batch may be dynamic.
+        backend: ``"direct"`` (one convolution for each scale), ``"spectral"`` (products of frequencies) or ``"auto"``,
+            which takes the faster one. The numbers are the same up to rounding; what is not finite spreads further in
+            ``"spectral"``, as NaN. A program exported with ``"spectral"`` has a fixed image size; the batch may be
+            dynamic.
 
     Shape:
         `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.
@@ -138,10 +253,19 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     Attributes:
         coefficients: Learned, `(C_out, C_in / groups, K, J, 2)`; the last axis is real and imaginary part.
         bias: Learned, `(C_out,)`, or None.
-        steered_basis: Fixed, `(2 K J, T)`, not in the state dict; `reset_buffers` rebuilds it.
+        steered_basis: Fixed, `(2 K J, T)`, not in the state dict. It is made again, from numbers in float64, whenever
+            the layer is moved, converted or loaded: ``layer.double()`` has a basis of full precision.
+
+    Raises:
+        ValueError: If an argument is out of its range, if the window of a scale is a single pixel, or if the windows
+            of all scales have more taps than one of 511 x 511.
+
+    Warns:
+        UserWarning: If scales that differ by more than a fifth share a window, as those of the default do with a kernel
+            of 3: 3, 3, 5, 5, 7, 7.
 
     Example:
-        >>> layer = ScaleSteerableConv2d(3, 8)
+        >>> layer = ScaleSteerableConv2d(3, 8, 7, padding="same")
         >>> y, scale = layer(torch.randn(2, 3, 32, 32), return_scales=True)
         >>> y.shape, [f.shape[-1] for f in layer.filters()]
         (torch.Size([2, 8, 32, 32]), [7, 9, 11, 13, 15, 17])
@@ -149,6 +273,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
 
     coefficients: nn.Parameter
     steered_basis: Tensor
+    _derived = ("steered_basis",)
 
     def __init__(
         self,
@@ -156,7 +281,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         out_channels: int,
         kernel_size: int | tuple[int, int] = 7,
         stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = "same",
+        padding: str | int | tuple[int, int] = 0,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
@@ -164,44 +289,28 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        scales: tuple[float, ...] = PAPER_SCALES,
-        basis: LogRadialBasis = LogRadialBasis(),  # noqa: B008 (frozen)
+        scales: Sequence[float] = PAPER_SCALES,
+        basis: LogRadialBasis | str = "paper",
         reduce: Literal["max"] | None = "max",
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels, groups = _checks.channels(in_channels, out_channels, groups)
-        size = _checks.kernel_size(kernel_size)
-        steps = _checks.pair("stride", stride, minimum=1)
-        spread = _checks.pair("dilation", dilation, minimum=1)
-        _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
-        self.geometry = functional.Geometry(
-            size, steps, _checks.padding(padding, size, steps, spread), spread, groups, padding_mode
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
         )
-        self.scales = _checks.scales(scales)
-        self.sizes = tuple(harmonics.window_size(size, s) for s in self.scales)
-        if not isinstance(basis, LogRadialBasis):
-            raise TypeError(
-                f"`basis` must be a LogRadialBasis (got {basis!r}); presets come from LogRadialBasis.preset(name)."
-            )
-        self.basis = basis.resolve(self.sizes[-1])
+        self.sizes = harmonics.window_sizes(self.geometry.kernel_size, self.scales)
+        self.basis = LogRadialBasis.of(basis).resolve(self.sizes[-1])
         if reduce not in functional.REDUCTIONS:
             raise ValueError(f"`reduce` must be 'max' or None (got {reduce!r}).")
         self.reduce = reduce
         self.backend = _checks.choice("backend", backend, functional.BACKENDS)
         learned = _checks.boolean("bias", bias)
         place = _checks.place(device, dtype)
-        shape = (self.out_channels, self.in_channels // groups, *self.basis.shape, 2)
+        shape = (self.out_channels, self.in_channels // self.groups, *self.basis.shape, 2)
         self.coefficients = nn.Parameter(torch.empty(shape, **place))
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if learned else None)
         self.register_buffer("steered_basis", None, persistent=False)
         self.reset_parameters()
         self.reset_buffers()
-
-    @property
-    def kernel_size(self) -> tuple[int, int]:
-        """The window at scale 1."""
-        return self.geometry.kernel_size, self.geometry.kernel_size
 
     def reset_parameters(self) -> None:
         """Draw new coefficients and set the bias to zero; the class's note explains the distribution."""
@@ -215,15 +324,10 @@ class ScaleSteerableConv2d(_ScaleConv2d):
                 self.bias.zero_()
 
     def reset_buffers(self) -> None:
-        """Rebuild what is derived from basis and scales, in the coefficients' dtype and on their device.
-
-        Needed after a change of dtype, if full precision matters (`.double()` only converts the float32 buffer),
-        and after a layer on the meta device was given memory.
-        """
-        size = self.geometry.kernel_size
-        steered = [harmonics.steered_basis(self.basis, size, s) for s in self.scales]
-        flat = np.concatenate([b.reshape(-1, b.shape[-1] ** 2) for b in steered], axis=1)  # (2 K J, T)
-        self.steered_basis = torch.tensor(flat, dtype=self.coefficients.dtype, device=self.coefficients.device)
+        """Make the steered basis again, in the parameters' dtype and on their device; moves and loading do it too."""
+        like = self._like()
+        numbers = harmonics.stacked_basis(self.basis, self.geometry.kernel_size, self.scales)
+        self.steered_basis = torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
     def filters(self) -> tuple[Tensor, ...]:
         """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
@@ -232,41 +336,24 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     def _bank(self) -> spectral.Steered:
         return spectral.Steered(self.coefficients.flatten(2), self.steered_basis, self.sizes)
 
-    def with_scales(self, scales: tuple[float, ...]) -> ScaleSteerableConv2d:
-        """The same layer at other scales: coefficients and bias are shared with this one, not copied.
+    def with_scales(self, scales: Sequence[float]) -> Self:
+        """The same layer at other scales: parameters are shared with this one, not copied; all else is kept.
 
         Steering is exact, so that a trained layer can be asked for scales it was never trained at. (The preset
         ``"released-code"`` keeps the largest window it was built with; steering it beyond is inexact.)
         """
-        geometry = self.geometry
-        other = type(self)(
-            self.in_channels,
-            self.out_channels,
-            geometry.kernel_size,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            geometry.groups,
-            self.bias is not None,
-            geometry.padding_mode,
-            device="meta",
-            dtype=self.coefficients.dtype,
-            scales=scales,
-            basis=self.basis,
-            reduce=self.reduce,
-            backend=self.backend,
-        )
-        other.coefficients = self.coefficients
-        other.bias = self.bias
+        scales = _checks.scales(scales)
+        sizes = harmonics.window_sizes(self.geometry.kernel_size, scales)
+        other = self.__new__(type(self))
+        # Tables of parameters, buffers and hooks of its own, with the same entries.
+        own = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in vars(self).items()}
+        other.__dict__.update(own, scales=scales, sizes=sizes)
         other.reset_buffers()
-        return other.train(self.training)
+        return other
 
-    def extra_repr(self) -> str:
-        """Arguments that differ from the defaults."""
-        presets = {name: LogRadialBasis.preset(name) for name in ("paper", "area", "released-code")}
-        names = [name for name, preset in presets.items() if preset.resolve(self.sizes[-1]) == self.basis]
-        basis = f"basis={names[0]!r}" if names else f"basis={self.basis}"
-        return super().extra_repr() + ("" if names == ["paper"] else f", {basis}")
+    def _shown(self) -> dict[str, tuple[Any, Any]]:
+        presets = (name for name, basis in harmonics.PRESETS.items() if basis.resolve(self.sizes[-1]) == self.basis)
+        return {**super()._shown(), "basis": (next(presets, self.basis), "paper")}
 
 
 class FoldedScaleConv2d(_ScaleConv2d):
@@ -279,12 +366,25 @@ class FoldedScaleConv2d(_ScaleConv2d):
     taps: Tensor
 
     def __init__(self, layer: ScaleSteerableConv2d) -> None:
-        super().__init__()
-        for name in ("in_channels", "out_channels", "geometry", "scales", "sizes", "reduce", "backend"):
-            setattr(self, name, getattr(layer, name))
-        with torch.no_grad():
-            taps = torch.cat([f.flatten(2) for f in layer.filters()], dim=-1)
-            bias = None if layer.bias is None else layer.bias.detach().clone()
+        for name in ("forward", "filters", "_bank"):
+            if name in vars(layer) or getattr(type(layer), name) is not getattr(ScaleSteerableConv2d, name):
+                raise TypeError(
+                    f"a {type(layer).__name__} cannot be folded: it has its own `{name}`, which a folded layer would "
+                    "not run."
+                )
+        super().__init__(**{name: getattr(layer, name) for name in _ARGUMENTS})
+        self.sizes, self.reduce, self.backend = layer.sizes, layer.reduce, layer.backend
+        for name, value in vars(layer).items():
+            if name.startswith(("_forward_", "_backward_", "_is_full_backward")):  # hooks
+                self.__dict__[name] = copy.copy(value)
+        with evaluation_mode(layer):  # in training mode a spectral norm changes whenever it is computed
+            for key, hook in layer._forward_pre_hooks.items():
+                if type(hook).__module__.startswith("torch.nn.utils."):  # pruning and the like makes the coefficients
+                    hook(layer, ())
+                    del self._forward_pre_hooks[key]
+            with torch.no_grad():
+                taps = torch.cat([f.flatten(2) for f in layer.filters()], dim=-1)
+                bias = None if layer.bias is None else layer.bias.detach().clone()
         self.register_buffer("taps", taps)
         self.register_buffer("bias", bias)
         self.train(layer.training)
@@ -294,79 +394,31 @@ class FoldedScaleConv2d(_ScaleConv2d):
         return spectral.split_taps(self.taps, None, self.sizes)
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every module is in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def fold(model: nn.Module) -> nn.Module:
     """A copy of `model` in which every :class:`ScaleSteerableConv2d` holds its finished filters, for inference.
+
+    Parametrizations and pruning of the coefficients are finished too; other hooks are kept.
+
+    Raises:
+        TypeError: If a layer is of a class with its own forward pass or filters.
 
     Example:
         >>> folded = fold(nn.Sequential(ScaleSteerableConv2d(1, 4), nn.ReLU()))
         >>> sum(p.numel() for p in folded.parameters())
         0
     """
-    if isinstance(model, ScaleSteerableConv2d):
-        return FoldedScaleConv2d(model)
-    model = copy.deepcopy(model)
-    # One folded layer for each layer, so that a layer that is used twice stays one.
-    folded = {m: FoldedScaleConv2d(m) for m in model.modules() if isinstance(m, ScaleSteerableConv2d)}
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if isinstance(child, ScaleSteerableConv2d):
-                parent._modules[name] = folded[child]
-    return model
-
-
-@lru_cache(maxsize=64)
-def initial_mixing(basis: LogRadialBasis, kernel_size: int, scales: tuple[float, ...]) -> harmonics.Float:
-    """The matrix that turns unit Gaussian numbers into initial coefficients, before division by sqrt(fan-in).
-
-    See the note in :class:`ScaleSteerableConv2d`. Shape: `(2 K J, 2 K J)`, symmetric.
-    """
-    steered = [harmonics.steered_basis(basis, kernel_size, s) for s in scales]
-    steered = [b.reshape(-1, *b.shape[-2:]) for b in steered]  # (D, n, n) each
-    count = len(steered[0])
-    sums = np.stack([b.sum((1, 2)) for b in steered])  # (S, D): what a flat region gives
-    norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    _, values, directions = np.linalg.svd(sums / np.where(norms > 0, norms, 1), full_matrices=False)
-    directions = directions[values > 1e-3 * values[0]]
-    mixing = np.eye(count) - directions.T @ directions
-
-    def energy(matrix: harmonics.Float) -> float:
-        return float(sum(np.square(matrix @ b.reshape(count, -1)).sum() for b in steered))
-
-    if energy(mixing) < 0.01 * energy(np.eye(count)):
-        mixing = np.eye(count)
-    mixing /= math.sqrt(energy(mixing) / len(scales))
-    gain = _simulated_gain([b.astype(np.float32) for b in steered], mixing.astype(np.float32))
-    return np.asarray(mixing / math.sqrt(gain))
-
-
-def _simulated_gain(
-    steered: list[np.ndarray[Any, np.dtype[np.float32]]], mixing: np.ndarray[Any, np.dtype[np.float32]]
-) -> float:
-    """Mean growth of the second moment a layer, for white noise through six layers of 16 channels with ReLU."""
-    channels, layers = 16, 6
-    size = max(32, steered[-1].shape[-1] + 1)  # wraps around: no border, so that the image's size does not matter
-    rng = np.random.default_rng(0)
-    transfers = []
-    for b in steered:  # every function is point-symmetric: with the centre as origin its transform is real
-        n = b.shape[-1]
-        padded = np.zeros((len(b), size, size), dtype=np.float32)
-        padded[:, :n, :n] = b
-        centred = np.roll(padded, (-(n // 2), -(n // 2)), (1, 2))
-        transfers.append(np.fft.rfft2(centred).real.reshape(len(b), -1).astype(np.float32))
-    transfer = np.concatenate(transfers, axis=1)  # (D, S F)
-    x = rng.standard_normal((channels, size, size), dtype=np.float32)
-    growth = 0.0
-    for _ in range(layers):
-        coefficients = rng.standard_normal((channels**2, len(mixing)), dtype=np.float32) @ mixing
-        coefficients /= math.sqrt(channels)
-        spectrum = np.fft.rfft2(x).reshape(channels, -1).T  # (F, C)
-        parts = np.stack([spectrum.real, spectrum.imag], axis=-1).astype(np.float32)  # (F, C, 2)
-        weights = (coefficients @ transfer).reshape(channels, channels, len(steered), -1)
-        product = weights.transpose(2, 3, 0, 1) @ parts  # (S, F, C, 2)
-        spectra = (product[..., 0] + 1j * product[..., 1]).swapaxes(1, 2).reshape(-1, channels, size, size // 2 + 1)
-        best = np.maximum(np.fft.irfft2(spectra, s=(size, size)).max(0), 0)
-        moment = float(np.square(best).mean())
-        x = (best / math.sqrt(moment)).astype(np.float32)
-        growth += math.log(moment) / layers
-    # Three digits, so that rounding in the simulation does not reach the weights.
-    return float(f"{math.exp(growth):.3g}")
+    layers = [module for module in model.modules() if isinstance(module, ScaleSteerableConv2d)]
+    # What a copy finds here takes the place of the layer, so that a layer that is used twice stays one.
+    return copy.deepcopy(model, {id(layer): FoldedScaleConv2d(layer) for layer in layers})

@@ -1,6 +1,7 @@
 """Meters and asserts for what a scale-steerable layer promises: "is it really equivariant?", as a number.
 
-Images are given in closed form, so that an enlarged image is evaluated, never interpolated.
+Images are given in closed form, so that an enlarged image is evaluated, never interpolated. What is measured is in
+evaluation mode meanwhile; afterwards it is as it was.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks
-from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d
+from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, evaluation_mode
 
 Image = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,17 +36,26 @@ def steering_error(layer: ScaleSteerableConv2d | FoldedScaleConv2d, image: Image
     Returns:
         One error for each scale after the first.
 
+    Raises:
+        TypeError: If `layer` is not a scale-steerable one.
+
     Example:
-        >>> from scalesteer import LogRadialBasis
         >>> _ = torch.manual_seed(0)
-        >>> layer = ScaleSteerableConv2d(1, 64, basis=LogRadialBasis.preset("area"))
+        >>> layer = ScaleSteerableConv2d(1, 64, basis="area")
         >>> max(steering_error(layer)) < 0.2
         True
     """
+    if not isinstance(layer, (ScaleSteerableConv2d, FoldedScaleConv2d)):
+        raise TypeError(
+            f"`layer` must be a ScaleSteerableConv2d or its folded form (got {type(layer).__name__}): other layers "
+            "have no filters at several scales; use equivariance_error."
+        )
     if len(layer.scales) < 2:
         raise ValueError(f"`layer` must have at least two scales to compare (got scales={layer.scales}).")
+    with evaluation_mode(layer):
+        filters = layer.filters()
     responses = []
-    for scale, weight in zip(layer.scales, layer.filters(), strict=True):
+    for scale, weight in zip(layer.scales, filters, strict=True):
         unit = layer.geometry.kernel_size * scale / 17
         n = weight.shape[-1]
         ticks = (torch.arange(n, dtype=torch.float64, device=weight.device) - n // 2) / unit
@@ -77,6 +87,11 @@ def equivariance_error(
     width from its edge, before and after scaling, so that what padding does there is left out. If the output has no
     pixel axes, T does nothing to it and the error is that of invariance.
 
+    Note:
+        Compare modules of one kind. A plain filter with random weights passes the mean of a smooth image, which
+        hardly changes when the image is enlarged, so that its error is small; scale-steerable filters start with a sum
+        of zero and show edges only.
+
     Args:
         module: Any module from `(B, C, H, W)` to `(B, C', H', W')` or `(B, features)`.
         scale: Enlargement of the image; below 1 it shrinks.
@@ -90,6 +105,9 @@ def equivariance_error(
     Returns:
         The relative error; 0 is perfect, about 1 is no relation at all.
 
+    Raises:
+        TypeError: If the module returns something else than one tensor of such a shape.
+
     Example:
         >>> equivariance_error(nn.Identity(), 1.5, channels=1) < 1e-3
         True
@@ -97,21 +115,23 @@ def equivariance_error(
     scale = _checks.real("scale", scale)
     if scale <= 0:
         raise ValueError(f"`scale` must be positive (got {scale}).")
+    size, images = _checks.integer("size", size, minimum=1), _checks.integer("images", images, minimum=1)
     if not 0 <= border < 0.5:
         raise ValueError(f"`border` must be at least 0 and below 0.5 (got {border}).")
     if channels is None:
         channels = getattr(module, "in_channels", None)
         if not isinstance(channels, int):
             raise ValueError("`channels` must be given: the module has no attribute `in_channels`.")
+    channels = _checks.integer("channels", channels, minimum=1)
     tensors = [*module.parameters(), *module.buffers()]
     like = next((t for t in tensors if t.is_floating_point()), torch.empty(0, dtype=torch.float64))
     shown = [
         _random_blobs(images, channels, size, zoom, seed).to(device=like.device, dtype=like.dtype)
         for zoom in (1.0, scale)
     ]
-    with torch.no_grad():
-        before, after = (module(x).double() for x in shown)
-    if before.ndim != 4:
+    with torch.no_grad(), evaluation_mode(module):
+        before, after = (_one_tensor(module(x)).double() for x in shown)
+    if before.ndim == 2:
         return float((after - before).norm() / before.norm())
     grids = [_interpolation(n, scale, border) for n in before.shape[-2:]]
     (rows, keep_rows), (columns, keep_columns) = ((m.to(before.device), k.to(before.device)) for m, k in grids)
@@ -139,6 +159,16 @@ def assert_scale_equivariant(
     """Raise AssertionError, with the figure, unless :func:`equivariance_error` is within `tolerance`."""
     error = equivariance_error(module, scale, channels=channels, size=size)
     assert error <= tolerance, f"scale-equivariance error {error:.3g} above {tolerance} for scale {scale}."
+
+
+def _one_tensor(output: object) -> Tensor:
+    if not isinstance(output, Tensor) or output.ndim not in (2, 4):
+        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise TypeError(
+            f"`module` must return one tensor (B, C, H, W) or (B, features) (got {got}): wrap it in a module that "
+            "returns the part to measure."
+        )
+    return output
 
 
 def _random_blobs(images: int, channels: int, size: int, zoom: float, seed: int) -> Tensor:

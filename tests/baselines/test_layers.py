@@ -15,9 +15,9 @@ from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
 LAYERS = (LocallyScaleInvariantConv2d, VectorFieldConv2d)
 CASES = [
-    (LocallyScaleInvariantConv2d, {}, ()),
-    (VectorFieldConv2d, {}, ()),
-    (VectorFieldConv2d, {"vector_input": True}, (2,)),
+    (LocallyScaleInvariantConv2d, {"padding": 3}, ()),
+    (VectorFieldConv2d, {"padding": 3}, ()),
+    (VectorFieldConv2d, {"padding": 3, "vector_input": True}, (2,)),
 ]
 IDS = ["locally scale-invariant", "vector field of scalars", "vector field of vectors"]
 # torch's own: old-style names inside torch.
@@ -33,6 +33,17 @@ def test_signature_is_that_of_our_layer_as_far_as_conv2d_goes(layer):
     assert [(p.name, p.default) for p in ours[:count]] == [(p.name, p.default) for p in steerable[:count]]
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in ours[count:])
     assert ours[count].name == "scales"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_attributes_are_those_of_conv2d_and_cannot_be_assigned(layer):
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    for arguments in ({}, {"stride": 2, "padding": (1, 0), "groups": 2}, {"padding": "same", "dilation": (1, 2)}):
+        ours, plain = (make(4, 6, 5, **arguments) for make in (layer, nn.Conv2d))
+        for name in (*names, "transposed", "output_padding"):
+            assert getattr(ours, name) == getattr(plain, name)
+    with pytest.raises(AttributeError, match="`stride` is fixed when the layer is built"):
+        ours.stride = (2, 2)
 
 
 def test_public_names_are_these():
@@ -57,7 +68,7 @@ def test_public_names_are_these():
         ({"out_channels": "3"}, TypeError, r"`out_channels` must be an integer \(got '3' of type str\)"),
         ({"out_channels": True}, TypeError, r"`out_channels` must be an integer \(got True of type bool\)"),
         ({"kernel_size": 4}, ValueError, r"odd and at least 3 \(got 4\): the filter needs a centre pixel; use 3 or 5"),
-        ({"kernel_size": 1}, ValueError, r"odd and at least 3 \(got 1\)"),
+        ({"kernel_size": 1}, ValueError, r"odd and at least 3 \(got 1\): one pixel has no size; keep nn.Conv2d here"),
         ({"kernel_size": (5, 7)}, ValueError, r"`kernel_size` must be square \(got \(5, 7\)\)"),
         ({"scales": ()}, ValueError, "`scales` must not be empty"),
         ({"scales": (0.0, 1.0)}, ValueError, r"positive and strictly ascending \(got \(0.0, 1.0\)\)"),
@@ -66,7 +77,7 @@ def test_public_names_are_these():
         ({"scales": (2.0, 1.0)}, ValueError, "positive and strictly ascending"),
         ({"stride": 0}, ValueError, r"`stride` must be at least 1 \(got 0\)"),
         ({"stride": 1.5}, TypeError, r"`stride` must be an integer \(got 1.5"),
-        ({"stride": 2}, ValueError, r"padding='same' is not defined for stride \(2, 2\)"),
+        ({"stride": 2, "padding": "same"}, ValueError, r"padding='same' is not defined for stride \(2, 2\)"),
         ({"dilation": 0}, ValueError, r"`dilation` must be at least 1 \(got 0\)"),
         ({"padding": -1}, ValueError, r"`padding` must be at least 0 \(got -1\)"),
         ({"padding": "full"}, ValueError, r"`padding` must be one of 'same', 'valid' \(got 'full'\)"),
@@ -122,7 +133,7 @@ def test_every_argument_has_an_effect(make, options, vector, name):
     def run(**changes):
         torch.manual_seed(0)
         x = torch.randn(1, 4, *vector, 12, 12)
-        return make(4, 4, **{"padding": 3, **options, **changes})(x)
+        return make(4, 4, **{**options, **changes})(x)
 
     default = inspect.signature(make).parameters[name].default
     plain, changed = run(), run(**{name: ALTERNATIVES.get(name, not default)})
@@ -131,16 +142,25 @@ def test_every_argument_has_an_effect(make, options, vector, name):
 
 @every_case
 def test_device_and_dtype_are_obeyed_and_meta_can_be_materialised(make, options, vector):
-    layer = make(2, 3, device="meta", dtype=torch.float64, **options)
-    assert {(t.device.type, t.dtype) for t in (*layer.parameters(), *layer.buffers())} == {("meta", torch.float64)}
-    layer.to_empty(device="cpu")
-    layer.reset_parameters()
-    if hasattr(layer, "reset_buffers"):
-        layer.reset_buffers()
     other = make(2, 3, dtype=torch.float64, **options)
-    layer.load_state_dict(other.state_dict())
     x = torch.randn(1, 2, *vector, 9, 9, dtype=torch.float64)
-    assert torch.equal(layer(x), other(x))
+    for assign in (False, True):
+        layer = make(2, 3, device="meta", dtype=torch.float64, **options)
+        tensors = (*layer.parameters(), *layer.buffers())
+        assert {(t.device.type, t.dtype) for t in tensors} == {("meta", torch.float64)}
+        if not assign:
+            layer.to_empty(device="cpu")
+        layer.load_state_dict(other.state_dict(), assign=assign)
+        assert torch.equal(layer(x), other(x))
+
+
+@every_case
+def test_channels_last_and_symbolic_trace(make, options, vector):
+    model = nn.Sequential(make(2, 3, **options))
+    x = torch.randn(1, 2, *vector, 9, 9)
+    expected = model(x)
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), expected)
+    torch.testing.assert_close(model.to(memory_format=torch.channels_last)(x), expected, rtol=1e-5, atol=1e-6)
 
 
 @every_case
@@ -252,12 +272,12 @@ def test_exports_with_a_dynamic_batch(make, options, vector, channels):
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_as_one_graph(backend):
     model = nn.Sequential(
-        VectorFieldConv2d(1, 4, 3, scales=(0.7, 1.0, 1.6)),
+        VectorFieldConv2d(1, 4, 3, padding=1, scales=(0.7, 1.0, 1.6)),
         baselines.VectorMaxPool2d(2),
         baselines.VectorBatchNorm2d(4),
-        VectorFieldConv2d(4, 2, 3, scales=(0.7, 1.0, 1.6), vector_input=True),
+        VectorFieldConv2d(4, 2, 3, padding=1, scales=(0.7, 1.0, 1.6), vector_input=True),
         baselines.VectorMagnitude(),
-        LocallyScaleInvariantConv2d(2, 2, 3, scales=(0.5, 1.0, 1.6)),
+        LocallyScaleInvariantConv2d(2, 2, 3, padding=1, scales=(0.5, 1.0, 1.6)),
         baselines.SpatialTransformer2d(2, (5, 6), (2, 2), 3),
     )
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend=backend)

@@ -25,7 +25,7 @@ def test_default_scales_are_the_inverse_of_the_authors_resizing():
 
 @pytest.mark.parametrize("antialias", [False, True])
 def test_output_is_the_published_definition(antialias):
-    layer = make(2, 3, 3, scales=(0.5, 0.8, 1.0, 1.6), antialias=antialias)
+    layer = make(2, 3, 3, padding="same", scales=(0.5, 0.8, 1.0, 1.6), antialias=antialias)
     x = torch.randn(2, 2, 7, 9, dtype=torch.float64)
     expected = slow.responses(x.numpy(), layer.weight.detach().numpy(), layer.scales, antialias)
     out, winner = layer(x, return_scales=True)
@@ -78,7 +78,7 @@ def test_every_geometry_reads_responses_at_the_windows_centres(channels, stride,
     ],
 )
 def test_shorter_ways_give_the_same_with_gradients(monkeypatch, channels, options):
-    layer = make(channels, 6, **{"scales": (0.5, 0.8, 1.0, 1.3), **options})
+    layer = make(channels, 6, **{"padding": "same", "scales": (0.5, 0.8, 1.0, 1.3), **options})
     x = torch.randn(2, channels, 9, 12, dtype=torch.float64, requires_grad=True)
     monkeypatch.setattr(_resized, "_frequencies_pay", lambda *sizes: True)
     monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: True)
@@ -149,7 +149,8 @@ def test_the_shorter_way_is_taken_where_there_is_one(monkeypatch, arguments, bat
     for name, way in names.items():
         original = getattr(_resized, name)
         monkeypatch.setattr(_resized, name, lambda *a, f=original, way=way: taken.append(way) or f(*a))
-    layer, x = make(*arguments), torch.randn(batch, arguments[0], pixels, pixels, dtype=torch.float64)
+    layer = make(*arguments, padding="same")
+    x = torch.randn(batch, arguments[0], pixels, pixels, dtype=torch.float64)
     layer(x)
     assert taken == ways
     if "frequencies" in ways:  # half precision is for convolutions
@@ -194,7 +195,7 @@ def centre_surround():
 
 def test_response_to_an_enlarged_object_is_the_same_at_the_scale_that_is_larger_by_as_much():
     scales = tuple((5 / 3) ** n for n in range(4))  # 125 pixels become 75, 45 and 27: odd, with one common centre
-    layer = make(1, 1, scales=scales, bias=False)
+    layer = make(1, 1, padding="same", scales=scales, bias=False)
     plain = nn.Conv2d(1, 1, 7, padding=3, bias=False, dtype=torch.float64)
     outs, winners, plains = [], [], []
     for module in (layer, plain):
@@ -211,7 +212,7 @@ def test_response_to_an_enlarged_object_is_the_same_at_the_scale_that_is_larger_
 
 
 def test_gradients_are_right():
-    layer = make(2, 2, 3, scales=(0.7, 1.0, 1.5))
+    layer = make(2, 2, 3, padding="same", scales=(0.7, 1.0, 1.5))
     x = torch.randn(2, 2, 5, 6, dtype=torch.float64, requires_grad=True)
 
     def run(x, weight, bias):
@@ -222,10 +223,10 @@ def test_gradients_are_right():
 
 
 def test_float32_gradient_is_that_of_float64():
-    layer, x = LocallyScaleInvariantConv2d(2, 3), torch.randn(2, 2, 12, 12)
+    layer, x = LocallyScaleInvariantConv2d(2, 3, padding="same"), torch.randn(2, 2, 12, 12)
     grads = []
     for dtype in (torch.float64, torch.float32):
-        copy = LocallyScaleInvariantConv2d(2, 3, dtype=dtype)
+        copy = LocallyScaleInvariantConv2d(2, 3, padding="same", dtype=dtype)
         copy.load_state_dict(layer.state_dict())
         copy(x.to(dtype)).square().sum().backward()
         grads.append(copy.weight.grad.double())
@@ -233,13 +234,15 @@ def test_float32_gradient_is_that_of_float64():
 
 
 def test_ties_go_to_the_lowest_scale():
-    out, winner = make(1, 2, bias=False)(torch.zeros(1, 1, 9, 9, dtype=torch.float64), return_scales=True)
+    out, winner = make(1, 2, padding="same", bias=False)(
+        torch.zeros(1, 1, 9, 9, dtype=torch.float64), return_scales=True
+    )
     assert (winner == 0).all()
     assert (out == 0).all()
 
 
 def test_a_pixel_that_is_not_a_number_shows_wherever_a_window_holds_it():
-    layer = make(1, 2, 3)
+    layer = make(1, 2, 3, padding="same")
     for value in (math.nan, math.inf, -math.inf):
         x = torch.randn(1, 1, 12, 12, dtype=torch.float64)
         x[0, 0, 5, 5] = value
@@ -247,11 +250,13 @@ def test_a_pixel_that_is_not_a_number_shows_wherever_a_window_holds_it():
 
 
 def test_padding_mode_that_cannot_fill_is_named():
-    layer = make(1, 1, 7, padding_mode="reflect", scales=(1.0, 2.0))
-    with pytest.raises(ValueError, match=r"cannot fill 3 rows and 3 columns beyond an image of 7 x 6 that is 4 x 3 at"):
+    layer = make(1, 1, 7, padding="same", padding_mode="reflect", scales=(1.0, 2.0))
+    with pytest.raises(ValueError, match=r"cannot fill 3 rows and 3 columns beyond an image of 4 x 3 \(7 x 6 before"):
         layer(torch.zeros(1, 1, 7, 6, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"padding_mode='circular' cannot fill"):
-        make(1, 1, 7, padding_mode="circular", scales=(3.0,))(torch.zeros(1, 1, 7, 6, dtype=torch.float64))
+        make(1, 1, 7, padding="same", padding_mode="circular", scales=(3.0,))(
+            torch.zeros(1, 1, 7, 6, dtype=torch.float64)
+        )
 
 
 def test_image_too_small_for_the_padding_is_named():
@@ -260,7 +265,7 @@ def test_image_too_small_for_the_padding_is_named():
 
 
 def test_image_smaller_than_the_filter_is_right():
-    layer = make(1, 2, 7, scales=(0.5, 1.0, 2.0), bias=False)
+    layer = make(1, 2, 7, padding="same", scales=(0.5, 1.0, 2.0), bias=False)
     x = torch.randn(1, 1, 3, 2, dtype=torch.float64)
     expected = slow.responses(x.numpy(), layer.weight.detach().numpy(), layer.scales)
     np.testing.assert_allclose(layer(x).detach().numpy(), expected.max(0), atol=1e-12)
@@ -268,7 +273,7 @@ def test_image_smaller_than_the_filter_is_right():
 
 def test_matrices_made_in_inference_mode_serve_training_later():
     _resized._cached.cache_clear()
-    layer = LocallyScaleInvariantConv2d(1, 1)
+    layer = LocallyScaleInvariantConv2d(1, 1, padding="same")
     x = torch.randn(1, 1, 13, 13, requires_grad=True)
     with torch.inference_mode():
         layer(x)

@@ -122,6 +122,8 @@ def test_input_is_left_alone_and_any_layout_is_taken(digits):
     before = digits[:50].copy()
     turned = np.asfortranarray(digits[:50])
     np.testing.assert_array_equal(distort(turned, 30), distort(before, 30))
+    assert distort(turned, 30).flags.c_contiguous  # its bytes are hashed, and torch takes it as it is
+    assert distort(before, 1000).shape == before.shape
     np.testing.assert_array_equal(digits[:50], before)
     assert distort(digits[:0], 30).shape == (0, 28, 28)
 
@@ -133,6 +135,7 @@ def test_input_is_left_alone_and_any_layout_is_taken(digits):
         ({"alpha": -1}, ValueError, "`alpha`"),
         ({"alpha": math.nan}, ValueError, "`alpha`"),
         ({"alpha": math.inf}, ValueError, "`alpha`"),
+        ({"alpha": 1000.5}, ValueError, "`alpha` must be 0 to 1000 pixels"),
         ({"sigma": 0}, ValueError, "`sigma`"),
         ({"seed": "x"}, TypeError, "`seed` must be an integer"),
         ({"seed": -1}, ValueError, "`seed` must be at least 0"),

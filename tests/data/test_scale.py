@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
+from safetensors.torch import save
 
 from scalesteer import files as cache_files
 from scalesteer.data import DATASETS, PARTS, DataError, SplitSpec, build, load_part, scale, sources
@@ -304,7 +306,9 @@ def test_corrupted_or_half_written_split_is_noticed_and_rebuilt(filled_cache, ca
         assert path.read_bytes() == good
 
 
-@pytest.mark.parametrize("change", ["entry lacks", "entry more", "field lacks", "field more", "empty", "other release"])
+@pytest.mark.parametrize(
+    "change", ["entry lacks", "entry more", "field lacks", "field more", "empty", "other release", "old"]
+)
 def test_sound_split_of_another_version_is_noticed_and_rebuilt(filled_cache, caplog, change):
     spec = SplitSpec(**SMALL)
     _, meta = load_part(spec)
@@ -324,6 +328,11 @@ def test_sound_split_of_another_version_is_noticed_and_rebuilt(filled_cache, cap
     else:
         about["source"] = {**about["source"], "digest": "0" * 64}
     path.write_bytes(cache_files.encode(tensors, about))
+    if change == "old":  # sound, in the format of old checkpoints
+        about, hasher = '{"format": 1}', hashlib.sha256(b'{"format": 1}')
+        hasher.update(b"xtorch.uint8(1,)\3")
+        x = torch.tensor([3], dtype=torch.uint8)
+        path.write_bytes(save({"x": x}, {"about": about, "digest": hasher.hexdigest()}))
     assert load_part(spec, "test")[1] == meta
     assert caplog.messages == [f"{path} does not hold what its name says. It is made again."]
     assert path.read_bytes() == good
@@ -352,7 +361,8 @@ def test_split_needs_no_pool_once_it_is_built(filled_cache, monkeypatch):
 
 
 @pytest.mark.parametrize("named", ["argument", "environment"])
-def test_named_directory_decides_although_the_cache_has_the_source(filled_cache, tmp_path, monkeypatch, named):
+def test_named_directory_decides_although_the_cache_has_the_split(filled_cache, tmp_path, monkeypatch, named):
+    load_part(SplitSpec(**SMALL))
     if named == "environment":
         monkeypatch.setenv("SCALESTEER_DATA", str(tmp_path / "none"))
     options = {"data_dir": tmp_path / "none"} if named == "argument" else {}
@@ -382,6 +392,19 @@ def test_killed_build_is_finished_by_the_next(filled_cache):
     assert list(filled_cache.glob("splits/.*.tmp"))
     assert build("mnist-scale", [0])[0]["digest"] == DIGESTS["mnist-scale"][0]
     assert not list(filled_cache.glob("splits/.*.tmp"))
+
+
+def test_closed_stderr_is_no_obstacle(filled_cache, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert len(build("mnist-scale", [0], **SMALL)) == 1
+
+
+def test_progress_is_shown_on_a_terminal_alone(filled_cache, monkeypatch, capsys):
+    build("mnist-scale", [0], **SMALL)
+    assert "building" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    build("mnist-scale", [1], **SMALL)
+    assert "building mnist-scale" in capsys.readouterr().err
 
 
 def test_cache_path_with_spaces_and_unicode(filled_cache, monkeypatch, tmp_path):

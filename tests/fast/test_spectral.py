@@ -49,7 +49,7 @@ def test_few_channels_equal_direct(mode, channels):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gradients_of_every_kind_pass_gradcheck_and_gradgradcheck(channels):
     layer = ScaleSteerableConv2d(
-        channels, 2, 3, scales=(1.0, 5 / 3), dtype=torch.float64, backend="spectral", bias=False
+        channels, 2, 3, padding=1, scales=(1.0, 5 / 3), dtype=torch.float64, backend="spectral", bias=False
     )
     x = torch.randn(1, channels, 4, 5, dtype=torch.float64, requires_grad=True)
     coefficients = torch.randn_like(layer.coefficients, requires_grad=True)
@@ -97,7 +97,8 @@ def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dty
 
 
 def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
-    layer = ScaleSteerableConv2d(3, 2, scales=(1.0, 1.5, 2.0), dtype=torch.float64, backend="spectral", bias=False)
+    scales = (1.0, 1.5, 2.0)
+    layer = ScaleSteerableConv2d(3, 2, padding=3, scales=scales, dtype=torch.float64, backend="spectral", bias=False)
     x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
     assert steerable(x, layer._bank(), layer.geometry)
     part = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)  # one function of the basis, for speed
@@ -112,7 +113,7 @@ def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
 
 
 def test_transforms_of_a_basis_follow_its_changes():
-    direct, fast = (ScaleSteerableConv2d(3, 2, backend=b) for b in ("direct", "spectral"))
+    direct, fast = (ScaleSteerableConv2d(3, 2, padding=3, backend=b) for b in ("direct", "spectral"))
     fast.load_state_dict(direct.state_dict())
     x = torch.randn(1, 3, 12, 12)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -162,7 +163,7 @@ def test_tracing_leaves_no_plan_without_numbers_behind():
 
 
 def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
-    layer = ScaleSteerableConv2d(8, 8, scales=tuple(1 + i / 8 for i in range(12)), backend="spectral")
+    layer = ScaleSteerableConv2d(8, 8, padding=3, scales=tuple(1 + i / 8 for i in range(12)), backend="spectral")
     x = torch.randn(2, 8, 20, 20)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
@@ -186,7 +187,7 @@ def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
 
 @pytest.mark.parametrize(("channels", "out", "batch"), [(1, 4, 2), (3, 1, 1), (3, 4, 2)])
 def test_output_can_be_changed_in_place(channels, out, batch):
-    layer = ScaleSteerableConv2d(channels, out, 3, bias=False, backend="spectral")
+    layer = ScaleSteerableConv2d(channels, out, 3, padding=1, bias=False, scales=(1.0, 5 / 3), backend="spectral")
     torch.nn.functional.relu(layer(torch.randn(batch, channels, 9, 9)), inplace=True).sum().backward()
     assert layer.coefficients.grad.isfinite().all()
 
@@ -245,7 +246,7 @@ def test_torch_func_and_forward_derivatives_equal_those_of_direct(channels):
 def test_backward_under_autocast_works_in_float32(channels):
     grads = []
     for inside in (False, True):
-        layer = ScaleSteerableConv2d(channels, 4, backend="spectral", scales=(1.0, 2.0))
+        layer = ScaleSteerableConv2d(channels, 4, padding=3, backend="spectral", scales=(1.0, 2.0))
         torch.nn.init.ones_(layer.coefficients)
         x = torch.randn(2, channels, 12, 12, generator=torch.Generator().manual_seed(0))
         best, _ = max_response(x, (0, 0), filters := layer.filters(), layer.geometry)
@@ -267,9 +268,9 @@ def test_autocast_leaves_float64_alone():
 
 @pytest.mark.parametrize("backend", ["direct", "spectral"])
 def test_meta_and_fake_tensors_pass_through_whatever_came_before(backend):
-    layer = ScaleSteerableConv2d(3, 4, backend=backend)
+    layer = ScaleSteerableConv2d(3, 4, padding=3, backend=backend)
     layer(torch.randn(2, 3, 12, 12))
-    meta = ScaleSteerableConv2d(3, 4, backend=backend, device="meta")
+    meta = ScaleSteerableConv2d(3, 4, padding=3, backend=backend, device="meta")
     assert meta(torch.randn(2, 3, 12, 12, device="meta")).shape == (2, 4, 12, 12)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert layer(torch.randn(2, 3, 12, 12)).shape == (2, 4, 12, 12)
@@ -288,7 +289,7 @@ def test_ties_go_to_the_lowest_scale_with_the_gradient_of_direct(channels):
 
 @pytest.mark.parametrize("channels", [1, 4])
 def test_a_half_precision_layer_can_be_differentiated_twice(channels):
-    layer = ScaleSteerableConv2d(channels, 2, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="spectral")
+    layer = ScaleSteerableConv2d(channels, 2, padding=3, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="spectral")
     x = torch.randn(1, channels, 9, 9, dtype=torch.bfloat16, requires_grad=True)
     (first,) = torch.autograd.grad(layer(x).float().square().sum(), x, create_graph=True)
     first.float().square().sum().backward()
@@ -296,7 +297,7 @@ def test_a_half_precision_layer_can_be_differentiated_twice(channels):
 
 
 def test_a_basis_that_changes_at_every_step_is_not_kept():
-    layer = ScaleSteerableConv2d(4, 2, backend="spectral")
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="spectral")
     x = torch.randn(1, 4, 20, 20)
     before = layer(x)
     for _ in range(5):
@@ -307,7 +308,7 @@ def test_a_basis_that_changes_at_every_step_is_not_kept():
 
 
 def test_a_basis_may_be_learned():
-    layer = ScaleSteerableConv2d(4, 2, backend="spectral", dtype=torch.float64)
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="spectral", dtype=torch.float64)
     layer.steered_basis.requires_grad_()
     grads = []
     for layer.backend in ("direct", "spectral"):

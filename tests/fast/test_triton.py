@@ -57,20 +57,20 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_matches_direct(case, image_gradient):
     fan_in, fan_out, size, options = CASES[case]
-    layer = ScaleSteerableConv2d(fan_in, fan_out, **{"scales": SCALES, **options}).to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, fan_out, **{"scales": SCALES, "padding": "same", **options}).to(DEVICE)
     layer.bias.data.normal_()
     assert_same(both(layer, torch.randn(2, fan_in, *size, device=DEVICE), image_gradient))
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_filters_given_as_taps_match_direct(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 4, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES).to(DEVICE)
     assert_same(both(layer, torch.randn(2, fan_in, 10, 11, device=DEVICE), raw=True))
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_folded_layer_matches_direct(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 4, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
     x = torch.randn(2, fan_in, 10, 11, device=DEVICE)
     with torch.no_grad():
         expected = scale_conv2d(x, layer.filters(), layer.bias, layer.geometry)
@@ -83,7 +83,7 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
     for kind in (kernels.FusedTaps, kernels.FusedFrequencies):
         whole = kind.maximum
         monkeypatch.setattr(kind, "maximum", lambda self, x, whole=whole: used.append(type(self)) or whole(self, x))
-    ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)(
+    ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)(
         torch.ones(1, fan_in, 9, 9).to(DEVICE)
     )
     assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
@@ -92,7 +92,7 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_what_is_not_finite_shows(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
     x = torch.randn(1, fan_in, 12, 12, device=DEVICE)
     x[0, 0, 6, 6] = float("inf")
     y, scales = layer(x, return_scales=True)
@@ -102,28 +102,28 @@ def test_what_is_not_finite_shows(fan_in):
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_on_a_tie_the_lowest_scale_wins(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
     _, scales = layer(torch.zeros(1, fan_in, 9, 9, device=DEVICE), return_scales=True)
     assert (scales == 0).all()
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_runs_are_bitwise_equal(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 4, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES).to(DEVICE)
     x = torch.randn(3, fan_in, 10, 11, device=DEVICE)
     (_, (first, _)), (_, (second, _)) = both(layer, x), both(layer, x)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_pieces_and_tiles_match_direct(monkeypatch):
-    layer = ScaleSteerableConv2d(5, 2, 3, scales=(1.0, 2.0)).to(DEVICE)
+    layer = ScaleSteerableConv2d(5, 2, 3, padding=1, scales=(1.0, 2.0)).to(DEVICE)
     monkeypatch.setattr(spectral, "memory_budget", 1)  # one image or tile at a time
     assert_same(both(layer, torch.randn(1, 5, 84, 10, device=DEVICE), image_gradient=True))
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_an_empty_batch_gives_an_empty_result(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
     y = layer(torch.zeros(0, fan_in, 9, 9, device=DEVICE))
     y.sum().backward()
     assert y.shape == (0, 2, 9, 9)
@@ -131,7 +131,7 @@ def test_an_empty_batch_gives_an_empty_result(fan_in):
 
 
 def test_few_sums_at_a_time_match_direct(monkeypatch):
-    layer = ScaleSteerableConv2d(1, 3, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 3, padding=3, scales=SCALES).to(DEVICE)
     monkeypatch.setattr(spectral, "memory_budget", 1)
     monkeypatch.setattr(fast, "_step", lambda images, most: images)  # one piece, but one image's sums
     assert_same(both(layer, torch.randn(3, 1, 10, 11, device=DEVICE)))
@@ -139,7 +139,7 @@ def test_few_sums_at_a_time_match_direct(monkeypatch):
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_a_basis_may_be_learned(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES).to(DEVICE)
     layer.steered_basis.requires_grad_()
     # An image without direction: the fast path gives a tap and its mirror image their mean gradient.
     x, grads = torch.ones(1, fan_in, 9, 9, device=DEVICE), []
@@ -151,7 +151,7 @@ def test_a_basis_may_be_learned(fan_in):
 
 
 def test_sizes_may_come_in_any_order():
-    layer = ScaleSteerableConv2d(1, 3, scales=(1.0, 2.0)).to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 3, padding=3, scales=(1.0, 2.0)).to(DEVICE)
     x, filters = torch.randn(1, 1, 16, 16, device=DEVICE), layer.filters()[::-1]
     expected, found = (scale_conv2d(x, filters, None, layer.geometry, backend=b) for b in ("direct", "spectral"))
     assert torch.allclose(expected, found, atol=1e-5)
@@ -159,7 +159,7 @@ def test_sizes_may_come_in_any_order():
 
 def test_torchs_defaults_do_not_matter(request):
     kernels._tap_tables.cache_clear()
-    layer = ScaleSteerableConv2d(1, 2, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     torch.set_default_dtype(torch.float64)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
@@ -167,7 +167,7 @@ def test_torchs_defaults_do_not_matter(request):
 
 
 def test_second_derivative_matches_direct():
-    layer = ScaleSteerableConv2d(1, 2, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES).to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     results = []
     for backend in ("direct", "spectral"):
@@ -178,7 +178,7 @@ def test_second_derivative_matches_direct():
 
 
 def test_a_changed_basis_is_noticed():
-    layer = ScaleSteerableConv2d(6, 2, scales=SCALES, backend="spectral").to(DEVICE)
+    layer = ScaleSteerableConv2d(6, 2, padding=3, scales=SCALES, backend="spectral").to(DEVICE)
     x = torch.randn(1, 6, 9, 9, device=DEVICE)
     before = layer(x)
     layer.steered_basis *= 2
@@ -193,7 +193,7 @@ def test_precision_follows_torch(allow, request):
     torch.backends.cuda.matmul.allow_tf32 = allow
     request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", before))
     for fan_in, size in ((1, 56), (30, 28)):
-        layer = ScaleSteerableConv2d(fan_in, 30, backend="spectral").to(DEVICE)
+        layer = ScaleSteerableConv2d(fan_in, 30, padding=3, backend="spectral").to(DEVICE)
         x = torch.randn(8, fan_in, size, size, device=DEVICE)
         exact = scale_conv2d(
             x.double(), [f.double() for f in layer.filters()], layer.bias.double(), layer.geometry, backend="direct"
@@ -205,7 +205,9 @@ def test_precision_follows_torch(allow, request):
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_a_step_in_a_cuda_graph_matches_the_step_itself():
-    layer = torch.nn.Sequential(ScaleSteerableConv2d(1, 8), torch.nn.ReLU(), ScaleSteerableConv2d(8, 8)).to(DEVICE)
+    layer = torch.nn.Sequential(
+        ScaleSteerableConv2d(1, 8, padding=3), torch.nn.ReLU(), ScaleSteerableConv2d(8, 8, padding=3)
+    ).to(DEVICE)
     x = torch.randn(4, 1, 28, 28, device=DEVICE)
 
     def step():

@@ -29,8 +29,8 @@ def test_relative_links_lead_somewhere(document):
 
 
 def commands(text):
-    """The commands in a document's code: program and first word, as written in indented lines and between backticks."""
-    code = "\n".join(re.findall(r"^    .*$|`[^`\n]+`", text, flags=re.M))
+    """The commands in a document's code, indented or between backticks: program and first word; without comments."""
+    code = "\n".join(re.findall(r"^    [^#\n]*|`[^`\n]+`", text, flags=re.M))
     return set(re.findall(r"(scalesteer|python -m \w+|make) ([a-z]+)\b", code))
 
 
@@ -52,7 +52,7 @@ def test_documents_name_commands_that_exist(document, capsys):
 
 def test_a_command_that_does_not_exist_is_noticed(capsys):
     found = commands(
-        "On scalesteer fonts.\n\n    scalesteer data fetch\n    make docs # all\n\nand `python -m paper nope`."
+        "On scalesteer fonts.\n\n    scalesteer data fetch\n    make docs # make do\n\nand `python -m paper nope`."
     )
     assert found == {("scalesteer", "data"), ("make", "docs"), ("python -m paper", "nope")}
     assert {one for one in found if not exists(*one, capsys)} == {("python -m paper", "nope")}

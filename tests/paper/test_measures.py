@@ -1,13 +1,14 @@
 """The numbers of the guide and the page on data: measured again, and against ways of their own to get them."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from paper import RESULTS, ROOT, measures
-from scalesteer.data import DATASETS
+from scalesteer.data import DATASETS, SOURCES
 from tests import test_theorem as theorem
 
 
@@ -96,3 +97,40 @@ def test_pairs_overlap_where_a_loop_over_them_says_so(cache, monkeypatch):
 def test_filters_of_a_layer_are_those_of_its_first_input_channel():
     layer = torch.nn.Conv2d(2, 3, 7)
     assert measures.unit_filters(layer) == pytest.approx(layer.weight[:, 0].detach().numpy())
+
+
+def cells(text):
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+    return head, {row[0]: row[1:] for row in rows}
+
+
+def test_the_guides_tables_hold_the_recorded_numbers():
+    numbers = json.loads((RESULTS / "guide" / "maths.json").read_text())
+    head, rows = cells(measures.guide_footnote())
+    assert head == ["order", "1 x", "2 x", "4 x", "8 x"]
+    assert rows == {order: [f"{100 * error:.1f} %" for error in row] for order, row in numbers["footnote"].items()}
+    head, rows = cells(measures.guide_steering())
+    assert head[1:] == [window.replace("->", "→") for window in numbers["steering"]["area"]]
+    assert rows["area (`area`)"] == [f"{100 * error:.1f} %" for error in numbers["steering"]["area"].values()]
+    head, rows = cells(measures.guide_ranks())
+    assert (head[1:], rows["`paper`"]) == (["0.1", "0.01", "0.001", "1e-06"], ["12", "19", "19", "19"])
+
+
+def test_the_table_of_sources_names_every_release_and_which_one_is_used():
+    lines = measures.data_sources().splitlines()[2:]
+    for name, source in SOURCES.items():
+        for release, known in source.releases.items():
+            (line,) = [line for line in lines if known.pool in line]
+            assert line.startswith(f"| {name} | {release} |")
+            assert line.endswith("| used |") == (release == next(iter(source.releases)))
+    assert len(lines) == sum(len(source.releases) for source in SOURCES.values())
+
+
+def test_edges_are_compared_with_where_the_drawn_scale_puts_them(monkeypatch):
+    """A square of 12 to 16 pixels about the centre: one image is shrunk by a half, one is not though it says so."""
+    whole, half = np.zeros((2, 28, 28), np.uint8)
+    whole[8:20, 6:22], half[11:17, 10:18] = 255, 255
+    part = SimpleNamespace(images=np.stack([half, whole]), indices=[0, 1], scales=np.array([0.5, 0.5]))
+    monkeypatch.setattr(measures, "load_part", lambda spec, name: (part, None))
+    monkeypatch.setattr(measures, "fetch", lambda source: SimpleNamespace(images=np.stack([whole, whole])))
+    assert measures.edges_within_a_pixel("mnist-scale", "bilinear") == 0.5

@@ -1,5 +1,6 @@
 """Numbers come from results; what is missing is a gap; verdicts come from intervals."""
 
+import doctest
 import json
 import math
 import re
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paper import ROOT, grids, pages, report
+from paper import grids, pages, report
 from paper.grids import EXPERIMENTS, Cell
 from paper.report import GAP
 from scalesteer.training import SCALE_BINS
@@ -83,7 +84,7 @@ def test_without_results_there_are_gaps_only(tmp_path):
     assert report.claims(data).count(f"[{GAP}]") == 7
     assert report.verdict(data, "par", report.VALIDATION_CHOSE) == report.ratio(data, "SS-CNN", "Plain CNN") == GAP
     assert (
-        report.at_or_below(data, "1", "2") == report.release(data, "FMNIST-Scale") == report.devices(data, "1") == GAP
+        report.at_or_below(data, "1", "2") == report.release(data, "FMNIST-Scale") == report.training_time(data) == GAP
     )
     assert report.repeat_deviation(data) == report.sizes_chosen(data) == report.epochs_chosen(data) == GAP
     assert report.chosen(data).count("(not tuned yet)") == 10
@@ -106,7 +107,8 @@ def test_tables_show_mean_and_deviation_beside_the_papers(load):
     assert "| SS-CNN | 10 | 6 | 10 | 6 | 1.2 (12 runs) |" in report.costs(data)
     assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | **-0.40 to -0.40** | 6 of 6 |" in report.pairs(data, "1")
     assert report.error(data, "1", "SS-CNN", "MNIST-Scale") == "2.05"
-    assert report.hours(data, "1") == f"{48 * 6 / 3600:.1f}"
+    assert report.best_epochs(data, "SS-CNN", "MNIST-Scale") == "1, 1, 1, 1, 1 and 1"
+    assert report.training_time(data, "1", "2") == f"{48 * 6 / 3600:.1f} hours on a GPU"  # each run once
     assert report.at_or_below(load(list(first_table())[:-1]), "1") == GAP
 
 
@@ -152,6 +154,11 @@ def test_an_interval_is_students():
     first, second = np.array([1.0, 2.5, 3.0]), np.array([1.5, 2.0, 4.0])
     expected = stats.ttest_rel(first, second).confidence_interval()
     assert report.interval(first - second)[1:3] == pytest.approx(tuple(expected))
+
+
+def test_examples_in_docstrings():
+    found = doctest.testmod(report)
+    assert (found.failed, found.attempted > 0) == (0, True)
 
 
 def test_an_intervals_text():
@@ -299,6 +306,14 @@ def test_a_run_that_was_made_again_is_compared_by_its_mean(load):
     assert doubled.changes[2] == pytest.approx(2 - 2 * 3)
 
 
+def test_a_repeat_alone_fills_no_gap(load):
+    cell, runs = Cell("1", "SS-CNN", "MNIST-Scale"), of_cell("1", "SS-CNN", "MNIST-Scale")
+    lines = [result(config) for config in runs[2:]]
+    lines.append(failed(runs[1]) | {"history": lines[0]["history"]})
+    data = load(lines, again=[result(runs[0]), result(runs[1])])
+    assert report.values(data, cell).isna().tolist() == [True, True, False, False, False, False]
+
+
 def test_repeats_stand_beside_the_run_in_the_tables(load):
     first, second = of_cell("1", "SS-CNN", "MNIST-Scale")[:2]
     untested = EXPERIMENTS["tuning"].runs[0]
@@ -373,7 +388,7 @@ def test_words_follow_the_numbers(load):
     )
     said = report.standing(load(table_1(errors | {"Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
     assert "cannot be told apart from" in said
-    assert report.words(["a"]) == "a"
+    assert (report.words(["a"]), report.words(["a", "b", "c"]), report.words([])) == ("a", "a, b and c", "")
 
 
 def test_releases_are_told_and_compared(load):
@@ -430,9 +445,3 @@ def test_every_page_of_evidence_asks_a_question_and_answers_first(rendered):
         assert title.endswith("?")
         assert not answer.startswith(("|", "!", "#"))
         assert f"[{title[2:]}]({path.name})" in index
-
-
-def test_readme_has_table_1():
-    text = (ROOT / "README.md").read_text()
-    for line in report.table(report.load(), "1", title=False).splitlines()[2:]:
-        assert line in text

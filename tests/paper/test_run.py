@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from paper import __main__ as commands
-from paper import run
+from paper import pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
 from scalesteer.cli import main
 from scalesteer.files import locked
@@ -31,7 +31,7 @@ def places(tmp_path):
     return {"runs": tmp_path / "runs", "results": tmp_path / "results", "device": "cpu"}
 
 
-def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undisturbed, tmp_path, monkeypatch):
+def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undisturbed, tmp_path):
     assert run.make("2", grid, **places(tmp_path)) == []
     assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
     found, distorted = (dict(read(tmp_path / "results", kind)) for kind in ("runs", "distortion"))
@@ -45,9 +45,9 @@ def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undist
     assert distorted[tiny]["moved"] == {f"{p:g}": evaluate(model, images.moved(p))["error"] for p in (0.5, 1)}
     for path in (tmp_path / "results").rglob("*.jsonl"):
         assert str(tmp_path) not in path.read_text()
-    monkeypatch.setattr(run, "train", None)
-    monkeypatch.setattr(run, "distort", None)
+    shutil.rmtree(tmp_path / "runs")
     assert run.make("2", grid, **places(tmp_path)) == []
+    assert not (tmp_path / "runs").exists()
 
 
 def test_distortion_is_tested_where_it_is_asked_for_only(cache, grid, tmp_path):
@@ -65,11 +65,11 @@ def test_fresh_takes_no_notice_of_published_results(cache, grid, tiny, undisturb
         assert dict(read(tmp_path / "results"))[tiny]["test_error"] == expected
 
 
-def test_results_that_could_not_be_kept_are_told_before_training(grid, tmp_path, monkeypatch):
+def test_results_that_could_not_be_kept_are_told_before_training(grid, tmp_path):
     (tmp_path / "results").write_text("in the way")
-    monkeypatch.setattr(run, "train", None)
     with pytest.raises(RunError, match="cannot be written to"):
         run.make("1", grid, **places(tmp_path))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_interrupted_experiment_goes_on(start, cache, grid, tiny, undisturbed, tmp_path):
@@ -176,6 +176,30 @@ def test_table_without_results_has_gaps(capsys, tmp_path):
     code, _, err = paper(capsys, "table", "4")
     assert code == 2
     assert "'choices'" in err
+
+
+def test_report_makes_runs_only_if_asked_to_and_tunes_first(capsys, tmp_path, monkeypatch):
+    made, drawn = [], []
+    monkeypatch.setattr(
+        run, "make", lambda name, **own: made.append((name, own["fresh"])) or [f"{name} is not finished"]
+    )
+    monkeypatch.setattr(pages, "draw", lambda *places: drawn.append(places))
+    monkeypatch.setattr(pages, "write", lambda: ["docs/page.md"])
+    assert paper(capsys, "report", "--runs", tmp_path) == (0, "docs/page.md\n", "")
+    assert (made, drawn) == ([], [(tmp_path, None)])
+    code, out, err = paper(capsys, "report", "--fresh", "--only", "1", "tuning", "--runs", tmp_path)
+    assert made == [("tuning", True), ("1", True)]
+    assert out.startswith("140 runs to make; 140 of them take")
+    assert (code, err) == (2, "scalesteer: not finished: tuning is not finished; 1 is not finished\n")
+    assert len(drawn) == 2
+    assert paper(capsys, "report", "--fresh", "--only", "4")[0] == 2
+    assert len(made) == len(drawn) == 2
+
+
+def test_folder_of_results_that_is_not_there_is_told(capsys, tmp_path):
+    code, out, err = paper(capsys, "table", "1", "--results", tmp_path / "none")
+    assert (code, out) == (2, "")
+    assert "is not a folder" in err
 
 
 def test_damaged_results_are_told_without_a_traceback(capsys, tmp_path):

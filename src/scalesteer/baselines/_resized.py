@@ -22,11 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks, fast, functional
+from scalesteer.nn import MultiScaleConv2d
 
 Matrices = TypeVar("Matrices")
 
 
-class ResizedConv2d(nn.Module):
+class ResizedConv2d(MultiScaleConv2d):
     r"""One filter, applied to resized copies of the image; the base of two baselines.
 
     At scale s the image is resized by 1 / s, convolved with the filter, and the response is resized back,
@@ -41,38 +42,21 @@ class ResizedConv2d(nn.Module):
     """
 
     weight: nn.Parameter
-    bias: Tensor | None
 
-    def __init__(
+    def _add_weight(
         self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int],
-        padding: str | int | tuple[int, int],
-        dilation: int | tuple[int, int],
-        groups: int,
         bias: bool,
-        padding_mode: str,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
-        scales: tuple[float, ...],
+        *,
         antialias: bool,
         vectors: bool = False,
     ) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels, groups = _checks.channels(in_channels, out_channels, groups)
-        size = _checks.kernel_size(kernel_size)
-        steps = _checks.pair("stride", stride, minimum=1)
-        spread = _checks.pair("dilation", dilation, minimum=1)
-        reach = _checks.padding(padding, size, steps, spread)
-        _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
-        self.geometry = functional.Geometry(size, steps, reach, spread, groups, padding_mode)
-        self.scales = _checks.scales(scales)
+        """The second half of construction: what is learned, and how images are resized."""
         self.antialias = _checks.boolean("antialias", antialias)
         self.vectors = _checks.boolean("vector_input", vectors)
         place = _checks.place(device, dtype)
-        shape = (self.out_channels, self.in_channels // groups, *((2,) if vectors else ()), size, size)
+        shape = (self.out_channels, self.in_channels // self.groups, *((2,) if vectors else ()), *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, **place))
         learned = _checks.boolean("bias", bias)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if learned else None)
@@ -85,16 +69,6 @@ class ResizedConv2d(nn.Module):
             self.weight.uniform_(-bound, bound)
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
-
-    def check_input(self, x: Tensor) -> None:
-        """Raise a named error unless `x` is a batch this layer can take."""
-        _checks.images(x, self.in_channels, self.weight, vectors=self.vectors)
-        g, (height, width) = self.geometry, x.shape[-2:]
-        if min(g.output_size(height, width)) < 1:
-            raise ValueError(
-                f"an image of {height} x {width} is too small for kernel_size={g.kernel_size} with padding={g.padding} "
-                f"and dilation={g.dilation}: the output would be empty."
-            )
 
     def responses(self, x: Tensor, filters: Iterable[Tensor]) -> Iterator[Tensor]:
         """The response at each scale, ascending: `(B, C, H, W)`, `(O, C / groups, k, k)` each -> `(B, O, H', W')`."""
@@ -126,26 +100,12 @@ class ResizedConv2d(nn.Module):
             best, winner = _largest(responses)
         return best.contiguous(), winner.long(memory_format=torch.contiguous_format) if return_scales else None
 
-    def extra_repr(self) -> str:
-        """Arguments that differ from those of a plain 'same' convolution."""
-        g = self.geometry
-        same = tuple(d * (g.kernel_size - 1) // 2 for d in g.dilation)
-        shown = {
-            "stride": (g.stride, (1, 1)),
-            "padding": (g.padding, same),
-            "dilation": (g.dilation, (1, 1)),
-            "groups": (g.groups, 1),
-            "bias": (self.bias is not None, True),
-            "padding_mode": (g.padding_mode, "zeros"),
-            "vector_input": (self.vectors, False),
-        }
-        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={g.kernel_size}"]
-        parts += [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
-        return ", ".join([*parts, "scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")"])
+    def _shown(self) -> dict[str, tuple[Any, Any]]:
+        return {**super()._shown(), "vector_input": (self.vectors, False)}
 
 
 def _largest(responses: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """What `functional.max_over_scales` gives, with a byte a pixel for the winner."""
+    """What `functional.max_over_scales` gives, with one byte for the winner of each pixel."""
     for i, response in enumerate(responses):
         if i == 0:
             best, winner = response.clone(), torch.zeros_like(response, dtype=torch.uint8)
@@ -268,14 +228,8 @@ def _convolve_resized(
     resized = _resample(x, *resize)
     border = [rows.padding, columns.padding]
     if g.padding_mode != "zeros" and any(border):
-        limits = [n - (g.padding_mode == "reflect") for n in resized.shape[-2:]]
-        if g.padding_mode != "replicate" and any(b > n for b, n in zip(border, limits, strict=True)):
-            raise ValueError(
-                f"padding_mode={g.padding_mode!r} cannot fill {border[0]} rows and {border[1]} columns beyond "
-                f"an image of {x.shape[-2]} x {x.shape[-1]} that is {resized.shape[-2]} x {resized.shape[-1]} "
-                f"at scale {scale:.4g}: use padding_mode='zeros' or 'replicate', smaller `scales` or larger "
-                "images."
-            )
+        reason = f"{x.shape[-2]} x {x.shape[-1]} before it was resized for scale {scale:.4g}"
+        _checks.border(g.padding_mode, border, resized.shape[-2:], reason)
         resized = F.pad(resized, (border[1], border[1], border[0], border[0]), mode=g.padding_mode)
         border = [0, 0]
     response = F.conv2d(resized, weight, None, (rows.stride, columns.stride), border, g.dilation, g.groups)

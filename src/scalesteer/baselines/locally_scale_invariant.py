@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from scalesteer.baselines._resized import ResizedConv2d
 
@@ -32,9 +34,9 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         out_channels: Channels of the output.
         kernel_size: Window of the filter, odd and at least 3; a pair is accepted when both are equal.
         stride: Step between windows, in pixels of the input, an integer or a pair.
-        padding: ``"same"`` (stride 1 only), ``"valid"``, an integer or a pair, in pixels of the input.
+        padding: An integer or a pair, in pixels of the input; or ``"same"`` (stride 1 only), or ``"valid"`` for none.
         dilation: Distance between taps, in pixels of the resized image, an integer or a pair.
-        groups: Number of groups that channels are divided into.
+        groups: Number of groups of channels that do not see each other.
         bias: Whether to learn a bias for each output channel.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, around the resized image.
         device: Device of the parameters.
@@ -50,7 +52,7 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         bias: Learned, `(C_out,)`, or None.
 
     Example:
-        >>> layer = LocallyScaleInvariantConv2d(3, 8)
+        >>> layer = LocallyScaleInvariantConv2d(3, 8, 7, padding="same")
         >>> y, scale = layer(torch.randn(2, 3, 32, 32), return_scales=True)
         >>> y.shape, len(layer.scales)
         (torch.Size([2, 8, 32, 32]), 6)
@@ -62,7 +64,7 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         out_channels: int,
         kernel_size: int | tuple[int, int] = 7,
         stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = "same",
+        padding: str | int | tuple[int, int] = 0,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
@@ -70,15 +72,21 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        scales: tuple[float, ...] = KANAZAWA_SCALES,
+        scales: Sequence[float] = KANAZAWA_SCALES,
         antialias: bool = False,
     ) -> None:
         super().__init__(
-            *(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode),
-            *(device, dtype, scales, antialias),
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
         )
+        self._add_weight(bias, device, dtype, antialias=antialias)
 
-    def forward(self, x: Tensor, return_scales: bool = False) -> Any:
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Apply the layer.
 
         Args:
@@ -86,7 +94,9 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
             return_scales: Also return the index into `scales` of the winner at each pixel (int64); on a tie the
                 lowest scale wins.
         """
-        self.check_input(x)
+        if isinstance(x, Proxy):
+            return self._trace(x, return_scales)
+        self._check_input(x, self.weight)
         best, winner = self.strongest(x, [self.weight] * len(self.scales), return_scales)
         if self.bias is not None:
             best = best + self.bias.to(best.dtype)[:, None, None]

@@ -7,11 +7,13 @@ the scale that won. An object that grows turns its vectors; the next layer turns
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from scalesteer import _checks
 from scalesteer.baselines._resized import ResizedConv2d
@@ -30,8 +32,8 @@ class VectorFieldConv2d(ResizedConv2d):
 
     T is resizing, R a rotation of vectors. The scale is encoded as an angle that is linear in its logarithm and zero
     at scale 1, :math:`\theta(s) = \Delta \log s / \log(s_{max} / s_{min})` with :math:`\Delta` = 120 degrees. Scalar
-    input has no direction: one filter a channel and no rotation. Vector input has two filters a channel, one for each
-    component, and a response is the sum of both, the scalar product of vectors.
+    input has no direction: one filter for each channel and no rotation. Vector input has two filters for each channel,
+    one for each component, and a response is the sum of both, the scalar product of vectors.
 
     An object that grows by f turns its vectors by :math:`\theta(f)`. At the scale that is f times larger the filter
     has turned by the same angle, so that the scalar product, and with it the length of the output, stays.
@@ -63,12 +65,13 @@ class VectorFieldConv2d(ResizedConv2d):
         directions: Fixed, `(2, S)`, cosine and sine of each scale's angle; not in the state dict.
 
     Example:
-        >>> first, second = VectorFieldConv2d(1, 4), VectorFieldConv2d(4, 8, vector_input=True)
-        >>> second(first(torch.randn(2, 1, 16, 16))).shape
-        torch.Size([2, 8, 2, 16, 16])
+        >>> first, second = VectorFieldConv2d(1, 4, 7), VectorFieldConv2d(4, 8, 7, vector_input=True)
+        >>> second(first(torch.randn(2, 1, 32, 32))).shape
+        torch.Size([2, 8, 2, 20, 20])
     """
 
     directions: Tensor
+    _derived = ("directions",)
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class VectorFieldConv2d(ResizedConv2d):
         out_channels: int,
         kernel_size: int | tuple[int, int] = 7,
         stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = "same",
+        padding: str | int | tuple[int, int] = 0,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
@@ -84,14 +87,14 @@ class VectorFieldConv2d(ResizedConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        scales: tuple[float, ...] = MARCOS_SCALES,
+        scales: Sequence[float] = MARCOS_SCALES,
         antialias: bool = True,
         vector_input: bool = False,
     ) -> None:
         super().__init__(
-            *(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode),
-            *(device, dtype, scales, antialias, vector_input),
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
         )
+        self._add_weight(bias, device, dtype, antialias=antialias, vectors=vector_input)
         self.register_buffer("directions", None, persistent=False)
         self.reset_buffers()
 
@@ -102,9 +105,10 @@ class VectorFieldConv2d(ResizedConv2d):
         return tuple(ANGLE_RANGE * math.log(s) / span if span else 0.0 for s in self.scales)
 
     def reset_buffers(self) -> None:
-        """Rebuild the directions in the weight's dtype and on its device, in full precision."""
+        """Make the directions again, in the weight's dtype and on its device."""
         table = [[math.cos(a) for a in self.angles], [math.sin(a) for a in self.angles]]
-        self.directions = torch.tensor(table, dtype=self.weight.dtype, device=self.weight.device)
+        like = self._like()
+        self.directions = torch.tensor(table, dtype=like.dtype, device=like.device)
 
     def filters(self) -> tuple[Tensor, ...]:
         """The filter at each scale, turned by its angle: `(C_out, C, k, k)`; for vectors C counts components."""
@@ -117,20 +121,28 @@ class VectorFieldConv2d(ResizedConv2d):
             turned = torch.einsum("sab,ocbhw->socahw", turn, self.weight.to(work))
         return turned.to(self.weight.dtype).flatten(2, 3).unbind(0)
 
-    def forward(self, x: Tensor, return_scales: bool = False) -> Any:
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Apply the layer.
 
         Args:
             x: Images, or vector fields with `vector_input`.
             return_scales: Also return the index into `scales` of the winner at each pixel, `(B, C_out, H', W')`.
         """
-        self.check_input(x)
+        if isinstance(x, Proxy):
+            return self._trace(x, return_scales)
+        self._check_input(x, self.weight, vectors=self.vectors)
         best, winner = self.strongest(x.flatten(1, 2) if self.vectors else x, self.filters(), return_scales=True)
         if self.bias is not None:
             best = best + self.bias.to(best.dtype)[:, None, None]
         direction = self.directions.to(best.dtype)[:, winner].movedim(0, 2)  # (B, C_out, 2, H', W')
         field = F.relu(best).unsqueeze(2) * direction
-        return (field, winner) if return_scales else field
+        return field if winner is None or not return_scales else (field, winner)
 
 
 class VectorMaxPool2d(nn.Module):
@@ -222,7 +234,7 @@ class VectorBatchNorm2d(nn.Module):
         if self.training and x.shape[0] > 0:
             count = x.numel() // (2 * self.num_features)
             if count < 2:
-                raise ValueError(f"training needs more than one vector a channel (got shape {tuple(x.shape)}).")
+                raise ValueError(f"training needs more than one vector in each channel (got shape {tuple(x.shape)}).")
             work = torch.promote_types(x.dtype, torch.float32)
             variance = torch.linalg.vector_norm(x.to(work), dim=2).var((0, 2, 3), correction=0)
             with torch.no_grad():

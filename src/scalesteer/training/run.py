@@ -73,6 +73,7 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
     """
     result = saved_result(config, directory)
     if result is None:
+        require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = pick_device(device)
         used = ("train", "val") if config.tuning else ("train", "val", "test")
         parts = {part: load(config, part, data_dir).to(place) for part in used}
