@@ -266,7 +266,7 @@ def test_sheet_on_a_full_disk_leaves_the_old_picture(filled_cache, capsys, tmp_p
 
     monkeypatch.setattr(os, "fsync", full)
     code, _, err = scalesteer(capsys, *arguments, "--count", "3")
-    assert (code, err) == (2, f"scalesteer: cannot write {tmp_path}/x.png (No space left on device)\n")
+    assert (code, err) == (2, f"scalesteer: cannot write {tmp_path}/x.png (No space left on device).\n")
     assert [path.name for path in tmp_path.glob("*.png")] == ["x.png"]
     assert (tmp_path / "x.png").read_bytes() == before
 
