@@ -26,8 +26,7 @@ from scalesteer.files import replacing
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.training.config import RunConfig
-from scalesteer.training.train import evaluate, load, load_model, split_by_scale
+from scalesteer.training import RunConfig, evaluate, load, load_model, split_by_scale
 
 try:
     import matplotlib

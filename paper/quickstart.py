@@ -34,7 +34,7 @@ from paper.markdown import table
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
 from scalesteer.models import Network, count_parameters, create_model
-from scalesteer.training.train import environment, evaluate
+from scalesteer.training import environment, evaluate
 
 NAMES = {model: method for method, model in METHODS.items()} | {
     "ss-cnn, points": "SS-CNN, sampled at points",

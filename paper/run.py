@@ -14,9 +14,9 @@ from tqdm import tqdm
 from paper import RESULTS
 from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
 from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
+from scalesteer.training import RunError, environment, evaluate, load, load_model, pick_device, train_and_publish
 from scalesteer.training import results as published
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import RunError, environment, evaluate, load, load_model, pick_device, train
 
 
 def select(
@@ -70,8 +70,7 @@ def make(
     problems = []
     for config in tqdm([c for c in experiment.runs if c not in known], desc=name, unit="run", disable=None):
         try:
-            result = train(config, runs / config.name, device=device, data_dir=data_dir)
-            published.publish(result, results)
+            result = train_and_publish(config, runs, results, device=device, data_dir=data_dir)
             if result["status"] != "finished":
                 problems.append(f"{config.name}: {result['reason']}")
         except RunError as error:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from scalesteer.training import load, train
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import load, train
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded

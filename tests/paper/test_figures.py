@@ -17,8 +17,7 @@ from scalesteer import LogRadialBasis, ScaleSteerableConv2d, create_model
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
 from scalesteer.testing import two_blobs
-from scalesteer.training import checkpoint
-from scalesteer.training.train import load
+from scalesteer.training import checkpoint, load
 
 SMALL = {"upsample": 1, "widths": (4, 3, 3), "hidden": 8}
 

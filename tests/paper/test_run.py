@@ -14,8 +14,8 @@ from paper import pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
 from scalesteer.cli import main
 from scalesteer.files import locked
+from scalesteer.training import RunError, evaluate, load, load_model
 from scalesteer.training.results import publish, read
-from scalesteer.training.train import RunError, evaluate, load, load_model
 from tests.training import jobs
 from tests.training.test_train import outcome
 

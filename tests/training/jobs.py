@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from scalesteer import cli
-from scalesteer.training import checkpoint, train
+from scalesteer.training import checkpoint, loop, train
+from scalesteer.training import run as running
 
 
 def prepare(cache, log=None):
@@ -24,8 +25,8 @@ def prepare(cache, log=None):
 def run(cache, config, directory):
     """Train, quietly, with many checkpoints."""
     prepare(cache, os.devnull)
-    train.SAVE_EVERY_S = 0.05
-    train.train(config, Path(directory), device="cpu")
+    running.SAVE_EVERY_S = 0.05
+    train(config, Path(directory), device="cpu")
 
 
 def command(cache, log, argv, phase, ready, linger):
@@ -33,7 +34,7 @@ def command(cache, log, argv, phase, ready, linger):
     prepare(cache, log)
     phases = {
         "training": (torch.optim.AdamW, "step"),
-        "evaluating": (train, "evaluate"),
+        "evaluating": (loop, "evaluate"),
         "saving": (checkpoint, "save"),
     }
     owner, name = phases[phase]

@@ -9,9 +9,8 @@ from torch import nn
 
 from scalesteer import files
 from scalesteer.models import create_model
-from scalesteer.training import checkpoint
+from scalesteer.training import checkpoint, load_model
 from scalesteer.training.checkpoint import CheckpointError
-from scalesteer.training.train import load_model
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -147,12 +146,11 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing(path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_tensors_under_each_others_names_are_noticed(tmp_path):
-    path = tmp_path / "swapped.safetensors"
+def test_tensor_under_another_name_is_noticed(tmp_path):
+    path = tmp_path / "renamed.safetensors"
     checkpoint.save(path, {"one": torch.tensor([1.0]), "two": torch.tensor([2.0])}, {})
     content = path.read_bytes()
-    assert content.count(b'"one"') == content.count(b'"two"') == 1
-    content = content.replace(b'"one"', b'"tmp"').replace(b'"two"', b'"one"').replace(b'"tmp"', b'"two"')
-    path.write_bytes(content)
-    with pytest.raises(checkpoint.CheckpointError, match="the content of one is not what was written"):
+    assert content.count(b'"two"') == 1
+    path.write_bytes(content.replace(b'"two"', b'"six"'))
+    with pytest.raises(CheckpointError):
         checkpoint.load(path)

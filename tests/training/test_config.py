@@ -26,7 +26,7 @@ from scalesteer.training.config import RunConfig, differences
         ({"batch_size": 10_001}, r"`batch_size` must be at most 10000, the training images \(got 10001\)"),
         ({"batch_size": 11, "train_images": 10}, "`batch_size` must be at most 10"),
         ({"lr": float("nan")}, r"`lr` must be finite \(got nan\)"),
-        ({"lr": 0}, r"`lr` must be positive \(got 0.0\)"),
+        ({"lr": 0}, r"`lr` must be positive and at most 1e30 \(got 0.0\)"),
         ({"weight_decay": -1}, "`weight_decay` must not be negative"),
         ({"label_smoothing": 1}, "`label_smoothing` must be from 0 to below 1"),
         ({"upsample": 3}, r"`upsample` must be 1 or 2 \(got 3\)"),
@@ -35,6 +35,12 @@ from scalesteer.training.config import RunConfig, differences
         ({"sizes": (10, 0, 10), "batch_size": 5}, "`sizes` must leave images for validation and test"),
         ({"split": -1}, "`split` must be at least 0"),
         ({"seed": -1}, "`seed` must be at least 0"),
+        ({"seed": 2**63}, r"`seed` must be below 2\*\*63"),
+        ({"lr": 1e31}, r"`lr` must be positive and at most 1e30 \(got 1e\+31\)"),
+        ({"weight_decay": 1e7}, "`weight_decay` must not be negative and at most 1e6"),
+        ({"scales": (1.0, 17.0)}, r"`scales` must be at most 32 numbers up to 16 \(got 2, the largest 17\)"),
+        ({"scales": tuple(1 + i / 99 for i in range(33))}, "`scales` must be at most 32 numbers"),
+        ({"orders": tuple(range(33))}, "`orders` must be at most 32 numbers"),
         ({"scale_range": (0.9, 0.3)}, "`scale_range` must be"),
     ],
 )
@@ -95,7 +101,7 @@ def test_every_field_changes_the_identity():
     ],
 )
 def test_command_gives_the_configuration_back(config):
-    parsed = cli.parse(config.command.split()[1:])
+    parsed = cli.app.cli(args=config.command.split()[1:])
     assert parsed.config == config
 
 

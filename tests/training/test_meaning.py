@@ -1,26 +1,17 @@
 """What a training means: every run here is compared with a plain loop that follows the documentation of `RunConfig`."""
 
-import json
 import math
-import os
-import shutil
-import subprocess
-import sys
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import scalesteer
 from scalesteer import LogRadialBasis, create_model
 from scalesteer.data import load_split
-from scalesteer.training import checkpoint
-from scalesteer.training import train as loop
+from scalesteer.training import checkpoint, evaluate, load, loop, train
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import evaluate, load, train
 
 PLAIN = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=1)
 STEERED = replace(PLAIN, model="ss-cnn")
@@ -239,6 +230,16 @@ def test_every_image_counts_in_an_evaluation(cache):
     assert sum(row["images"] for row in found["by_scale"]) == 230
 
 
+def test_evaluation_in_half_precision(cache):
+    images, model = load(PLAIN, "test"), create_model("plain-cnn", upsample=1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model.eval()(images.images[:, None].float() / 255)
+    assert logits.dtype == torch.bfloat16
+    expected = F.cross_entropy(logits.double(), images.labels)
+    assert evaluate(model, images, "bf16")["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert evaluate(model, images, "float32")["loss"] != pytest.approx(float(expected), rel=1e-6)
+
+
 @pytest.mark.parametrize(("precision", "allowed"), [("float32", False), ("tf32", True), ("bf16", True)])
 def test_precision_decides_about_tf32_while_training_and_evaluating(cache, tmp_path, monkeypatch, precision, allowed):
     seen = set()
@@ -270,29 +271,3 @@ def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monk
     if name:
         unchanged = plain_training(replace(PLAIN, epochs=4), "cuda")[0]
         assert result["history"][-1]["loss"] != pytest.approx(unchanged[-1]["loss"], rel=5e-3)
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_commit_is_that_of_the_checkout_and_marked_when_files_changed(tmp_path):
-    package = tmp_path / "src" / "scalesteer"
-    shutil.copytree(Path(scalesteer.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "All"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True)
-    code = """
-import json, sys
-from pathlib import Path
-from scalesteer.training.train import commit
-found = [commit()]
-with open(Path(sys.argv[1], "nn.py"), "a") as file:
-    file.write("# changed")
-print(json.dumps([*found, commit()]))
-"""
-    environment = {k: v for k, v in os.environ.items() if k != "SCALESTEER_COMMIT"} | {"PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PYTHONPATH"] = str(tmp_path / "src")
-    shown = subprocess.run(
-        [sys.executable, "-c", code, str(package)], env=environment, check=True, capture_output=True, text=True
-    )
-    expected = head.stdout.strip()
-    assert json.loads(shown.stdout) == [expected, f"{expected}-dirty"]

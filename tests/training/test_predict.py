@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from scalesteer.models import create_model
+from scalesteer.training import load, load_model
 from scalesteer.training import predict as predicting
 from scalesteer.training.predict import ImageError, fit, predict, read_grey
-from scalesteer.training.train import load, load_model
 
 
 @pytest.fixture

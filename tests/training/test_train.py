@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from scalesteer import files
 from scalesteer.files import locked
 from scalesteer.models import create_model
-from scalesteer.training import checkpoint
-from scalesteer.training import train as training
+from scalesteer.training import BusyError, RunError, checkpoint, evaluate, learning_rate, load, load_model, loop, train
+from scalesteer.training import run as running
 from scalesteer.training.config import RunConfig
-from scalesteer.training.train import BusyError, RunError, evaluate, learning_rate, load, load_model, train
+from tests.conftest import TINY
 from tests.training import jobs
 
 
@@ -33,6 +34,10 @@ def outcome(directory):
         del entry["seconds"]
     del result["environment"]["commit"]  # files may be edited while tests run
     return {name: tensor.numpy().tobytes() for name, tensor in weights.items()}, about, result
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
 def checkpoints(directory):
@@ -49,7 +54,7 @@ def interrupted(config, directory, steps, device="cpu"):
         return learning_rate(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "learning_rate", counting)
+        patch.setattr(loop, "learning_rate", counting)
         with pytest.raises(KeyboardInterrupt):
             train(config, directory, device=device)
 
@@ -70,7 +75,7 @@ def test_same_run_twice_gives_the_same_bits(cache, undisturbed, tiny, tmp_path):
 
 
 def test_checkpoint_after_every_step_changes_nothing(cache, undisturbed, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
     train(tiny, tmp_path, device="cpu")
     assert outcome(tmp_path) == outcome(undisturbed)
 
@@ -118,7 +123,7 @@ def test_result_is_that_of_the_best_model_on_validation_data(cache, undisturbed,
 
 def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr(training, "load", lambda config, part, *args: loaded.append(part) or load(config, part, *args))
+    monkeypatch.setattr(running, "load", lambda config, part, *args: loaded.append(part) or load(config, part, *args))
     result = train(replace(tiny, tuning=True), tmp_path, device="cpu")
     assert loaded == ["train", "val"]
     whole = json.loads((undisturbed / "result.json").read_text())
@@ -127,7 +132,7 @@ def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path,
 
 
 def test_finished_run_returns_at_once(cache, undisturbed, tiny, monkeypatch):
-    monkeypatch.setattr(training, "load", None)  # would be called
+    monkeypatch.setattr(running, "load", None)  # would be called
     assert train(tiny, undisturbed)["status"] == "finished"
 
 
@@ -197,7 +202,7 @@ def test_stopped_run_leaves_a_checkpoint_and_goes_on(
     start, forks, tiny, undisturbed, tmp_path, phase, linger, number, expected
 ):
     ready, log = forks.Event(), tmp_path / "log"
-    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
     running = start(jobs.command, str(log), argv, phase, ready, linger)
     assert ready.wait(60)
     started = time.perf_counter()
@@ -240,7 +245,7 @@ def test_diverging_run_fails_by_itself(cache, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other", "nan"])
-def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undisturbed, tmp_path, capsys, damage):
+def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undisturbed, tmp_path, caplog, damage):
     interrupted(tiny, tmp_path, steps=7)  # 3 an epoch: checkpoints after 6 and 7
     assert checkpoints(tmp_path) == ["last-000002.safetensors", "last-000003.safetensors"]
     newest = tmp_path / "last-000003.safetensors"
@@ -260,19 +265,95 @@ def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undistu
             about["config"]["lr"] = 0.1
         checkpoint.save(newest, tensors, about)
     train(tiny, tmp_path, device="cpu")
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "last-000003.safetensors" in err
-    assert "Going on from last-000002.safetensors, the one before." in err
+    (said,) = warnings(caplog)
+    assert "last-000003.safetensors" in said
+    assert "Going on from last-000002.safetensors, the one before." in said
     assert outcome(tmp_path) == outcome(undisturbed)
 
 
-def test_without_a_whole_checkpoint_the_run_begins_again_and_says_so(cache, tiny, undisturbed, tmp_path, capsys):
+def drop(prefix):
+    def change(tensors, about):
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            del tensors[name]
+
+    return change
+
+
+def replace_value(key, value):
+    def change(tensors, about):
+        (about if key in about else tensors)[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (drop("optimizer."), "missing optimizer.classifier.fc1.bias.exp_avg;"),
+        (drop("optimizer.classifier.fc1.bias.step"), "missing optimizer.classifier.fc1.bias.step."),
+        (drop("random"), "missing random."),
+        (drop("best."), "missing best.classifier.fc1.bias;"),
+        (replace_value("random", torch.zeros(9, dtype=torch.uint8)), "random is (9,), not ("),
+        (replace_value("optimizer.classifier.fc1.bias.step", torch.tensor(5)), "fc1.bias.step is torch.int64"),
+        (lambda tensors, about: about.pop("epoch"), "epochs and losses is incomplete or wrong"),
+        (lambda tensors, about: about.pop("losses"), "epochs and losses is incomplete or wrong"),
+        (replace_value("epoch", "2"), "epochs and losses is incomplete or wrong"),
+        (replace_value("epoch", 1), "epochs and losses is incomplete or wrong"),
+        (replace_value("step", 2), "epochs and losses is incomplete or wrong"),
+        (replace_value("losses", [math.nan]), "epochs and losses is incomplete or wrong"),
+        (replace_value("losses", ["low"]), "epochs and losses is incomplete or wrong"),
+        (replace_value("history", []), "epochs and losses is incomplete or wrong"),
+        (replace_value("history", None), "epochs and losses is incomplete or wrong"),
+        (replace_value("seconds", None), "epochs and losses is incomplete or wrong"),
+    ],
+)
+def test_checkpoint_that_lacks_something_is_told_and_the_one_before_used(
+    cache, tiny, undisturbed, halfway, tmp_path, caplog, change, complaint
+):
+    shutil.copytree(halfway, tmp_path / "run")
+    newest = tmp_path / "run" / "last-000003.safetensors"
+    tensors, about = checkpoint.load(newest)
+    change(tensors, about)
+    checkpoint.save(newest, tensors, about)
+    train(tiny, tmp_path / "run", device="cpu")
+    (said,) = warnings(caplog)
+    assert complaint in said
+    assert said.endswith("Going on from last-000002.safetensors, the one before.")
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
+
+
+@pytest.fixture(scope="module")
+def halfway(_kept_splits, tmp_path_factory):
+    """The directory of the tiny run, interrupted in its last epoch, with two checkpoints."""
+    directory = tmp_path_factory.mktemp("halfway") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALESTEER_CACHE", str(_kept_splits))
+        interrupted(TINY, directory, steps=7)
+    return directory
+
+
+def test_files_with_similar_names_are_no_checkpoints(cache, tiny, undisturbed, halfway, tmp_path, caplog):
+    shutil.copytree(halfway, tmp_path / "run")
+    strays = [
+        "last-zzz.safetensors",
+        "last-000002-copy.safetensors",
+        "last-000009.safetensors.bak",
+        "last-9.safetensors",
+    ]
+    for name in strays:
+        shutil.copy(tmp_path / "run" / "last-000002.safetensors", tmp_path / "run" / name)
+    train(tiny, tmp_path / "run", device="cpu")
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
+    assert warnings(caplog) == []
+    assert checkpoints(tmp_path / "run") == sorted(strays)
+
+
+def test_without_a_whole_checkpoint_the_run_begins_again_and_says_so(cache, tiny, undisturbed, tmp_path, caplog):
     interrupted(tiny, tmp_path, steps=2)
     for path in tmp_path.glob("last-*"):
         path.write_bytes(b"gone")
     train(tiny, tmp_path, device="cpu")
-    assert "There is no other: starting from the beginning." in capsys.readouterr().err
+    assert "There is no other: starting from the beginning." in caplog.text
     assert outcome(tmp_path) == outcome(undisturbed)
 
 
@@ -286,18 +367,18 @@ def test_leftover_temporary_files_are_removed(cache, tiny, undisturbed, tmp_path
 
 def test_crash_between_checkpoint_and_result_gives_the_result_once(cache, tiny, undisturbed, tmp_path, monkeypatch):
     for name in ("metrics.jsonl", "model.safetensors", "result.json"):
-        write = checkpoint.write_atomically
+        write = files.write_atomically
 
         def crash(path, content, name=name, write=write):
             if path.name == name and (name != "metrics.jsonl" or content.count(b"\n") == 3):
                 raise SystemExit(9)
             write(path, content)
 
-        monkeypatch.setattr(checkpoint, "write_atomically", crash)
+        monkeypatch.setattr(files, "write_atomically", crash)
         with pytest.raises(SystemExit):
             train(tiny, tmp_path, device="cpu")
         assert not (tmp_path / "result.json").exists()
-        monkeypatch.setattr(checkpoint, "write_atomically", write)
+        monkeypatch.setattr(files, "write_atomically", write)
     train(tiny, tmp_path, device="cpu")
     assert outcome(tmp_path) == outcome(undisturbed)
 
@@ -327,7 +408,7 @@ def test_full_disk_on_any_write_loses_nothing(cache, tiny, undisturbed, tmp_path
 
 
 def test_really_full_disk_is_one_line_and_exit_code_2(start, tiny, tmp_path):
-    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
     running = start(jobs.with_little_disk, str(tmp_path / "log"), argv, 200_000)  # the configuration fits, no more
     running.join(60)
     err = (tmp_path / "log").read_text()
@@ -339,7 +420,7 @@ def test_really_full_disk_is_one_line_and_exit_code_2(start, tiny, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_out_of_memory_names_the_batch_size(start, cache, tmp_path, originals):
     argv = ["train", "--model", "plain-cnn", "--upsample", "2", "--sizes", "4000", "20", "20", "--batch-size", "4000"]
-    argv += ["--epochs", "1", "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    argv += ["--epochs", "1", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
     running = start(jobs.with_little_memory, str(tmp_path / "log"), argv, 700 << 20)
     running.join(60)
     err = (tmp_path / "log").read_text()
@@ -362,6 +443,60 @@ def test_unreadable_configuration_is_an_error(tiny, tmp_path, content):
         train(tiny, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", "null", '{"status": "done"}', '{"status": "finished", "identity": "x"}', "[" * 100_000, "\udc80"],
+)
+def test_unreadable_result_is_an_error(tiny, undisturbed, tmp_path, content):
+    shutil.copy(undisturbed / "config.json", tmp_path)
+    (tmp_path / "result.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(RunError, match=r"result\.json cannot be read"):
+        train(tiny, tmp_path)
+
+
+def test_nothing_is_made_before_data_and_network_are_known_to_be_good(cache, tiny, tmp_path):
+    with pytest.raises(ValueError, match="is missing"):
+        train(tiny, tmp_path / "run", device="cpu", data_dir=tmp_path / "none")
+    with pytest.raises(ValueError, match="`m`"):
+        train(replace(tiny, model="ss-cnn", m=1e9), tmp_path / "run", device="cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "out of memory with `batch_size` 20: choose a smaller one"),
+        (
+            {"scales": (1.0, 4.0)},
+            r"`batch_size` 20: choose a smaller one, or smaller `scales` \(the largest is 4\)",
+        ),
+    ],
+)
+def test_out_of_memory_blames_what_may_be_at_fault(cache, tiny, tmp_path, monkeypatch, options, expected):
+    def greedy(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(loop, "learning_rate", greedy)
+    with pytest.raises(RunError, match=expected):
+        train(replace(tiny, model="ss-cnn", **options), tmp_path / "a", device="cpu")
+    monkeypatch.setattr(loop, "create_model", greedy)
+    with pytest.raises(RunError, match="out of memory while the network was made: choose smaller or fewer `scales`"):
+        train(replace(tiny, model="ss-cnn", **options), tmp_path / "b", device="cpu")
+    assert not (tmp_path / "b").exists()
+
+
+def test_without_a_terminal_epochs_are_logged_at_most_every_ten_seconds(cache, tiny, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "scalesteer")
+    result = train(tiny, tmp_path / "quick", device="cpu")
+    assert caplog.messages == []
+    monkeypatch.setattr(running, "LOG_EVERY_S", 0)
+    train(tiny, tmp_path / "slow", device="cpu")
+    losses = [f"{entry['loss']:.3f}" for entry in result["history"]]
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        f"epoch {epoch} of 3: loss {loss}" for epoch, loss in enumerate(losses, 1)
+    ]
+
+
 def test_directory_that_cannot_be_made_is_an_error(tiny, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be written to"):
@@ -369,7 +504,7 @@ def test_directory_that_cannot_be_made_is_an_error(tiny, tmp_path):
 
 
 def test_unknown_device_is_an_error_that_lists_what_is_there(tiny, tmp_path):
-    with pytest.raises(RunError, match=r"`device` 'cuda:99' is not available here; available: cpu"):
+    with pytest.raises(ValueError, match=r"`device` 'cuda:99' is not available here; available: cpu"):
         train(tiny, tmp_path / "run", device="cuda:99")
     assert not (tmp_path / "run").exists()
 

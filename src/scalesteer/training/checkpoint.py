@@ -11,9 +11,6 @@ from torch import Tensor, nn
 
 from scalesteer import files
 from scalesteer.files import DataError
-from scalesteer.files import write_atomically as write_atomically  # kept here for its users
-
-files.require("safetensors.torch")  # told before a training begins, not when it first saves
 
 
 class CheckpointError(ValueError):
@@ -22,7 +19,7 @@ class CheckpointError(ValueError):
 
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and a JSON-ready description."""
-    write_atomically(path, files.encode(tensors, about))
+    files.write_atomically(path, files.encode(tensors, about))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -47,16 +44,22 @@ def load_into(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> N
     Raises:
         CheckpointError: If keys are missing, unexpected or of another shape or type, or a number is not finite.
     """
-    own = model.state_dict()
-    wrong = [f"missing {name}" for name in own if name not in tensors]
-    wrong += [f"unexpected {name}" for name in tensors if name not in own]
-    for name in own.keys() & tensors.keys():
-        if own[name].shape != tensors[name].shape:
-            wrong.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(own[name].shape)}")
-        elif own[name].dtype != tensors[name].dtype:
-            wrong.append(f"{name} is {tensors[name].dtype}, not {own[name].dtype}")
-        elif tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
-            wrong.append(f"{name} has values that are not finite")
+    wrong = misfits(model.state_dict(), tensors)
     if wrong:
-        raise CheckpointError(f"{source} does not fit the model: {'; '.join(sorted(wrong))}.")
+        raise CheckpointError(f"{source} does not fit the model: {'; '.join(wrong)}.")
     model.load_state_dict(dict(tensors))
+
+
+def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is missing, unexpected, of another shape or type than expected, or not finite."""
+    wrong = [f"missing {name}" for name in expected if name not in tensors]
+    wrong += [f"unexpected {name}" for name in tensors if name not in expected]
+    for name in expected.keys() & tensors.keys():
+        own, other = expected[name], tensors[name]
+        if own.shape != other.shape:
+            wrong.append(f"{name} is {tuple(other.shape)}, not {tuple(own.shape)}")
+        elif own.dtype != other.dtype:
+            wrong.append(f"{name} is {other.dtype}, not {own.dtype}")
+        elif other.is_floating_point() and not bool(torch.isfinite(other).all()):
+            wrong.append(f"{name} has values that are not finite")
+    return sorted(wrong)

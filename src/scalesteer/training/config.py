@@ -15,6 +15,7 @@ from scalesteer.models import list_models
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
+LARGEST_SCALE, MOST_VALUES = 16, 32  # of the filters: windows of up to 113 pixels
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class RunConfig:
     split: int = 0
     """Which draw of the dataset; the paper has 0 to 5."""
     seed: int = 0
-    """Seed of weights, order and dropout."""
+    """Seed of the first weights, the order of the images and dropout."""
     epochs: int = 60
     """Passes over the training images."""
     batch_size: int = 128
-    """Images a step; the last, smaller batch of an epoch is left out."""
+    """Images per step; the last, smaller batch of an epoch is left out."""
     lr: float = 0.005
     """Largest learning rate of AdamW."""
     weight_decay: float = 0.01
@@ -75,10 +76,13 @@ class RunConfig:
             object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=minimum))
         for name in ("lr", "weight_decay", "label_smoothing"):
             object.__setattr__(self, name, _checks.real(name, getattr(self, name)))
-        if self.lr <= 0:
-            raise ValueError(f"`lr` must be positive (got {self.lr}).")
-        if self.weight_decay < 0:
-            raise ValueError(f"`weight_decay` must not be negative (got {self.weight_decay}).")
+        if self.seed >= 2**63:
+            raise ValueError(f"`seed` must be below 2**63 (got {self.seed}).")
+        # Beyond these a step of AdamW is no number of single precision.
+        if not 0 < self.lr <= 1e30:
+            raise ValueError(f"`lr` must be positive and at most 1e30 (got {self.lr}).")
+        if not 0 <= self.weight_decay <= 1e6:
+            raise ValueError(f"`weight_decay` must not be negative and at most 1e6 (got {self.weight_decay}).")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"`label_smoothing` must be from 0 to below 1 (got {self.label_smoothing}).")
         object.__setattr__(self, "tuning", _checks.boolean("tuning", self.tuning))
@@ -109,10 +113,16 @@ class RunConfig:
                 raise ValueError(f"`{name}` (got {value!r}) applies to model='ss-cnn' only (got {self.model!r}).")
         if self.scales is not None:
             object.__setattr__(self, "scales", _checks.scales(self.scales))
+            # Whoever opens a checkpoint builds its filters: they must not take all memory.
+            if self.scales[-1] > LARGEST_SCALE or len(self.scales) > MOST_VALUES:
+                got = f"{len(self.scales)}, the largest {self.scales[-1]:g}"
+                raise ValueError(f"`scales` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
         basis = self.model_options.get("basis")
         for name in BASIS_FIELDS:  # as plain numbers, whatever they came as
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, getattr(basis, name))
+        if self.orders is not None and len(self.orders) > MOST_VALUES:
+            raise ValueError(f"`orders` must be at most {MOST_VALUES} numbers (got {len(self.orders)}).")
 
     @property
     def data(self) -> SplitSpec:

@@ -1,0 +1,394 @@
+"""One run in its directory: trained, stopped and resumed at any moment, with the same numbers at the end.
+
+The directory holds config.json, metrics.jsonl (one line per epoch), last-*.safetensors (checkpoints to go on from),
+model.safetensors (the model that validation chose) and result.json. Every file is written atomically, by one process
+at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one
+that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalesteer import files
+from scalesteer.data import ImageSet, load_split
+from scalesteer.files import LockedError, locked, require
+from scalesteer.models import Network, count_parameters, create_model
+from scalesteer.training import checkpoint, results
+from scalesteer.training.checkpoint import CheckpointError
+from scalesteer.training.config import RunConfig, differences
+from scalesteer.training.device import arithmetic, environment, pick_device
+from scalesteer.training.loop import State, fit, initial_state
+
+SAVE_EVERY_S = 60.0
+SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
+STOP_WITHIN_S = 3.0
+LOG_EVERY_S = 10.0
+KEPT = "what was saved before is kept, and the same command goes on from there"
+
+log = logging.getLogger("scalesteer.training")
+
+
+class RunError(ValueError):
+    """A run that cannot start or go on."""
+
+
+class BusyError(RunError):
+    """A run that another process is working on."""
+
+
+def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
+    """Train, or go on training, and return the result; a run that has one returns it at once.
+
+    SIGINT and SIGTERM write a checkpoint and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also
+    written after every epoch, if that takes seconds, and every minute.
+
+    Args:
+        config: What to train.
+        directory: The run's own directory, made if it is not there, once data and device are known to be good.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+        data_dir: Where the original files are, if not in the cache.
+
+    Returns:
+        The content of result.json. Its `status` is "finished", or "failed" with a `reason` if the loss stopped being
+        a number: such a run would fail again, and is never averaged.
+
+    Raises:
+        ValueError: If the device is not there.
+        BusyError: If another process works on the directory.
+        RunError: If the directory holds another configuration's run or cannot be written to, or the memory does not
+            suffice. What was saved stays, and the same call goes on from there.
+    """
+    result = saved_result(config, directory)
+    if result is None:
+        require("safetensors.torch")  # told now, not when the first checkpoint is saved
+        place = pick_device(device)
+        used = ("train", "val") if config.tuning else ("train", "val", "test")
+        parts = {part: load(config, part, data_dir).to(place) for part in used}
+        own_random = torch.random.fork_rng([place] if place.type == "cuda" else [])
+        with own_random, arithmetic(config.precision):
+            with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
+                state = initial_state(config, parts["train"])
+            advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
+            if config.scales is not None:
+                advice += f", or smaller `scales` (the largest is {config.scales[-1]:g})"
+            with _claim(config, directory), _memory(advice):
+                result = saved_result(config, directory) or _train(config, directory, state, parts)
+    if result["status"] == "finished":  # no run resumes from these any more
+        for path in [*_checkpoints(directory), *directory.glob("damaged-*")]:
+            path.unlink(missing_ok=True)
+    return result
+
+
+def train_and_publish(
+    config: RunConfig, runs: Path, published: Path, *, device: str = "auto", data_dir: Path | None = None
+) -> dict[str, Any]:
+    """Train in the run's directory below `runs`, as :func:`train` does, and publish the result, finished or failed.
+
+    Raises:
+        ResultError: If the result cannot be published; the run itself is kept, and the same call publishes it.
+    """
+    result = train(config, runs / config.name, device=device, data_dir=data_dir)
+    results.publish(result, published)
+    return result
+
+
+def _train(config: RunConfig, directory: Path, state: State, parts: dict[str, ImageSet]) -> dict[str, Any]:
+    _resume(state, config, directory)
+    steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
+    bar = require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=None)
+    with _Stop() as stop, bar:
+        outcome = fit(state, config, parts, _Keeper(config, directory, stop, bar))
+        if outcome["status"] == "finished":
+            about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
+            checkpoint.save(directory / "model.safetensors", state.best, about)
+        result = {
+            **outcome,
+            "identity": config.identity,
+            "config": config.to_dict(),
+            "parameters": count_parameters(state.model),
+            "seconds": round(state.seconds, 1),
+            "history": state.history,
+            "environment": {"command": config.command, **environment(parts["train"])},
+        }
+        files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
+    return result
+
+
+def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet:
+    """The images of a run."""
+    images = load_split(part=part, data_dir=data_dir, **vars(config.data))
+    return images.first(config.train_images) if part == "train" and config.train_images else images
+
+
+def load_model(path: Path) -> tuple[Network, RunConfig]:
+    """A trained model, in evaluation mode on the CPU.
+
+    Args:
+        path: A run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).
+
+    Raises:
+        CheckpointError: If there is no model of ours, whole and finite.
+    """
+    if path.is_dir():
+        found = [p for p in [path / "model.safetensors", *reversed(_checkpoints(path))] if p.exists()]
+        if not found:
+            raise CheckpointError(f"{path} holds no model: it must be the directory of a run.")
+        path = found[0]
+    tensors, about = checkpoint.load(path)
+    try:
+        config = RunConfig.from_dict(about["config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
+    if "history" in about:
+        tensors = _below("best." if about["history"] else "model.", tensors)
+    model = create_model(config.model, config.dataset, **config.model_options)
+    checkpoint.load_into(model, tensors, str(path))
+    return model.eval(), config
+
+
+def saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
+    """The result in a run's directory, if there is one; touches nothing.
+
+    Raises:
+        RunError: If the directory holds another configuration's run, or what it holds cannot be read.
+    """
+    path = directory / "config.json"
+    try:
+        if not path.exists():
+            return None
+        other = RunConfig.from_dict(json.loads(path.read_text()))
+        if other != config:
+            raise RunError(f"{directory} holds another run ({differences(other, config)}); choose another directory.")
+        path = directory / "result.json"
+        if not path.exists():
+            return None
+        result: dict[str, Any] = json.loads(path.read_text())
+        if result["identity"] != config.identity or result["status"] not in ("finished", "failed"):
+            raise ValueError("it is not the result of this run")
+        return result
+    except RunError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise RunError(f"{path} cannot be read ({reason}); choose another directory.") from error
+
+
+@contextmanager
+def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
+    """Make a run's directory and hold it; what cannot be written inside is said in terms of the run."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with locked(directory / ".lock"):
+            for left in directory.glob(".*.tmp"):
+                left.unlink()
+            if not (directory / "config.json").exists():
+                content = json.dumps(config.to_dict(), indent=1).encode()
+                files.write_atomically(directory / "config.json", content)
+            yield
+    except LockedError as error:
+        raise BusyError(str(error)) from error
+    except OSError as error:
+        raise RunError(f"{directory} cannot be written to ({error.strerror or error}); {KEPT}.") from error
+
+
+@contextmanager
+def _memory(advice: str) -> Iterator[None]:
+    """Say what to do if the memory does not suffice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # The CPU's allocator has no exception of its own.
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
+            raise
+        raise RunError(f"out of memory {advice}; {KEPT}.") from error
+
+
+class _Keeper:
+    """Looks after a training: saves it from time to time and when it must stop, and shows how far it is."""
+
+    def __init__(self, config: RunConfig, directory: Path, stop: _Stop, bar: Any) -> None:
+        self.config, self.directory, self.stop, self.bar = config, directory, stop, bar
+        self.saved = self.logged = time.perf_counter()
+
+    def after_step(self, state: State) -> None:
+        self.bar.update()
+        if self.stop.requested or time.perf_counter() - self.saved > SAVE_EVERY_S:
+            if bool(state.losses[: state.step].isfinite().all()):  # what has failed stays as it was before
+                self.save(state)
+            self.stop.leave_if_requested()
+
+    def between_batches(self, state: State) -> None:
+        if self.stop.requested:
+            self.save(state)
+            self.stop.leave_if_requested()
+
+    def after_epoch(self, state: State) -> None:
+        now, entry = time.perf_counter(), state.history[-1]
+        if now - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
+            self.save(state)
+        _write_metrics(state, self.directory)
+        loss, error = f"{entry['loss']:.3f}", f"{100 * entry['val_error']:.2f}%"
+        self.bar.set_postfix(loss=loss, val_error=error)
+        if self.bar.disable and now - self.logged >= LOG_EVERY_S:  # there is no terminal
+            log.info("epoch %d of %d: loss %s, validation error %s", state.epoch, self.config.epochs, loss, error)
+            self.logged = now
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint beside the previous one, which stays until the next."""
+        existing = _checkpoints(self.directory)
+        path = self.directory / f"last-{1 + (_number(existing[-1]) if existing else 0):06d}.safetensors"
+        values = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
+        values |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
+        checkpoint.save(path, _tensors(state), values)
+        for old in existing[:-1]:
+            old.unlink()
+        self.saved = time.perf_counter()
+
+
+def _tensors(state: State) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by name."""
+    tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
+    tensors |= {f"best.{k}": v for k, v in state.best.items()}
+    names = [name for name, _ in state.model.named_parameters()]
+    for index, values in state.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{names[index]}.{k}": v for k, v in values.items()}
+    tensors["random"] = torch.get_rng_state()
+    if state.losses.device.type == "cuda":
+        tensors["random_cuda"] = torch.cuda.get_rng_state(state.losses.device)
+    return tensors
+
+
+def _write_metrics(state: State, directory: Path) -> None:
+    lines = "".join(json.dumps(entry) + "\n" for entry in state.history)
+    files.write_atomically(directory / "metrics.jsonl", lines.encode())
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """Those that a run can go on from, the newest last; other files with similar names are not ours."""
+    return sorted((path for path in directory.glob("last-*") if _number(path) >= 0), key=_number)
+
+
+def _number(path: Path) -> int:
+    found = re.fullmatch(r"last-(\d{6,})\.safetensors", path.name, re.ASCII)
+    return int(found[1]) if found else -1
+
+
+def _resume(state: State, config: RunConfig, directory: Path) -> None:
+    """Go on from the newest checkpoint that is whole, saying so if it is not the newest; put the others aside."""
+    complaint = ""
+    for path in reversed(_checkpoints(directory)):
+        try:
+            tensors, about = checkpoint.load(path)
+            problems = _problems(state, config, tensors, about)
+            if problems:
+                raise CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
+        except CheckpointError as error:
+            complaint += f"{error} "
+            path.replace(path.with_name(f"damaged-{path.name}"))
+            continue
+        if complaint:
+            log.warning("%sGoing on from %s, the one before.", complaint, path.name)
+        _restore(state, tensors, about)
+        _write_metrics(state, directory)  # a crash may have come between the checkpoint and them
+        return
+    if complaint:
+        log.warning("%sThere is no other: starting from the beginning.", complaint)
+
+
+def _problems(state: State, config: RunConfig, tensors: dict[str, Tensor], about: dict[str, Any]) -> list[str]:
+    """What keeps a training from going on with a checkpoint, to the same numbers as if it had not been interrupted."""
+    if about.get("config") != config.to_dict():
+        return ["it belongs to another run"]
+    try:
+        epoch, step, history = about["epoch"], about["step"], about["history"]
+        metrics = [entry[k] for entry in history for k in ("loss", "val_loss", "val_error", "seconds")]
+        sound = [entry["epoch"] for entry in history] == list(range(epoch)) and epoch <= config.epochs
+        sound = sound and len(about["losses"]) == step <= len(state.losses)
+        sound = sound and all(map(math.isfinite, [*metrics, *about["losses"], about["seconds"]]))
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:
+        return ["what it says about epochs and losses is incomplete or wrong"]
+    model = state.model.state_dict()
+    expected = {f"{part}.{k}": v for part in ("model", "best")[: 2 if history else 1] for k, v in model.items()}
+    for name, value in state.model.named_parameters():
+        moments = {"exp_avg": value, "exp_avg_sq": value, "step": torch.zeros(())}
+        expected |= {f"optimizer.{name}.{key}": moment for key, moment in moments.items()}
+    expected["random"] = torch.get_rng_state()
+    if "random_cuda" in tensors:  # it was begun on a GPU
+        expected["random_cuda"] = tensors["random_cuda"]
+    return checkpoint.misfits(expected, tensors)
+
+
+def _restore(state: State, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    for key in ("epoch", "step", "history", "seconds"):
+        setattr(state, key, about[key])
+    device = state.losses.device
+    state.losses[: state.step] = torch.tensor(about["losses"])
+    state.model.load_state_dict(_below("model.", tensors))
+    state.best = {k: v.to(device) for k, v in _below("best.", tensors).items()}
+    saved = state.optimizer.state_dict()
+    for index, (name, _) in enumerate(state.model.named_parameters()):
+        saved["state"][index] = _below(f"optimizer.{name}.", tensors)
+    state.optimizer.load_state_dict(saved)
+    torch.set_rng_state(tensors["random"])
+    if "random_cuda" in tensors and device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["random_cuda"], device)
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+class _Stop:
+    """Turns SIGINT and SIGTERM into a request that the loop honours after its current step.
+
+    If that takes longer than `STOP_WITHIN_S`, or the request is repeated, it leaves at once; the last checkpoint, at
+    most `SAVE_EVERY_S` older, stands.
+    """
+
+    def __init__(self) -> None:
+        self.requested = 0
+
+    def __enter__(self) -> _Stop:
+        self.before = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+                self.before[number] = signal.signal(number, self._note)
+        except ValueError:  # not in the main thread: whoever runs that handles signals
+            self.before.clear()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        if kind is None:  # requested too late for the loop to see it
+            self.leave_if_requested()
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.requested:
+            self.leave_if_requested()
+        elif number != signal.SIGALRM:
+            self.requested = number
+            signal.setitimer(signal.ITIMER_REAL, STOP_WITHIN_S)
+
+    def leave_if_requested(self) -> None:
+        if self.requested == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.requested:
+            raise SystemExit(128 + self.requested)
