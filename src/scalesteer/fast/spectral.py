@@ -306,7 +306,7 @@ class Frequencies(ScaleByScale):
         blank = blank.permute(2, 3, 0, 1).unsqueeze(-1).contiguous()  # (H', W', B, G, 1)
 
         def silence(i: int, response: Tensor) -> None:
-            response.view(*blank.shape[:-1], -1).masked_fill_(blank > i, 0)
+            response.view(*blank.shape[:-1], self.out_channels // self.groups).masked_fill_(blank > i, 0)
 
         return silence
 
