@@ -34,11 +34,7 @@ def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
 
 
 def draw(spec: SplitSpec, part: str, kind: str, output: Path, *, count: int = 40) -> None:
-    """Write one of the sheets of a split: its images, the resamplers or elastic deformation.
-
-    Raises:
-        DataError: The PNG cannot be written.
-    """
+    """Write one of the sheets of a split: its images, the resamplers or elastic deformation."""
     make = SHEETS[choice("sheet", kind, tuple(SHEETS))]
     if not 1 <= count <= 1000:
         raise ValueError(f"`count` must be 1 to 1000 images (got {count}).")
@@ -55,12 +51,10 @@ def draw(spec: SplitSpec, part: str, kind: str, output: Path, *, count: int = 40
 
 
 def _samples(part: Part, spec: SplitSpec, count: int) -> Any:
-    captions = []
-    for label, scale in zip(part.labels[:count], part.scales[:count], strict=True):
-        name = f"{label}-{(label + 1) % 10}" if DATASETS[spec.dataset].paired else str(label)
-        if spec.source == "fashion-mnist":
-            name = FASHION[label]
-        captions.append(f"{name}: {', '.join(f'{s:.2f}' for s in np.atleast_1d(scale))}")
+    digits = [f"{i}-{(i + 1) % 10}" if DATASETS[spec.dataset].paired else str(i) for i in range(10)]
+    names = FASHION if spec.source == "fashion-mnist" else digits
+    shown = zip(part.labels[:count], part.scales[:count], strict=True)
+    captions = [f"{names[label]}: {', '.join(f'{s:.2f}' for s in np.atleast_1d(scale))}" for label, scale in shown]
     return contact_sheet(part.images[:count], captions, columns=8)
 
 
