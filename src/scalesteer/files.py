@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 Content = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and what is said about them
-
 log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
 LARGEST_FILE = 4 << 30
@@ -113,8 +112,7 @@ def encode(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     digests = {name: tensor_digest(tensor) for name, tensor in plain.items()}
     text = json.dumps({"format": FORMAT, "about": about, "arrays": digests}, sort_keys=True)
-    metadata = {"scalesteer": f"{_sha256(text)} {text}"}
-    return bytes(require("safetensors.torch").save(plain, metadata))
+    return bytes(require("safetensors.torch").save(plain, {"scalesteer": f"{_sha256(text)} {text}"}))
 
 
 def read(path: Path, prefix: str | None = "") -> Content:
@@ -122,11 +120,8 @@ def read(path: Path, prefix: str | None = "") -> Content:
 
     Beside the tensors, on the CPU, comes a dictionary: `about` (the description), `arrays` (the digest of every tensor,
     also of those not read) and `digest` (one for all of these). Nothing in a file can run code, and no more is read
-    than what is asked for, except from the older format 1.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DataError: The file is damaged, was not finished, or is not of a format that this version reads.
+    than what is asked for, except from the older format 1. A file that is damaged, unfinished or of another format is a
+    DataError, a missing one a FileNotFoundError.
     """
     try:
         size = path.stat().st_size

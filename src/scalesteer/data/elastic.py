@@ -46,7 +46,9 @@ def distort(
     >>> bool((distort(digit, 0) == digit).all()), bool((distort(digit, 20) == digit).all())
     (True, False)
     """
-    _check(images)
+    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 3):
+        got = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
+        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got}).")
     if not 0 <= real("alpha", alpha) <= 1000:
         raise ValueError(f"`alpha` must be 0 to 1000 pixels (got {alpha}).")
     if not 0.1 <= real("sigma", sigma) <= 100:
@@ -57,29 +59,7 @@ def distort(
         raise ValueError(f"`indices` must be whole numbers from 0 (got {indices!r}).")
     if index.shape != (len(images),):
         raise ValueError(f"`indices` must hold one index for each of {len(images)} images (got {index.shape}).")
-    return _warp(images, lambda rows: displacements(index[rows], images.shape[1:], alpha, sigma, seed))
-
-
-def move(images: Images, pixels: float) -> Images:
-    """Move every image left and up by the same distance: half a pixel blurs as a distortion does and distorts nothing.
-
-    The distance is rounded to 1/256 pixel. Between pixels the image is bilinear, outside it is black.
-
-    Shape:
-        images (N, H, W) uint8 -> (N, H, W) uint8
-
-    >>> move(np.array([[[0, 0], [0, 100]]], dtype=np.uint8), 0.5).tolist()
-    [[[25, 25], [25, 25]]]
-    """
-    _check(images)
-    distance = np.full((2, 1, 1, 1), round(real("pixels", pixels) * _FINE), dtype=np.int32)
-    return _warp(images, lambda rows: distance)
-
-
-def _check(images: Images) -> None:
-    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 3):
-        got = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
-        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got}).")
+    return warp(images, lambda rows: displacements(index[rows], images.shape[1:], alpha, sigma, seed))
 
 
 def _smoothing_matrix(size: int, sigma: float) -> NDArray[np.float64]:
@@ -103,26 +83,23 @@ def displacements(index: Integers, shape: tuple[int, ...], alpha: float, sigma: 
     return moves.reshape(-1, 2, height, width).swapaxes(0, 1)
 
 
-def _warp(images: Images, field: Callable[[slice], NDArray[np.int32]]) -> Images:
-    """Images whose pixels are taken from elsewhere: for the rows of each chunk, `field` gives displacements."""
-    result = np.empty_like(images, order="C")
-    for start in range(0, len(images), _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        result[rows] = _sample(images[rows], field(rows))
-    return result
-
-
-def _sample(images: Images, displacements: NDArray[np.int32]) -> Images:
+def warp(images: Images, field: Callable[[slice], NDArray[np.int32]]) -> Images:
+    """Take every pixel from elsewhere in its image; `field` gives the displacements of the images in a slice."""
     count, height, width = images.shape
-    flat = np.pad(images, ((0, 0), (1, 2), (1, 2))).astype(np.int32).reshape(-1)
     # One black pixel around is all a point outside the image can see, however far out it lies.
+    padded = np.pad(images, ((0, 0), (1, 2), (1, 2)))
     grid = np.indices((height, width), dtype=np.int32) * _FINE
-    row, y = np.divmod(np.clip(displacements[0] + grid[0], -_FINE, height * _FINE), _FINE)
-    column, x = np.divmod(np.clip(displacements[1] + grid[1], -_FINE, width * _FINE), _FINE)
-    first = np.arange(count)[:, None, None] * ((height + 3) * (width + 3))  # of each image
-    corner = first + (row + 1) * (width + 3) + column + 1
-    top = flat[corner] * (_FINE - x) + flat[corner + 1] * x
-    corner += width + 3
-    bottom = flat[corner] * (_FINE - x) + flat[corner + 1] * x
-    value: NDArray[np.int32] = top * (_FINE - y) + bottom * y
-    return ((value + _FINE**2 // 2) // _FINE**2).astype(np.uint8)
+    result = np.empty_like(images, order="C")
+    for start in range(0, count, _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        down, right = field(rows)
+        row, y = np.divmod(np.clip(down + grid[0], -_FINE, height * _FINE), _FINE)
+        column, x = np.divmod(np.clip(right + grid[1], -_FINE, width * _FINE), _FINE)
+        flat = padded[rows].reshape(-1).astype(np.int32)
+        first = np.arange(0, len(flat), padded[0].size)[:, None, None]  # pixel of each image
+        corner = first + (row + 1) * (width + 3) + column + 1
+        top = flat[corner] * (_FINE - x) + flat[corner + 1] * x
+        corner += width + 3
+        bottom = flat[corner] * (_FINE - x) + flat[corner + 1] * x
+        result[rows] = (top * (_FINE - y) + bottom * y + _FINE**2 // 2) // _FINE**2
+    return result

@@ -1,7 +1,7 @@
 """The datasets of the paper's experiments, built from the pooled originals to the same bytes everywhere.
 
-Randomness comes from :mod:`.streams`, and resampling is exact integer arithmetic, so that a split's digest
-does not depend on versions, processors or on what else is built.
+Randomness comes from :mod:`.streams`, and resampling is exact integer arithmetic, so that a split's digest does not
+depend on versions, processors or on what else is built.
 """
 
 import hashlib
@@ -25,9 +25,7 @@ from scalesteer.data.streams import random_below, random_bits, random_uniform, s
 PARTS = ("train", "val", "test")
 RESAMPLERS = ("bilinear", "antialias")
 SPLITS = range(6)
-
 RECIPE = 1  # raised whenever the same spec gives other bytes, so that no cache serves the old ones
-
 PAIR_WIDTH = 40
 PAIR_SOURCES = (14_000, 3_000, 53_000)
 PAIR_CROSSING = 1  # pixels a digit may reach over the middle; docs/data.md has the overlap it gives
@@ -206,8 +204,8 @@ def split_path(spec: SplitSpec, identity: Identity) -> Path:
 
 
 def _about(spec: SplitSpec, identity: Identity) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads(json.dumps(asdict(spec)))  # tuples as JSON gives them back
-    return {**described, "recipe": RECIPE, "source": vars(identity)}
+    described = json.dumps(asdict(spec) | {"recipe": RECIPE, "source": vars(identity)})
+    return dict(json.loads(described))  # tuples as JSON gives them back
 
 
 def build(
@@ -215,14 +213,8 @@ def build(
 ) -> dict[int, dict[str, Any]]:
     """Build the splits that the cache does not hold yet, with a progress bar on a terminal.
 
-    Args:
-        dataset: One of `DATASETS`.
-        splits: Which splits.
-        data_dir: A directory with the original files; see :func:`.sources.fetch`.
-        **options: The other fields of :class:`SplitSpec`.
-
-    Returns:
-        For each split its description: spec, source, the digest of every array and of the whole.
+    `data_dir` is a directory with the original files (see :func:`.sources.fetch`); `options` are the other fields of
+    :class:`SplitSpec`. Each split's description comes back: spec, source, the digest of every array and of the whole.
     """
     specs = [SplitSpec(dataset, split, **options) for split in splits]
     bar = files.progress_bar(specs, desc=f"building {dataset}", unit="split")

@@ -13,9 +13,7 @@ from scalesteer.data.sources import Images, fetch
 from scalesteer.files import DataError, replacing, require
 
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
-_ZOOM = 3
-_CAPTION = 14  # height of a line of text in pixels
-_GAP = 6
+_ZOOM, _CAPTION, _GAP = 3, 14, 6  # how much images are enlarged; height of a line of text, and of a gap, in pixels
 
 
 def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
@@ -23,8 +21,7 @@ def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
     pil, pil_draw, pil_font = (require(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
     height, width = images.shape[1] * _ZOOM, images.shape[2] * _ZOOM
     step_y, step_x = height + _CAPTION + _GAP, width + _GAP
-    size = (columns * step_x + _GAP, -(-len(images) // columns) * step_y + _GAP)
-    sheet = pil.new("L", size, 255)
+    sheet = pil.new("L", (columns * step_x + _GAP, -(-len(images) // columns) * step_y + _GAP), 255)
     draw, font = pil_draw.Draw(sheet), pil_font.load_default(10)  # has no Greek
     for position, (image, caption) in enumerate(zip(images, captions, strict=True)):
         x, y = _GAP + position % columns * step_x, _GAP + position // columns * step_y

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from scalesteer._checks import integer, real
-from scalesteer.data.elastic import ELASTIC_SIGMA, distort, move
-from scalesteer.data.scale import Part, SplitSpec, load_part
+from scalesteer.data.elastic import ELASTIC_SIGMA, distort
+from scalesteer.data.scale import SplitSpec, load_part
 from scalesteer.data.sources import DataDir
 
 
@@ -18,23 +18,13 @@ from scalesteer.data.sources import DataDir
 class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     """Images, labels and scales of one part of a split; also a map-style torch dataset.
 
-    Attributes:
-        images: (N, H, W) uint8.
-        labels: (N,) int64.
-        scales: (N,) float32, or (N, 2) where an image shows two digits.
-        about: The split's spec, source with its release, and digest; to be recorded with every result.
+    `about` has the split's spec, source with its release, and digest, to be recorded with every result.
     """
 
-    images: Tensor
-    labels: Tensor
-    scales: Tensor
+    images: Tensor  # (N, H, W) uint8
+    labels: Tensor  # (N,) int64
+    scales: Tensor  # (N,) float32, or (N, 2) where an image shows two digits
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def from_part(cls, part: Part, about: Mapping[str, Any] | None = None) -> "ImageSet":
-        """Wrap a built part; the images are not copied."""
-        labels = torch.from_numpy(part.labels).long()
-        return cls(torch.from_numpy(part.images), labels, torch.from_numpy(part.scales), about or {})
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 3:
@@ -47,7 +37,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.images[index, None].float() / 255, self.labels[index]
+        return self.take(index)
 
     @property
     def device(self) -> torch.device:
@@ -84,25 +74,16 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha, sigma=sigma, seed=seed))
         return replace(self, images=images.to(self.device))
 
-    def moved(self, pixels: float) -> "ImageSet":
-        """The same set with every image moved left and up; see :func:`.elastic.move`."""
-        images = torch.from_numpy(move(self.images.cpu().numpy(), pixels))
-        return replace(self, images=images.to(self.device))
-
     def batches(
         self, size: int, *, generator: torch.Generator | None = None, drop_last: bool = False, std: float = 1.0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (images, labels), made on the device the set is on; wrong arguments are refused at once.
+        """Batches of images (size, 1, H, W) float32 and labels (size,) int64, made on the device the set is on.
 
         Args:
             size: Images in a batch.
-            generator: Shuffles with this generator (a CPU one gives the same order on every device); None keeps the
-                order.
+            generator: Shuffles with this generator (a CPU one gives the same order on every device), if there is one.
             drop_last: Leave out the last batch if it is smaller. By default it is kept.
             std: Images are divided by 255 times this; pass the training set's `std` for unit deviation.
-
-        Shape:
-            (size, 1, H, W) float32 and (size,) int64
         """
         if integer("size", size, minimum=1) > len(self) and drop_last:
             raise ValueError(f"`size` must be at most {len(self)}, all images, to drop the last batch (got {size}).")
@@ -117,7 +98,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         """The indices of all images, shuffled, on the device the set is on."""
         return torch.randperm(len(self), generator=generator, device=generator.device).to(self.device)
 
-    def take(self, rows: Tensor | slice, divisor: float = 255.0) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Tensor | slice | int, divisor: float = 255.0) -> tuple[Tensor, Tensor]:
         """Some images, divided by a number, and their labels: `(n, 1, H, W)` float32 and `(n,)` int64."""
         return self.images[rows, None].float() / divisor, self.labels[rows]
 
@@ -135,4 +116,5 @@ def load_split(
         **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`.
     """
     loaded, meta = load_part(SplitSpec(dataset, split, **options), part, data_dir=data_dir)
-    return ImageSet.from_part(loaded, {**meta["about"], "part": part, "digest": meta["digest"]})
+    images, labels, scales = map(torch.from_numpy, (loaded.images, loaded.labels, loaded.scales))
+    return ImageSet(images, labels.long(), scales, {**meta["about"], "part": part, "digest": meta["digest"]})
