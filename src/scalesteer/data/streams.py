@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.integer]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
