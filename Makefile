@@ -21,7 +21,7 @@ $(READY): constraints.txt pyproject.toml
 quickstart: $(READY)  ## train two small networks on a CPU, test them at sizes they never saw; ALL=1: five networks, VARIANTS=1: SS-CNN without its parts
 	$(BIN)/python -m paper.quickstart $(if $(filter-out 0,$(ALL)),--all) $(if $(filter-out 0,$(VARIANTS)),--variants)
 
-reproduce: $(READY)  ## the paper's tables, figures and pages from results/, as make docs; FRESH=1 makes all runs first (over an hour of training on an H200)
+reproduce: $(READY)  ## the paper's tables, pages and figures that need no trained network, from results/, as make docs; FRESH=1 makes all runs first (about two hours of training on an H200)
 	$(BIN)/python -m paper report $(if $(filter-out 0,$(FRESH)),--fresh)
 
 bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json
@@ -34,7 +34,7 @@ lint: $(READY)  ## style: ruff
 types: $(READY)  ## types: mypy, strict
 	$(BIN)/mypy
 
-test: lint types  ## lint, types, then the whole test suite
+test: lint types  ## lint, types, then the everyday tests (the rest: pytest -m slow)
 	$(BIN)/pytest -n 2
 
 docs: $(READY)  ## redraw what is drawn from results/ and render README and docs/ from paper/pages/; trains nothing
