@@ -32,6 +32,7 @@ def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, 
     assert "commit aaaaaaa; `python -m benchmarks bench cpu.json`." in large
     assert "| 333 |" in compared
     assert "222" not in compared
+    assert "|  |  | images/s | ms (quartiles) |\n" in compared  # without ratios and memory, which were not measured
     assert compared.startswith(" torch 2, Python 3, commit bbbbbbb; `python -m benchmarks bench cpu-baselines.json`.")
 
 
@@ -62,7 +63,9 @@ def test_the_front_page_has_the_rates_of_the_whole_network_on_each_device():
         assert float(row.split("(")[1].split(" x)")[0]) == pytest.approx(ratio, rel=0.01)
         assert ("H200" in row) == (name == "h200")
         assert float(report.speed_numbers(name)["times_direct"]) == pytest.approx(ratio, rel=0.01)
-        assert f"trains {report.number(found['spectral']['images_per_s'])} images" in report.speed_headline(name)
+        said = f"{report.number(found['spectral']['images_per_s'])} images per second in training ({ratio:.3g} times "
+        share = 100 * found["plain"]["ms"] / found["spectral"]["ms"]
+        assert f"{said}`direct`, {share:.0f} % of the plain CNN's rate)" in report.speed_headline(name)
 
 
 def test_plots_have_the_measured_rates():
