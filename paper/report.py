@@ -32,7 +32,8 @@ GAP = "–"
 SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())
 MEANS = {"val_loss": ".3f", "parameters": ",.0f", "seconds": ",.0f", **dict.fromkeys(SIZES, ".2f")}  # without deviation
-VALIDATION_CHOSE = "as validation chose"  # a number of epochs, for each method its own
+VALIDATION_CHOSE = "number chosen by validation"  # of epochs, for each method its own
+MORE_EPOCHS = (*(f"{epochs} epochs" for epochs in grids.EPOCHS[1:]), VALIDATION_CHOSE)
 
 VIEWS: dict[str, Callable[..., str]] = {}
 
@@ -125,6 +126,17 @@ def columns(experiment: str) -> list[str]:
 # Means, intervals, verdicts
 
 
+def decimal(number: float, form: str = ".2f") -> str:
+    """A number as text; a zero has no sign.
+
+    Example:
+        >>> decimal(-0.001), decimal(0.001, "+.2f"), decimal(0.01, "+.2f")
+        ('0.00', '0.00', '+0.01')
+    """
+    text = f"{number:{form}}"
+    return text if text.strip("+-0.") else text.lstrip("+-")
+
+
 def spread(numbers: Iterable[float], form: str = ".2f") -> str:
     """Mean ± standard deviation (n − 1), and how many of the numbers there are if some are missing.
 
@@ -138,13 +150,13 @@ def spread(numbers: Iterable[float], form: str = ".2f") -> str:
         return GAP
     deviation = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
     missing = f" ({len(found)} of {len(numbers)})" if len(found) < len(numbers) else ""
-    return f"{statistics.fmean(found):{form}}{deviation}{missing}"
+    return f"{decimal(statistics.fmean(found), form)}{deviation}{missing}"
 
 
 def mean(numbers: Iterable[float], form: str = ".2f") -> str:
     """The mean of what there is, or a dash."""
     found = [number for number in numbers if not math.isnan(number)]
-    return f"{statistics.fmean(found):{form}}" if found else GAP
+    return decimal(statistics.fmean(found), form) if found else GAP
 
 
 def show(data: Data, cell: Cell) -> str:
@@ -164,7 +176,9 @@ class Interval(NamedTuple):
     def __str__(self) -> str:
         if len(self.changes) < 2:
             return GAP
-        text = " to ".join(f"{end:+.{2 if abs(end) >= 0.005 else 3}f}" for end in (self.low, self.high))
+        ends = (self.low, self.high)
+        digits = (next((count for count in range(2, 6) if round(end, count)), 2) for end in ends)  # show the sign
+        text = " to ".join(decimal(end, f"+.{count}f") for end, count in zip(ends, digits, strict=True))
         return f"**{text}**" if self.low > 0 or self.high < 0 else text
 
     @property
@@ -395,7 +409,7 @@ def longer_changes(data: Data) -> str:
 def longer_pairs(data: Data) -> str:
     """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
     pairs: dict[str, tuple[Cell, Cell] | None] = {}
-    for line, way in itertools.product(lines("longer"), (*columns("longer")[1:], VALIDATION_CHOSE)):
+    for line, way in itertools.product(lines("longer"), MORE_EPOCHS):
         if line != "SS-CNN":
             own = epochs_of(data, way)
             ours, theirs = (Cell("longer", m, own.get(m, "")) for m in ("SS-CNN", line))
@@ -445,14 +459,14 @@ def repeat_deviation(data: Data, differences: int = 0) -> str:
 @view
 def effects(data: Data) -> str:
     """What each of the changes that were combined is worth on validation data, all others being equal."""
-    rows = [["instead of", "validation error in %, mean ± std", "95 % interval of the mean", "lower in"]]
+    rows = [["change", "difference of validation errors in %, mean ± std", "95 % interval of the mean", "lower in"]]
     for i, (ours, other) in enumerate(grids.CHOICES):
         changes: list[float] = []
         for levels in (levels for levels in grids.COMBINED if levels[i] == other):
             twin = (*levels[:i], ours, *levels[i + 1 :])
             changed, unchanged = (Cell("choices", ", ".join(names), "", "val error") for names in (levels, twin))
             changes += list(values(data, changed) - values(data, unchanged))
-        rows.append([f"{ours}: {other}", *interval(changes).summary])
+        rows.append([f"{other} instead of {ours}", *interval(changes).summary])
     return markdown(rows)
 
 
@@ -506,8 +520,8 @@ def claims(data: Data) -> str:
         times = f" (first minus {pair.times:g} times second)" if pair.times != 1 else ""
         said = f"[{word}](evidence/{claim.evidence}.md)"
         if pair.first.experiment == "longer":
-            ways = (*columns("longer")[1:], VALIDATION_CHOSE)
-            said += "; [more epochs](evidence/epochs.md): " + ", ".join(f"{w} {verdict(data, key, w)}" for w in ways)
+            more = "; ".join(f"{way}: {verdict(data, key, way)}" for way in MORE_EPOCHS)
+            said += f"; [more epochs](evidence/epochs.md) ({more})"
         rows.append([claim.text, paper, here, f"{found}{times}", said])
     return markdown(rows, left=5)
 
@@ -540,6 +554,20 @@ def verdict(data: Data, claim: str, way: str = "") -> str:
 
 
 @view
+def more_epochs(data: Data) -> str:
+    """Whether more epochs change the verdicts on distortion: the answer, and which verdicts become what."""
+    rivals = {"distortion": "LocScaleInv-CNN", "par": "Spatial Transformer"}
+    changes: dict[str, list[str]] = {}  # what changes, and with which numbers of epochs
+    for way in MORE_EPOCHS:
+        new = {rival: (verdict(data, claim), verdict(data, claim, way)) for claim, rival in rivals.items()}
+        changed = [f"*{word}* against {rival}" for rival, (old, word) in new.items() if word not in (GAP, old)]
+        if changed:
+            changes.setdefault(words(changed), []).append("with " + "the " * (way == VALIDATION_CHOSE) + way)
+    said = [f"{words(ways)} the verdict becomes {changed}" for changed, ways in changes.items()]
+    return f"Yes: {'; '.join(said)}" if said else "No: no verdict changes"
+
+
+@view
 def paper_sizes_verdict(data: Data) -> str:
     """Whether SS-CNN has the lowest error on MNIST-Scale with the input sizes that the paper has for each method."""
     ours = Cell("sizes", "SS-CNN", "56 px")
@@ -556,20 +584,18 @@ def words(names: Sequence[str]) -> str:
 
 @view
 def standing(data: Data, name: str, column: str, measure: str = "test error") -> str:
-    """Whom SS-CNN is ahead of in a column, whom behind, and from whom it cannot be told apart."""
-    said = {
-        "holds": "has a lower error than {}",
-        "fails": "has a higher error than {}",
-        "undecided": "cannot be told apart from {}",
-        GAP: "has not been compared with {}",
-    }
-    found: dict[str, list[str]] = {word: [] for word in said}
+    """How SS-CNN's error compares with those of the others in a column: what follows "SS-CNN's error"."""
+    found: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": [], GAP: []}
     for line in lines(name):
         if line != "SS-CNN":
             ours, other = (Cell(name, who, column, measure) for who in ("SS-CNN", line))
             found[minus(data, ours, other).verdict].append(line)
-    *most, last = (text.format(words(found[word])) for word, text in said.items() if found[word])
-    return f"{', '.join(most)}, and {last}" if most else last
+    said = {word: f"that of {words(names)}" for word, names in found.items() if names}
+    sides = {"holds": "lower", "fails": "higher"}
+    decided = ", ".join(f"{side} than {said[word]}" for word, side in sides.items() if word in said)
+    rest = {"undecided": "cannot be told apart from", GAP: "has not been compared with"}
+    others = (f"{text} {said[word]}" for word, text in rest.items() if word in said)
+    return "; it ".join([*([f"is {decided}"] if decided else []), *others])
 
 
 @view
@@ -591,7 +617,7 @@ def ratios(data: Data, first: str, second: str, way: str = "60 epochs", best: bo
         data: All results.
         first: A method of Table 2.
         second: Another.
-        way: After so many epochs, or "as validation chose".
+        way: After so many epochs, or `VALIDATION_CHOSE`.
         best: Of the networks that are best on validation data, instead of means over splits.
     """
     own = epochs_of(data, way)
@@ -688,7 +714,7 @@ def release_change(data: Data) -> str:
     """How far our means on FMNIST-Scale lie from those with the first release."""
     now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
     changes = [float(now[m]) - before for m, before in grids.FIRST_RELEASE.items() if now[m] != GAP]
-    return f"{min(changes):+.2f} to {max(changes):+.2f}" if len(changes) == len(now) else GAP
+    return f"{decimal(min(changes), '+.2f')} to {decimal(max(changes), '+.2f')}" if len(changes) == len(now) else GAP
 
 
 @view

@@ -164,7 +164,9 @@ def test_examples_in_docstrings():
 def test_an_intervals_text():
     assert report.interval([-0.1, 0.1, 0.3]).summary == ("+0.10 ± 0.20", "-0.40 to +0.60", "1 of 3")
     reach = 4.30265 * 0.01 / math.sqrt(3)
-    assert str(report.interval([0.015, 0.025, 0.035])) == f"**{0.025 - reach:+.3f} to {0.025 + reach:+.2f}**"
+    assert str(report.interval([0.015, 0.025, 0.035])) == f"**{0.025 - reach:+.4f} to {0.025 + reach:+.2f}**"
+    assert str(report.interval([0.0, 0.0])) == "0.00 to 0.00"
+    assert report.spread([-0.004, 0.002], "+.2f") == "0.00 ± 0.00"
     assert report.interval([0.2]).summary == ("+0.20", GAP, "0 of 1")
     assert report.interval([math.nan]).summary == (GAP, GAP, GAP)
 
@@ -261,13 +263,23 @@ def test_epochs_are_those_of_the_lowest_mean_validation_error(load):
     data = load(runs, networks)
     assert report.chosen_epochs(data) == {method: f"{epochs} epochs" for method, epochs in VALIDATION.items()}
     assert report.epochs_chosen(data).startswith("LocScaleInv-CNN 300 epochs (120 errors fewer in 12,000 than with 120")
-    for factor, best in (("60 epochs", 2 / 4), ("as validation chose", 3 / 4)):
+    for factor, best in (("60 epochs", 2 / 4), (report.VALIDATION_CHOSE, 3 / 4)):
         assert report.ratios(data, "SS-CNN", "LocScaleInv-CNN", factor) == pytest.approx([best] * 5)
         assert report.ratios(data, "SS-CNN", "LocScaleInv-CNN", factor, best=True) == pytest.approx([best] * 5)
     assert report.verdict(data, "distortion", report.VALIDATION_CHOSE) == "holds"
     rows = {line.split(" | ")[0]: line for line in report.longer_pairs(data).splitlines()}
     errors = [(0.03 - 0.04) * (1 + 0.1 * split) * 100 for split in range(6)]
-    assert str(report.interval(errors)) in rows["| LocScaleInv-CNN, as validation chose"]
+    assert str(report.interval(errors)) in rows["| LocScaleInv-CNN, number chosen by validation"]
+
+
+def test_verdicts_that_more_epochs_change_are_told(load):
+    same = dict.fromkeys(LONGER, (0.01,) * 3) | {"LocScaleInv-CNN": (0.02,) * 3}
+    assert report.more_epochs(load(*longer(same))) == "No: no verdict changes"
+    worse = same | {"SS-CNN": (0.01, 0.03, 0.01)}
+    assert report.more_epochs(load(*longer(worse, same))) == (
+        "Yes: with 120 epochs the verdict becomes *fails* against LocScaleInv-CNN and *fails* against "
+        "Spatial Transformer"
+    )
 
 
 def test_epochs_are_chosen_among_complete_numbers_and_by_the_mean_of_all_runs(load):
@@ -336,10 +348,12 @@ def test_an_effect_is_between_runs_that_are_alike_in_all_else(load):
 
     lines = [result(config, error(config)) for config in EXPERIMENTS["choices"].runs]
     shown = report.effects(load(lines))
-    assert "| points: areas | +0.20 ± 0.00 | **+0.20 to +0.20** | 0 of 24 |" in shown
-    assert "| disc: crop | +0.40 ± 0.00 | **+0.40 to +0.40** | 0 of 24 |" in shown
-    assert "| m = 1: m = 0.5 | +0.00 ± 0.00 | +0.000 to +0.000 |" in shown
-    assert "| points: areas | +0.20 ± 0.00 | **+0.20 to +0.20** | 0 of 23 |" in report.effects(load(lines[1:]))
+    assert "| areas instead of points | +0.20 ± 0.00 | **+0.20 to +0.20** | 0 of 24 |" in shown
+    assert "| crop instead of disc | +0.40 ± 0.00 | **+0.40 to +0.40** | 0 of 24 |" in shown
+    assert "| m = 0.5 instead of m = 1 | 0.00 ± 0.00 | 0.00 to 0.00 |" in shown
+    assert "| areas instead of points | +0.20 ± 0.00 | **+0.20 to +0.20** | 0 of 23 |" in report.effects(
+        load(lines[1:])
+    )
 
 
 def test_ablations_are_compared_split_by_split(load):
@@ -383,11 +397,16 @@ def test_words_follow_the_numbers(load):
     errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.01, "LocScaleEq-CNN": 0.03, "LocScaleInv-CNN": 0.03}
     said = report.standing(load(table_1(errors)), "1", "MNIST-Scale")
     assert said == (
-        "has a lower error than LocScaleEq-CNN and LocScaleInv-CNN, has a higher error than Spatial Transformer, "
-        "and has not been compared with Plain CNN"
+        "is lower than that of LocScaleEq-CNN and LocScaleInv-CNN, higher than that of Spatial Transformer; "
+        "it has not been compared with that of Plain CNN"
     )
     said = report.standing(load(table_1(errors | {"Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
-    assert "cannot be told apart from" in said
+    assert said == (
+        "is higher than that of Spatial Transformer; "
+        "it cannot be told apart from that of LocScaleEq-CNN, LocScaleInv-CNN and Plain CNN"
+    )
+    said = report.standing(load(table_1({"SS-CNN": 0.02, "Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
+    assert said.startswith("cannot be told apart from that of Plain CNN; it has not been compared with that of Spatial")
     assert (report.words(["a"]), report.words(["a", "b", "c"]), report.words([])) == ("a", "a, b and c", "")
 
 
