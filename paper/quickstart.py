@@ -276,7 +276,27 @@ def quickstart_outside(edition: str = "") -> dict[str, str]:
     return {NAMES[name]: percent(own)[-1] for name, own in recorded(edition)["summary"].items()}
 
 
-VIEWS = {"quickstart_table": quickstart_table, "quickstart_outside": quickstart_outside}
+def quickstart_within(edition: str = "") -> dict[str, str]:
+    """The mean error in % at the sizes within the range of training, by network."""
+    result = recorded(edition)
+    sizes = result["settings"]["test_scales"]
+    within = [i for i, size in enumerate(sizes) if size not in result["outside"]]
+    means = {name: statistics.fmean(own["errors"][i] for i in within) for name, own in result["summary"].items()}
+    return {NAMES[name]: f"{100 * mean:.1f}" for name, mean in means.items()}
+
+
+def quickstart_settings(edition: str = "") -> Result:
+    """What was trained and tested, as in :class:`Settings`."""
+    settings: Result = recorded(edition)["settings"]
+    return settings
+
+
+VIEWS = {
+    "quickstart_table": quickstart_table,
+    "quickstart_outside": quickstart_outside,
+    "quickstart_within": quickstart_within,
+    "quickstart_settings": quickstart_settings,
+}
 
 
 def plots() -> dict[str, Figure]:

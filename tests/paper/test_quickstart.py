@@ -149,6 +149,9 @@ def test_the_pages_table_has_a_row_for_each_network_and_a_column_for_each_size()
     assert table[2].endswith(f"| {outside} |")
     assert quickstart.quickstart_outside()["SS-CNN"] == outside
     assert "3,000" in lines[-1]
+    within = [float(line.replace("|", " ").split()[i]) for line in table[2:3] for i in (3, 4, 5)]
+    assert float(quickstart.quickstart_within()["SS-CNN"]) == pytest.approx(sum(within) / 3, abs=0.1)
+    assert quickstart.quickstart_settings()["filter_scales"] == [0.5, 0.7, 1.0, 1.4, 2.0]
 
 
 def test_the_verdict_follows_the_numbers():
