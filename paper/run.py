@@ -12,10 +12,10 @@ from typing import Any
 from tqdm import tqdm
 
 from paper import RESULTS
+from paper import results as published
 from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
 from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA
 from scalesteer.training import RunError, environment, evaluate, load, load_model, pick_device, train_and_publish
-from scalesteer.training import results as published
 from scalesteer.training.config import RunConfig
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paper import results
 from scalesteer import PAPER_SCALES, __version__, cli, list_models
 from scalesteer.data import sheets
-from scalesteer.training import results
 
 SRC = Path(cli.__file__).parents[1]
 SMALL = ["--sizes", "60", "10", "10"]

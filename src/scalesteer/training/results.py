@@ -1,14 +1,13 @@
 """Published results: a few files of JSON lines, one line for each run, sorted by the run's name.
 
-``runs/<dataset>.jsonl`` holds the runs of one dataset, ``repeats.jsonl`` runs that were made again and are not used in
-tables, ``distortion.jsonl`` what networks do on distorted test images. Reading checks every line against one schema.
+``runs/<dataset>.jsonl`` holds the runs of one dataset. paper/ keeps files of other kinds beside them, and checks all
+that a line must hold.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from scalesteer.training.config import RunConfig
 Result = dict[str, Any]
 Kind = Literal["runs", "repeats", "distortion"]
 LOCK_WAIT_S = 60
+HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
 # What parsing and checking raise on bad input: wrong types, nesting too deep, a number too large for a float.
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
@@ -26,136 +26,48 @@ class ResultError(ValueError):
     """A line that does not hold a result, or a file that cannot be written."""
 
 
-HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
-Schema = dict[str, str]  # what each field holds, in the words of `_holds`
-RUN: Schema = {"status": "text", "identity": "text", "config": "object", "environment": "object"}
-RUN |= {"parameters": "count", "seconds": "number", "history": "history"}
-FAILED: Schema = RUN | {"reason": "text"}
-TUNED: Schema = RUN | {"val_error": "rate", "val_loss": "number", "best_epoch": "count"}
-TESTED: Schema = TUNED | {"test_error": "rate", "test_error_by_scale": "bins"}
-DISTORTED: Schema = {
-    "config": "object",
-    "sigma": "number",
-    "errors": "rates",
-    "moved": "rates",
-    "environment": "object",
-}
-_VERSIONS: Schema = dict.fromkeys(("scalesteer", "python", "torch", "numpy"), "text")
-ENVIRONMENT: Schema = _VERSIONS | {"command": "text", "commit": "text or null", "device": "text", "data": "data"}
-OPTIONAL: Schema = {"note": "text"}  # in the environment: what else must be known about how a number was made
-BIN: Schema = {"from": "number", "to": "number", "images": "count", "error": "rate"}
+def find_config(result: Any, kind: Kind) -> RunConfig:
+    """The configuration of a result; raises one of `MALFORMED` if it has none."""
+    return RunConfig.from_dict(result["config"])
 
 
-def _holds(value: Any, kind: str) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    match kind:
-        case "text" | "text or null":
-            return isinstance(value, str) or (value is None and kind == "text or null")
-        case "number":
-            return number
-        case "count":
-            return number and isinstance(value, int) and value >= 0
-        case "rate":
-            return number and 0 <= value <= 1
-        case "bins":
-            return isinstance(value, list) and all(
-                row.keys() == BIN.keys() and all(_holds(row[k], BIN[k]) for k in row) for row in value
-            )
-        case "history":  # columns of equal length
-            columns = [value[name] for name in HISTORY] if value.keys() == set(HISTORY) else []
-            numbers = all(_holds(entry, "number") for column in columns for entry in column)
-            return len(set(map(len, columns))) == 1 and numbers and all(_holds(e, "rate") for e in value["val_error"])
-    if not isinstance(value, dict):
-        return False
-    if kind == "data":
-        return isinstance(value.get("digest"), str) and isinstance(value.get("source"), dict)
-    return kind == "object" or all(_holds(entry, "rate") for entry in value.values())  # rates
+Check = Callable[[Any, Kind], RunConfig]  # finds the configuration, or raises one of `MALFORMED`
 
 
-def check(result: object, kind: Kind = "runs") -> RunConfig:
-    """The configuration of a result that keeps to the schema.
-
-    Raises:
-        ValueError: If it does not, naming the field.
-    """
-    if not isinstance(result, dict):
-        raise ValueError("not a JSON object")
-    config = RunConfig.from_dict(result.get("config"))  # type: ignore[arg-type]
-    if kind == "distortion":
-        schema = DISTORTED
-    elif result.get("status") == "finished":
-        schema = TUNED if config.tuning else TESTED
-    else:
-        schema = FAILED
-    _check_fields(result, schema)
-    _check_fields(result["environment"], ENVIRONMENT, OPTIONAL)
-    if result.get("status") not in ((None,) if kind == "distortion" else ("finished", "failed")):
-        raise ValueError(f"`status` must be finished or failed (got {result['status']!r})")
-    if "identity" in result and result["identity"] != config.identity:
-        raise ValueError(f"`identity` {result['identity']} is not that of its `config`, {config.identity}")
-    return config
-
-
-def _check_fields(values: dict[str, Any], schema: Schema, optional: Schema | None = None) -> None:
-    known = {**schema, **(optional or {})}
-    for problem, names in (("unknown", values.keys() - known.keys()), ("missing", schema.keys() - values.keys())):
-        if names:
-            raise ValueError(f"{problem} field {', '.join(sorted(map(repr, names)))}")
-    for name, value in values.items():
-        if not _holds(value, known[name]):
-            raise ValueError(f"`{name}` cannot be {json.dumps(value)[:80]}")
-
-
-def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
-    """Write a result where :func:`read` finds it, small: the history as columns, rounded to five digits.
+def publish(result: Result, folder: Path, kind: Kind = "runs", check: Check = find_config) -> Path:
+    """Put a result into its file in a folder, small: the history as columns, rounded to five digits.
 
     A result of the same run is replaced; among repeats it is kept beside the new one. Several processes may publish to
     one folder.
-
-    Args:
-        result: What `train` returned.
-        folder: The folder of all results.
-        kind: Which of its parts.
 
     Returns:
         The file that has it now.
 
     Raises:
-        ResultError: If it is not a whole result, or the file cannot be read or written.
+        ResultError: If `check` refuses the result or a line of the file, or the file cannot be read or written.
     """
-    if isinstance(result.get("history"), list):
-        columns = {name: [float(f"{epoch[name]:.5g}") for epoch in result["history"]] for name in HISTORY}
-        result = result | {"history": columns}
     try:
-        config = check(result, kind)
+        if isinstance(result.get("history"), list):
+            columns = {name: [float(f"{epoch[name]:.5g}") for epoch in result["history"]] for name in HISTORY}
+            result = result | {"history": columns}
+        config, line = check(result, kind), json.dumps(result, separators=(",", ":"), allow_nan=False)
     except MALFORMED as error:
         raise ResultError(f"this is not a result to publish: {error}.") from error
     path = folder / "runs" / f"{config.dataset}.jsonl" if kind == "runs" else folder / f"{kind}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.locked(path.with_name(f".{path.name}.lock"), LOCK_WAIT_S):
-            before = _read_lines(path, kind) if path.exists() else []
-            kept = [(other.name, line) for other, _, line in before if kind == "repeats" or other != config]
-            line = json.dumps(result, separators=(",", ":"), allow_nan=False)
+            before = read_lines(path, kind, check) if path.exists() else []
+            kept = [(other.name, text) for other, _, text in before if kind == "repeats" or other != config]
             lines = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order
-            with files.replacing(path) as file:
-                file.write("".join(f"{line}\n" for _, line in lines).encode())
+            files.write_atomically(path, "".join(f"{text}\n" for _, text in lines).encode())
     except OSError as error:
         raise ResultError(f"{path} cannot be written ({error.strerror or error}).") from error
     return path
 
 
-def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
-    """All results of one kind, sorted by name; those of a folder that is not there are none.
-
-    Raises:
-        ResultError: If a line is not a whole result, or a run is there twice; names file and line.
-    """
-    paths: Iterable[Path] = (folder / "runs").glob("*.jsonl") if kind == "runs" else folder.glob(f"{kind}.jsonl")
-    return [(config, result) for path in sorted(paths) for config, result, _ in _read_lines(path, kind)]
-
-
-def _read_lines(path: Path, kind: Kind) -> list[tuple[RunConfig, Result, str]]:
+def read_lines(path: Path, kind: Kind, check: Check) -> list[tuple[RunConfig, Result, str]]:
+    """The configuration, the result and the text of each line; raises ResultError with the number of a bad one."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
