@@ -61,11 +61,8 @@ def recorded(
 ) -> Callable[[Tensor], Tensor]:
     """A training step as a CUDA graph: to launch its kernels one by one takes longer than they do.
 
-    Args:
-        step: Trains on the images of these rows and returns the loss.
-        rows: Rows of the right shape and type, to try the step with; it must stay unchanged afterwards.
-        model: What the step trains. The trial leaves it, its optimizer and the random numbers as they were.
-        optimizer: What the step trains with.
+    It is tried on `rows`, which leaves model, optimizer and random numbers as they were; the graph goes on reading
+    `rows`, so that nobody else may write to it.
     """
     with torch.cuda.device(rows.device), _restored(model, optimizer, rows.device):
         warm_up(lambda: step(rows))
@@ -115,8 +112,7 @@ def capture(step: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = step()
-    return graph, output
+        return graph, step()
 
 
 def environment(images: ImageSet) -> dict[str, Any]:

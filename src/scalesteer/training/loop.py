@@ -41,14 +41,9 @@ class State:
 class Watcher(Protocol):
     """Who looks after a training: saves it, shows how far it is, and may end it by an exception."""
 
-    def after_step(self, state: State) -> None:
-        """Called after every step."""
-
-    def after_epoch(self, state: State) -> None:
-        """Called when an epoch is in the history."""
-
-    def between_batches(self, state: State) -> None:
-        """Called while a model is evaluated."""
+    def after_step(self, state: State) -> None: ...
+    def after_epoch(self, state: State) -> None: ...  # when it is in the history
+    def between_batches(self, state: State) -> None: ...  # while a model is evaluated
 
 
 def initial_state(config: RunConfig, images: ImageSet) -> State:
@@ -58,19 +53,14 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     model.input_std.fill_(images.std)
     model.to(images.device)
     optimizer = make_optimizer(model, config.lr, config.weight_decay, images.device)
-    return State(model, optimizer, torch.zeros(steps_per_epoch(config, images), device=images.device))
-
-
-def steps_per_epoch(config: RunConfig, images: ImageSet) -> int:
-    """How many whole batches the training images give."""
-    return len(images) // config.batch_size
+    steps = len(images) // config.batch_size  # in an epoch: whole batches only
+    return State(model, optimizer, torch.zeros(steps, device=images.device))
 
 
 def fit(state: State, config: RunConfig, parts: dict[str, ImageSet], watcher: Watcher) -> dict[str, Any]:
     """Train to the end, from wherever the state is, and test the model that validation chose.
 
-    Returns:
-        The outcome: `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
+    Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
     """
     model, images, steps = state.model, parts["train"], len(state.losses)
     update = _make_update(state, config, images)
@@ -170,18 +160,14 @@ def learning_rate(config: RunConfig, progress: float) -> float:
 
 @torch.no_grad()
 def evaluate(
-    model: Network,
-    images: ImageSet,
-    precision: str = "float32",
-    between_batches: Callable[[], None] | None = None,
+    model: Network, images: ImageSet, precision: str = "float32", between_batches: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """Error, mean loss and error by scale of a model on a set of images."""
     model.eval()
     wrong, total = [], torch.zeros((), dtype=torch.float64, device=images.device)
     half = torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16")
     for x, labels in images.batches(EVALUATION_BATCH.get(images.device.type, 500)):
-        if between_batches is not None:
-            between_batches()
+        between_batches()
         with arithmetic(precision), half:
             logits = model(x).float()
         total += F.cross_entropy(logits, labels, reduction="sum").double()
