@@ -62,7 +62,6 @@ class Fetch:
     them. SCALESTEER_DATA says the same."""
 
     def run(self) -> None:
-        """Fetch each and say what it is."""
         for name in self.names:
             choice("source", name, tuple(sources.SOURCES))
         for name in self.names:
@@ -80,8 +79,7 @@ class _SplitFlags:
     """As in the paper's released code, or without its aliasing."""
     sizes: Annotated[tuple[int, int, int] | None, tyro.conf.arg(metavar="TRAIN VAL TEST")] = None
     """How many images each part has. By default the dataset's own."""
-    seed: int = 0
-    """Another seed gives another six splits."""
+    seed: int = 0  # Another seed gives another six splits.
 
     def options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("scale_range", "resampler", "sizes", "seed")}
@@ -95,12 +93,10 @@ class Build(_SplitFlags):
     Example: scalesteer data build mnist-scale --splits 0 1
     """
 
-    splits: tuple[int, ...] = tuple(scale.SPLITS)
-    """Which splits; the paper has 0 to 5."""
+    splits: tuple[int, ...] = tuple(scale.SPLITS)  # Which splits; the paper has 0 to 5.
     data_dir: Originals = None
 
     def run(self) -> None:
-        """Build what is missing and print the digests."""
         built = scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options())
         for split, meta in built.items():
             print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
@@ -114,20 +110,15 @@ class Show(_SplitFlags):
     Example: scalesteer data show fmnist-scale --output fashion.png
     """
 
-    split: int = 0
-    """Which split."""
-    part: Literal["train", "val", "test"] = "train"
-    """Which part of the split."""
+    split: int = 0  # Which split.
+    part: Literal["train", "val", "test"] = "train"  # Which part of the split.
     sheet: Literal["samples", "resamplers", "elastic"] = "samples"
     """The images themselves; both resamplers side by side; or elastic deformation at every strength for three
     widths."""
-    count: int = 40
-    """How many images (at most three for the comparing sheets)."""
-    output: Path = Path("sheet.png")
-    """The PNG to write."""
+    count: int = 40  # How many images (at most three for the comparing sheets).
+    output: Path = Path("sheet.png")  # The PNG to write.
 
     def run(self) -> None:
-        """Write the sheet and say where."""
         spec = scale.SplitSpec(self.dataset, self.split, **self.options())
         sheets.draw(spec, self.part, self.sheet, self.output, count=self.count)
         print(self.output)
@@ -139,7 +130,6 @@ class List:
     """List what the cache holds, with size and digest."""
 
     def run(self) -> None:
-        """Print one line for each file, from its description alone."""
         _report(None)
 
 
@@ -149,7 +139,6 @@ class Verify:
     """Read everything in the cache and check it against its digests; damaged files are an error."""
 
     def run(self) -> None:
-        """Print one line for each file."""
         damaged = _report("")
         if damaged:
             raise files.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}.")
@@ -183,13 +172,10 @@ class Train:
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     device: Device = "auto"
     data_dir: Originals = None
-    runs: Folder = Path("runs")
-    """Where runs are kept."""
-    results: Folder = Path("results")
-    """Where results are published."""
+    runs: Folder = Path("runs")  # Where runs are kept.
+    results: Folder = Path("results")  # Where results are published.
 
     def run(self) -> None:
-        """Train, publish and print the result."""
         config, places = self.config, (self.runs, self.results)
         result = training.train_and_publish(config, *places, device=self.device, data_dir=self.data_dir)
         if result["status"] != "finished":
@@ -209,17 +195,14 @@ class Evaluate:
     Example: scalesteer evaluate runs/NAME --elastic 20
     """
 
-    checkpoint: Checkpoint
-    """A run's directory or a checkpoint in it."""
-    part: Literal["train", "val", "test"] = "test"
-    """Which part of the split that it was trained on."""
+    checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
+    part: Literal["train", "val", "test"] = "test"  # Which part of the split that it was trained on.
     elastic: Annotated[float | None, tyro.conf.arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
     device: Device = "auto"
     data_dir: Originals = None
 
     def run(self) -> None:
-        """Evaluate and print the errors."""
         model, config = training.load_model(self.checkpoint)
         device = training.pick_device(self.device)
         images = training.load(config, self.part, self.data_dir).to(device)
@@ -239,7 +222,6 @@ class Models:
     """
 
     def run(self) -> None:
-        """Build each and count."""
         counts = {name: [count_parameters(create_model(name, data)) for data in DATASETS] for name in list_models()}
         rows = {name: [f"{count:,}" for count in row] for name, row in counts.items()}
         rows["max/min"] = [f"{max(column) / min(column):.3f}" for column in zip(*counts.values(), strict=True)]
@@ -260,13 +242,10 @@ class Predict:
     Example: scalesteer predict runs/NAME digit.png photo.jpg
     """
 
-    checkpoint: Checkpoint
-    """A run's directory or a checkpoint in it."""
-    images: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE...")]]
-    """The images."""
+    checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
+    images: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE...")]]  # The images.
 
     def run(self) -> None:
-        """Print class, confidence and winning scale of each."""
         if not self.images:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
         model, _ = training.load_model(self.checkpoint)
