@@ -23,7 +23,7 @@ from paper.grids import CLAIMS, DATASETS, EXPERIMENTS, METHODS, MOVED, PAPER, ST
 from paper.markdown import table as markdown
 from scalesteer.data import ELASTIC_ALPHAS
 from scalesteer.data.scale import SPLITS
-from scalesteer.training import SCALE_BINS
+from scalesteer.training.loop import SCALE_BINS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

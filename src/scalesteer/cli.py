@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 try:
-    import tyro
-    from tyro.conf import Positional
+    from tyro.conf import Positional, arg
     from tyro.extras import SubcommandApp
 except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
@@ -24,22 +23,21 @@ from scalesteer import __version__, files, training
 from scalesteer._checks import choice
 from scalesteer.data import scale, sheets, sources
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
-from scalesteer.training import RunConfig
+from scalesteer.training import RunConfig, results
 from scalesteer.training.predict import ImageError, predict
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
 
-
 # Flags that several commands share, with their help.
-Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
 Originals = Annotated[
-    Path | None,
-    tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
+    Path | None, arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`.")
 ]
-Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
-Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
+Folder = Annotated[Path, arg(metavar="DIR")]
+Part = Literal["train", "val", "test"]
+Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
 
 
 @data.command(name="fetch")
@@ -53,11 +51,9 @@ class Fetch:
     Example: scalesteer data fetch mnist --data-dir downloads
     """
 
-    names: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="{mnist,fashion-mnist}")]] = tuple(
-        sources.SOURCES
-    )
+    names: Positional[Annotated[tuple[str, ...], arg(metavar="{mnist,fashion-mnist}")]] = tuple(sources.SOURCES)
     """What to fetch."""
-    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """A directory that has the four original files, .gz or not, or a subdirectory named after the source with
     them. SCALESTEER_DATA says the same."""
 
@@ -71,13 +67,13 @@ class Fetch:
 
 @dataclass(frozen=True)
 class _SplitFlags:
-    dataset: Positional[Annotated[str, tyro.conf.arg(metavar="DATASET")]] = "mnist-scale"
+    dataset: Positional[Annotated[str, arg(metavar="DATASET")]] = "mnist-scale"
     """mnist-scale, fmnist-scale or mnist-scale-local-2."""
-    scale_range: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
+    scale_range: Annotated[tuple[float, float] | None, arg(metavar="LOW HIGH")] = None
     """Factors to shrink by, uniform between the two; equal ends fix it. By default the dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"
     """As in the paper's released code, or without its aliasing."""
-    sizes: Annotated[tuple[int, int, int] | None, tyro.conf.arg(metavar="TRAIN VAL TEST")] = None
+    sizes: Annotated[tuple[int, int, int] | None, arg(metavar="TRAIN VAL TEST")] = None
     """How many images each part has. By default the dataset's own."""
     seed: int = 0  # Another seed gives another six splits.
 
@@ -111,7 +107,7 @@ class Show(_SplitFlags):
     """
 
     split: int = 0  # Which split.
-    part: Literal["train", "val", "test"] = "train"  # Which part of the split.
+    part: Part = "train"  # Which part of the split.
     sheet: Literal["samples", "resamplers", "elastic"] = "samples"
     """The images themselves; both resamplers side by side; or elastic deformation at every strength for three
     widths."""
@@ -169,21 +165,22 @@ class Train:
     """
 
     # With no name, its flags have no prefix, and what it refuses is told like all other mistakes.
-    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    config: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")  # Where runs are kept.
     results: Folder = Path("results")  # Where results are published.
 
     def run(self) -> None:
-        config, places = self.config, (self.runs, self.results)
-        result = training.train_and_publish(config, *places, device=self.device, data_dir=self.data_dir)
+        config, directory = self.config, self.runs / self.config.name
+        result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
+        results.publish(result, self.results)
         if result["status"] != "finished":
             raise training.RunError(f"{config.name} failed: {result['reason']}.")
         tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
         print(
             f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
-            f"{result['parameters']:,} parameters: {self.runs / config.name}"
+            f"{result['parameters']:,} parameters: {directory}"
         )
 
 
@@ -196,8 +193,8 @@ class Evaluate:
     """
 
     checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
-    part: Literal["train", "val", "test"] = "test"  # Which part of the split that it was trained on.
-    elastic: Annotated[float | None, tyro.conf.arg(metavar="ALPHA")] = None
+    part: Part = "test"  # Which part of the split that it was trained on.
+    elastic: Annotated[float | None, arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
     device: Device = "auto"
     data_dir: Originals = None
@@ -243,7 +240,7 @@ class Predict:
     """
 
     checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
-    images: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE...")]]  # The images.
+    images: Positional[Annotated[tuple[Path, ...], arg(metavar="IMAGE...")]]  # The images.
 
     def run(self) -> None:
         if not self.images:

@@ -12,7 +12,7 @@ import scalesteer
 CODE = """
 import json, sys
 from pathlib import Path
-from scalesteer.training import commit
+from scalesteer.training.device import commit
 found = [commit()]
 with open(Path(sys.argv[1], "nn.py"), "a") as file:
     file.write("# changed")

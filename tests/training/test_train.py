@@ -17,9 +17,10 @@ import torch
 from scalesteer import files
 from scalesteer.files import locked
 from scalesteer.models import create_model
-from scalesteer.training import BusyError, RunError, checkpoint, evaluate, learning_rate, load, load_model, loop, train
+from scalesteer.training import BusyError, RunError, checkpoint, evaluate, load, load_model, loop, train
 from scalesteer.training import run as running
 from scalesteer.training.config import RunConfig
+from scalesteer.training.loop import learning_rate
 from tests.conftest import TINY
 from tests.training import jobs
 

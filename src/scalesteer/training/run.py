@@ -26,7 +26,7 @@ from scalesteer import files
 from scalesteer.data import ImageSet, load_split
 from scalesteer.files import LockedError, locked, require
 from scalesteer.models import Network, count_parameters, create_model
-from scalesteer.training import checkpoint, results
+from scalesteer.training import checkpoint
 from scalesteer.training.checkpoint import CheckpointError
 from scalesteer.training.config import RunConfig, differences
 from scalesteer.training.device import arithmetic, environment, pick_device
@@ -66,7 +66,6 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         a number: such a run would fail again, and is never averaged.
 
     Raises:
-        ValueError: If the device is not there.
         BusyError: If another process works on the directory.
         RunError: If the directory holds another configuration's run or cannot be written to, or the memory does not
             suffice. What was saved stays, and the same call goes on from there.
@@ -87,21 +86,8 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
             with _claim(config, directory), _memory(advice):
                 result = saved_result(config, directory) or _train(config, directory, state, parts)
     if result["status"] == "finished":  # no run resumes from these any more
-        for path in [*_checkpoints(directory), *directory.glob("damaged-*")]:
+        for path in [*_checkpoints(directory).values(), *directory.glob("damaged-*")]:
             path.unlink(missing_ok=True)
-    return result
-
-
-def train_and_publish(
-    config: RunConfig, runs: Path, published: Path, *, device: str = "auto", data_dir: Path | None = None
-) -> dict[str, Any]:
-    """Train in the run's directory below `runs`, as :func:`train` does, and publish the result, finished or failed.
-
-    Raises:
-        ResultError: If the result cannot be published; the run itself is kept, and the same call publishes it.
-    """
-    result = train(config, runs / config.name, device=device, data_dir=data_dir)
-    results.publish(result, published)
     return result
 
 
@@ -143,10 +129,10 @@ def load_model(path: Path) -> tuple[Network, RunConfig]:
         CheckpointError: If there is no model of ours, whole and finite.
     """
     if path.is_dir():
-        found = [p for p in [path / "model.safetensors", *reversed(_checkpoints(path))] if p.exists()]
+        found = [*_checkpoints(path).values(), *path.glob("model.safetensors")]
         if not found:
             raise CheckpointError(f"{path} holds no model: it must be the directory of a run.")
-        path = found[0]
+        path = found[-1]
     tensors, about = checkpoint.load(path)
     try:
         config = RunConfig.from_dict(about["config"])
@@ -194,9 +180,8 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
         with locked(directory / ".lock"):
             for left in directory.glob(".*.tmp"):
                 left.unlink()
-            if not (directory / "config.json").exists():
-                content = json.dumps(config.to_dict(), indent=1).encode()
-                files.write_atomically(directory / "config.json", content)
+            if not (path := directory / "config.json").exists():
+                files.write_atomically(path, json.dumps(config.to_dict(), indent=1).encode())
             yield
     except LockedError as error:
         raise BusyError(str(error)) from error
@@ -249,11 +234,11 @@ class _Keeper:
     def save(self, state: State) -> None:
         """Write a checkpoint beside the previous one, which stays until the next."""
         existing = _checkpoints(self.directory)
-        path = self.directory / f"last-{1 + (_number(existing[-1]) if existing else 0):06d}.safetensors"
+        path = self.directory / f"last-{1 + max(existing, default=0):06d}.safetensors"
         values = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
         values |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
         checkpoint.save(path, _tensors(state), values)
-        for old in existing[:-1]:
+        for old in list(existing.values())[:-1]:
             old.unlink()
         self.saved = time.perf_counter()
 
@@ -276,24 +261,19 @@ def _write_metrics(state: State, directory: Path) -> None:
     files.write_atomically(directory / "metrics.jsonl", lines.encode())
 
 
-def _checkpoints(directory: Path) -> list[Path]:
-    """Those that a run can go on from, the newest last; other files with similar names are not ours."""
-    return sorted((path for path in directory.glob("last-*") if _number(path) >= 0), key=_number)
-
-
-def _number(path: Path) -> int:
-    found = re.fullmatch(r"last-(\d{6,})\.safetensors", path.name, re.ASCII)
-    return int(found[1]) if found else -1
+def _checkpoints(directory: Path) -> dict[int, Path]:
+    """Those that a run can go on from by number, the newest last; other files with similar names are not ours."""
+    found = ((re.fullmatch(r"last-([0-9]{6,})\.safetensors", path.name), path) for path in directory.glob("last-*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def _resume(state: State, config: RunConfig, directory: Path) -> None:
     """Go on from the newest checkpoint that is whole, saying so if it is not the newest; put the others aside."""
     complaint = ""
-    for path in reversed(_checkpoints(directory)):
+    for path in reversed(_checkpoints(directory).values()):
         try:
             tensors, about = checkpoint.load(path)
-            problems = _problems(state, config, tensors, about)
-            if problems:
+            if problems := _problems(state, config, tensors, about):
                 raise CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
         except CheckpointError as error:
             complaint += f"{error} "
