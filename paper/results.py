@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scalesteer.training import RunConfig
-from scalesteer.training import results as lines
-from scalesteer.training.results import HISTORY, Kind, Result
+from scalesteer.training.results import HISTORY, MALFORMED, ResultError, add_line, to_line
 
+Result = dict[str, Any]
+Kind = Literal["runs", "repeats", "distortion"]
 Schema = dict[str, str]  # what each field holds, in the words of `_holds`
 RUN: Schema = {"status": "text", "identity": "text", "config": "object", "environment": "object"}
 RUN |= {"parameters": "count", "seconds": "number", "history": "history"}
@@ -100,7 +101,15 @@ def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
     Raises:
         ResultError: If it is not a whole result, or the file cannot be read or written.
     """
-    return lines.publish(result, folder, kind, check)
+    line = to_line(result)
+    try:
+        config = check(json.loads(line), kind)
+    except MALFORMED as error:
+        raise ResultError(f"this is not a result to publish: {error}.") from error
+    path = folder / "runs" / f"{config.dataset}.jsonl" if kind == "runs" else folder / f"{kind}.jsonl"
+    if path.exists():
+        _read_file(path, kind)  # nothing is added to a file that could not be read
+    return add_line(path, config, line, repeats=kind == "repeats")
 
 
 def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
@@ -110,4 +119,26 @@ def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
         ResultError: If a line is not a whole result, or a run is there twice; names file and line.
     """
     paths = (folder / "runs").glob("*.jsonl") if kind == "runs" else folder.glob(f"{kind}.jsonl")
-    return [(config, result) for path in sorted(paths) for config, result, _ in lines.read_lines(path, kind, check)]
+    return [entry for path in sorted(paths) for entry in _read_file(path, kind)]
+
+
+def _read_file(path: Path, kind: Kind) -> list[tuple[RunConfig, Result]]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path} cannot be read ({error}).") from error
+    found: list[tuple[RunConfig, Result]] = []
+    seen: dict[RunConfig, int] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            result = json.loads(line)
+            config = check(result, kind)
+            if kind == "runs" and path.stem != config.dataset:
+                raise ValueError(f"a run on {config.dataset} belongs into {config.dataset}.jsonl")
+            if kind != "repeats" and config in seen:
+                raise ValueError(f"the same run as in line {seen[config]}")
+        except MALFORMED as error:
+            raise ResultError(f"{path}, line {number}: {error or type(error).__name__}.") from error
+        seen[config] = number
+        found.append((config, result))
+    return found

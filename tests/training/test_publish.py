@@ -23,7 +23,7 @@ def test_result_is_one_line_with_its_history_as_rounded_columns(tmp_path):
 
 
 def test_run_has_one_line_and_the_others_stay_as_they_are(tmp_path):
-    for split in (2, 0, 1):
+    for split in (2, 0, 1, 0):
         path = publish(line(RunConfig(split=split), seconds=1.0), tmp_path)
     first, _, last = path.read_text().splitlines()
     publish(line(RunConfig(split=1), seconds=2.0), tmp_path)
@@ -42,7 +42,7 @@ def test_what_is_no_result_is_refused_and_the_file_left_alone(tmp_path, result):
     assert path.read_text() == before
 
 
-@pytest.mark.parametrize("text", ["", "{", "3", "null", '{"config": null}', json.dumps(line(RunConfig()))])
+@pytest.mark.parametrize("text", ["", "{", "3", "null", "[]", '{"config": null}', "\0"])
 def test_nothing_is_added_to_a_file_with_a_bad_line(tmp_path, text):
     path = publish(line(RunConfig()), tmp_path)
     path.write_text(before := f"{path.read_text()}{text}\n")

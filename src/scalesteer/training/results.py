@@ -1,21 +1,17 @@
-"""Published results: a few files of JSON lines, one line for each run, sorted by the run's name.
+"""Published results: ``runs/<dataset>.jsonl``, one line of JSON for each run, sorted by the run's name.
 
-``runs/<dataset>.jsonl`` holds the runs of one dataset. paper/ keeps files of other kinds beside them, and checks all
-that a line must hold.
+paper/ keeps results of other kinds in such files too, and checks all that a line must hold when it reads them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from scalesteer import files
 from scalesteer.training.config import RunConfig
 
-Result = dict[str, Any]
-Kind = Literal["runs", "repeats", "distortion"]
 LOCK_WAIT_S = 60
 HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
 # What parsing and checking raise on bad input: wrong types, nesting too deep, a number too large for a float.
@@ -26,64 +22,50 @@ class ResultError(ValueError):
     """A line that does not hold a result, or a file that cannot be written."""
 
 
-def find_config(result: Any, kind: Kind) -> RunConfig:
-    """The configuration of a result; raises one of `MALFORMED` if it has none."""
-    return RunConfig.from_dict(result["config"])
+def publish(result: dict[str, Any], folder: Path) -> Path:
+    """Put the result of a run into the file of its dataset, in place of an earlier one, and return the file.
 
-
-Check = Callable[[Any, Kind], RunConfig]  # finds the configuration, or raises one of `MALFORMED`
-
-
-def publish(result: Result, folder: Path, kind: Kind = "runs", check: Check = find_config) -> Path:
-    """Put a result into its file in a folder, small: the history as columns, rounded to five digits.
-
-    A result of the same run is replaced; among repeats it is kept beside the new one. Several processes may publish to
-    one folder.
-
-    Returns:
-        The file that has it now.
+    Several processes may publish to one folder.
 
     Raises:
-        ResultError: If `check` refuses the result or a line of the file, or the file cannot be read or written.
+        ResultError: If it is not a result, or the file cannot be written or has a line that is none.
     """
+    line = to_line(result)
+    config = _find_config(line, "this is not a result to publish")
+    return add_line(folder / "runs" / f"{config.dataset}.jsonl", config, line)
+
+
+def to_line(result: dict[str, Any]) -> bytes:
+    """A result as one line, small: the history as columns, rounded to five digits."""
     try:
-        if isinstance(result.get("history"), list):
-            columns = {name: [float(f"{epoch[name]:.5g}") for epoch in result["history"]] for name in HISTORY}
+        if isinstance(history := result.get("history"), list):
+            columns = {name: [float(f"{epoch[name]:.5g}") for epoch in history] for name in HISTORY}
             result = result | {"history": columns}
-        config, line = check(result, kind), json.dumps(result, separators=(",", ":"), allow_nan=False)
+        return json.dumps(result, separators=(",", ":"), allow_nan=False).encode()
     except MALFORMED as error:
         raise ResultError(f"this is not a result to publish: {error}.") from error
-    path = folder / "runs" / f"{config.dataset}.jsonl" if kind == "runs" else folder / f"{kind}.jsonl"
+
+
+def add_line(path: Path, config: RunConfig, line: bytes, *, repeats: bool = False) -> Path:
+    """Put a line into a file, in place of one of the same run; `repeats` are kept beside each other."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.locked(path.with_name(f".{path.name}.lock"), LOCK_WAIT_S):
-            before = read_lines(path, kind, check) if path.exists() else []
-            kept = [(other.name, text) for other, _, text in before if kind == "repeats" or other != config]
-            lines = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order
-            files.write_atomically(path, "".join(f"{text}\n" for _, text in lines).encode())
+            lines = path.read_bytes().splitlines() if path.exists() else []
+            before = [(_find_config(old, f"{path}, line {number}"), old) for number, old in enumerate(lines, 1)]
+            kept = [(other.name, old) for other, old in before if repeats or other != config]
+            entries = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order
+            files.write_atomically(path, b"".join(text + b"\n" for _, text in entries))
     except OSError as error:
         raise ResultError(f"{path} cannot be written ({error.strerror or error}).") from error
     return path
 
 
-def read_lines(path: Path, kind: Kind, check: Check) -> list[tuple[RunConfig, Result, str]]:
-    """The configuration, the result and the text of each line; raises ResultError with the number of a bad one."""
+def _find_config(line: bytes, place: str) -> RunConfig:
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultError(f"{path} cannot be read ({error}).") from error
-    found: list[tuple[RunConfig, Result, str]] = []
-    seen: dict[RunConfig, int] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            result = json.loads(line)
-            config = check(result, kind)
-            if kind == "runs" and path.stem != config.dataset:
-                raise ValueError(f"a run on {config.dataset} belongs into {config.dataset}.jsonl")
-            if kind != "repeats" and config in seen:
-                raise ValueError(f"the same run as in line {seen[config]}")
-        except MALFORMED as error:
-            raise ResultError(f"{path}, line {number}: {error or type(error).__name__}.") from error
-        seen[config] = number
-        found.append((config, result, line))
-    return found
+        result = json.loads(line)
+        if not isinstance(result, dict):
+            raise ValueError("not a JSON object")
+        return RunConfig.from_dict(result.get("config"))  # type: ignore[arg-type]
+    except MALFORMED as error:
+        raise ResultError(f"{place}: {error or type(error).__name__}.") from error
