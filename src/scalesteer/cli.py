@@ -93,8 +93,7 @@ class Build(_SplitFlags):
     data_dir: Originals = None
 
     def run(self) -> None:
-        built = scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options())
-        for split, meta in built.items():
+        for split, meta in scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options()).items():
             print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
 
 
@@ -109,8 +108,7 @@ class Show(_SplitFlags):
     split: int = 0  # Which split.
     part: Part = "train"  # Which part of the split.
     sheet: Literal["samples", "resamplers", "elastic"] = "samples"
-    """The images themselves; both resamplers side by side; or elastic deformation at every strength for three
-    widths."""
+    """The images; both resamplers side by side; or elastic deformation at every strength for three widths."""
     count: int = 40  # How many images (at most three for the comparing sheets).
     output: Path = Path("sheet.png")  # The PNG to write.
 
@@ -178,10 +176,8 @@ class Train:
         if result["status"] != "finished":
             raise training.RunError(f"{config.name} failed: {result['reason']}.")
         tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
-        print(
-            f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
-            f"{result['parameters']:,} parameters: {directory}"
-        )
+        chosen = f"validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}"
+        print(f"{tested} ({chosen}), {result['parameters']:,} parameters: {directory}")
 
 
 @app.command(name="evaluate")
@@ -272,7 +268,7 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         getattr(sys, name).reconfigure(errors="replace")  # the terminal may know few characters
     logging.basicConfig(format="scalesteer: %(message)s")
-    logging.getLogger("scalesteer").setLevel(logging.INFO)
+    log.setLevel(logging.INFO)
     words = sys.argv[1:] if argv is None else argv
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

