@@ -133,8 +133,7 @@ class Verify:
     """Read everything in the cache and check it against its digests; damaged files are an error."""
 
     def run(self) -> None:
-        damaged = _report("")
-        if damaged:
+        if damaged := _report(""):
             raise files.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}.")
 
 

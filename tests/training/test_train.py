@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_checkpoint_after_every_step_changes_nothing(cache, undisturbed, tiny, t
     monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
     train(tiny, tmp_path, device="cpu")
     assert outcome(tmp_path) == outcome(undisturbed)
+
+
+def test_run_in_another_thread_leaves_signals_alone(cache, tiny, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(train, replace(tiny, epochs=1), tmp_path, device="cpu").result()
+    assert result["status"] == "finished"
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
 
 
 def test_seed_changes_the_weights(cache, tiny, tmp_path):

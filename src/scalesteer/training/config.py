@@ -119,8 +119,7 @@ class RunConfig:
         if not isinstance(values, dict):
             raise ValueError(f"a configuration must be a mapping (got {type(values).__name__}).")
         known = sorted(field.name for field in fields(cls))
-        unknown = ", ".join(sorted(values.keys() - known))
-        if unknown:
+        if unknown := ", ".join(sorted(values.keys() - known)):
             raise ValueError(f"unknown settings in the configuration: {unknown}; known are {known}.")
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**arguments)

@@ -52,8 +52,7 @@ def recorded(
 ) -> Callable[[Tensor], Tensor]:
     """A training step as a CUDA graph: to launch its kernels one by one takes longer than they do.
 
-    It is tried on `rows`, which leaves model, optimizer and random numbers as they were; the graph goes on reading
-    `rows`, so that nobody else may write to it.
+    Trying it on `rows` changes neither model, optimizer nor random numbers. Nobody else may write to `rows` afterwards.
     """
     with torch.cuda.device(rows.device), _restored(model, optimizer, rows.device):
         warm_up(lambda: step(rows))
@@ -157,5 +156,4 @@ def _blob(path: Path, length: int) -> str | None:
         content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
     except OSError:
         return None
-    hasher = hashlib.sha256 if length == 64 else hashlib.sha1
-    return hasher(b"blob %d\0" % len(content) + content).hexdigest()
+    return hashlib.new("sha256" if length == 64 else "sha1", b"blob %d\0" % len(content) + content).hexdigest()

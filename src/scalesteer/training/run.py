@@ -27,7 +27,6 @@ from scalesteer import files
 from scalesteer.data import ImageSet, load_split
 from scalesteer.models import Network, count_parameters, create_model
 from scalesteer.training import checkpoint
-from scalesteer.training.checkpoint import CheckpointError
 from scalesteer.training.config import RunConfig, differences
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.loop import State, fit, initial_state
@@ -121,13 +120,13 @@ def load_model(path: Path) -> tuple[Network, RunConfig]:
     if path.is_dir():
         found = [*_checkpoints(path).values(), *path.glob("model.safetensors")]
         if not found:
-            raise CheckpointError(f"{path} holds no model: it must be the directory of a run.")
+            raise checkpoint.CheckpointError(f"{path} holds no model: it must be the directory of a run.")
         path = found[-1]
     tensors, about = checkpoint.load(path)
     try:
         config = RunConfig.from_dict(about["config"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
+        raise checkpoint.CheckpointError(f"{path} does not say which model it holds: {error}.") from error
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
     model = create_model(config.model, config.dataset, **config.model_options)
@@ -202,10 +201,9 @@ class _Keeper:
 
     def after_epoch(self, state: State) -> None:
         now, entry = time.perf_counter(), state.history[-1]
-        lines = "".join(json.dumps(epoch) + "\n" for epoch in state.history)
-        files.write_atomically(self.directory / "metrics.jsonl", lines.encode())  # it lacks no epoch of a checkpoint
         if now - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
             self.save(state)
+        _write_metrics(state, self.directory)
         loss, error = f"{entry['loss']:.3f}", f"{100 * entry['val_error']:.2f}%"
         self.bar.set_postfix(loss=loss, val_error=error)
         if self.bar.disable and now - self.logged >= LOG_EVERY_S:  # there is no terminal
@@ -230,6 +228,11 @@ class _Keeper:
         self.saved = time.perf_counter()
 
 
+def _write_metrics(state: State, directory: Path) -> None:
+    lines = "".join(json.dumps(entry) + "\n" for entry in state.history)
+    files.write_atomically(directory / "metrics.jsonl", lines.encode())
+
+
 def _checkpoints(directory: Path) -> dict[int, Path]:
     """Those that a run can go on from by number, the newest last; other files with similar names are not ours."""
     found = ((re.fullmatch(r"last-([0-9]{6,})\.safetensors", path.name), path) for path in directory.glob("last-*"))
@@ -243,14 +246,15 @@ def _resume(state: State, config: RunConfig, directory: Path) -> None:
         try:
             tensors, about = checkpoint.load(path)
             if problems := _problems(state, config, tensors, about):
-                raise CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
-        except CheckpointError as error:
+                raise checkpoint.CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
+        except checkpoint.CheckpointError as error:
             complaint += f"{error} "
             path.replace(path.with_name(f"damaged-{path.name}"))
             continue
         if complaint:
             log.warning("%sGoing on from %s, the one before.", complaint, path.name)
         _restore(state, tensors, about)
+        _write_metrics(state, directory)  # a crash may have come between the checkpoint and them
         return
     if complaint:
         log.warning("%sThere is no other: starting from the beginning.", complaint)
