@@ -18,6 +18,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+Content = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and what is said about them
 log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
 LARGEST_FILE = 4 << 30
@@ -43,9 +44,8 @@ def require(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"{module.partition('.')[0]} is needed here and not installed: pip install 'scalesteer[cli]'."
-        ) from error
+        package = module.partition(".")[0]
+        raise ImportError(f"{package} is needed here and not installed: pip install 'scalesteer[cli]'.") from error
 
 
 def progress_bar(*items: Any, **options: Any) -> Any:
@@ -64,20 +64,23 @@ def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 of a tensor's type by numpy's name, its shape and its bytes; pinned digests are made so."""
     unknown = tensor.dtype == torch.bfloat16  # to numpy
     kind = tensor.dtype if unknown else torch.empty(0, dtype=tensor.dtype).numpy().dtype.str
-    hasher = hashlib.sha256(f"{kind}{tuple(tensor.shape)}\0".encode())
-    hasher.update(_bytes(tensor))
+    return _sha256(f"{kind}{tuple(tensor.shape)}\0", tensor)
+
+
+def _sha256(*parts: str | Tensor) -> str:
+    """SHA-256 of texts and of tensors' bytes, one after the other."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            hasher.update(part.encode())
+        elif part.numel():  # without elements, its strides may not allow a view as bytes
+            hasher.update(part.contiguous().view(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    if not tensor.numel():  # may have strides that cannot be viewed as bytes
-        return memoryview(b"")
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def combined_digest(digests: Mapping[str, str]) -> str:
     """One SHA-256 for a set of named digests, whatever their order."""
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    return _sha256(json.dumps(digests, sort_keys=True))
 
 
 @contextmanager
@@ -91,8 +94,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -110,27 +112,16 @@ def encode(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     digests = {name: tensor_digest(tensor) for name, tensor in plain.items()}
     text = json.dumps({"format": FORMAT, "about": about, "arrays": digests}, sort_keys=True)
-    metadata = {"scalesteer": f"{hashlib.sha256(text.encode()).hexdigest()} {text}"}
-    content: bytes = require("safetensors.torch").save(plain, metadata)
-    return content
+    return bytes(require("safetensors.torch").save(plain, {"scalesteer": f"{_sha256(text)} {text}"}))
 
 
-def read(path: Path, prefix: str | None = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors whose name starts with `prefix`, each checked against its digest, and the description.
+def read(path: Path, prefix: str | None = "") -> Content:
+    """Read the tensors whose name starts with `prefix` (None: none of them), each checked against its digest.
 
-    Nothing in a file can run code, and no more is read than what is asked for.
-
-    Args:
-        path: A file with the bytes that :func:`encode` gives, or a checkpoint of format 1.
-        prefix: Which tensors; None reads the description alone.
-
-    Returns:
-        The tensors, on the CPU, and a dictionary: `about` (the description), `arrays` (the digest of every tensor, also
-        of those not read) and `digest` (one for all of these).
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DataError: The file is damaged, was not finished, or is not of a format that this version reads.
+    Beside the tensors, on the CPU, comes a dictionary: `about` (the description), `arrays` (the digest of every tensor,
+    also of those not read) and `digest` (one for all of these). Nothing in a file can run code, and no more is read
+    than what is asked for, except from the older format 1. A file that is damaged, unfinished or of another format is a
+    DataError, a missing one a FileNotFoundError.
     """
     try:
         size = path.stat().st_size
@@ -142,22 +133,24 @@ def read(path: Path, prefix: str | None = "") -> tuple[dict[str, Tensor], dict[s
             length = int.from_bytes(file.read(8), "little")
             if length > LARGEST_HEADER:
                 raise ValueError(f"its header has more than {LARGEST_HEADER:,} bytes")
-            entries, data_at = json.loads(file.read(length)), 8 + length
+            entries = json.loads(file.read(length))
             metadata = entries.pop("__metadata__", {})
-            if data_at + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != size:
+            if 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != size:
                 raise ValueError("it is cut short or too long")
-            if "scalesteer" not in metadata and {"about", "digest"} <= metadata.keys():
-                return _read_format_1(file, data_at, entries, metadata)
-            digest, _, text = metadata.get("scalesteer", "").partition(" ")
-            if hashlib.sha256(text.encode()).hexdigest() != digest:
-                raise ValueError("its description is missing or not what was written")
-            meta = json.loads(text)
-            if meta["format"] != FORMAT:
-                raise ValueError(f"it has format {meta['format']!r}, and this version reads 1 and {FORMAT}")
-            if entries.keys() != meta["arrays"].keys() or not isinstance(meta["about"], dict):
-                raise ValueError("its description is of another file")
-            names = [] if prefix is None else [name for name in meta["arrays"] if name.startswith(prefix)]
-            tensors = {name: _read_tensor(file, data_at, entries[name]) for name in names}
+            if "digest" in metadata:
+                tensors = {name: _read_tensor(file, 8 + length, entries[name]) for name in sorted(entries)}
+                meta = _describe_format_1(tensors, metadata)
+            else:
+                digest, _, text = metadata.get("scalesteer", "").partition(" ")
+                if _sha256(text) != digest:
+                    raise ValueError("its description is missing or not what was written")
+                meta = json.loads(text)
+                if meta["format"] != FORMAT:
+                    raise ValueError(f"it has format {meta['format']!r}, and this version reads 1 and {FORMAT}")
+                if entries.keys() != meta["arrays"].keys() or not isinstance(meta["about"], dict):
+                    raise ValueError("its description is of another file")
+                names = [] if prefix is None else [name for name in entries if name.startswith(prefix)]
+                tensors = {name: _read_tensor(file, 8 + length, entries[name]) for name in names}
         for name, tensor in tensors.items():
             if tensor_digest(tensor) != meta["arrays"][name]:
                 raise ValueError(f"the content of {name} is not what was written")
@@ -171,36 +164,28 @@ def read(path: Path, prefix: str | None = "") -> tuple[dict[str, Tensor], dict[s
 def _read_tensor(file: io.BufferedReader, data_at: int, entry: Mapping[str, Any]) -> Tensor:
     """One tensor, by its entry in the header. (The library's own reader takes an interrupt for damage.)"""
     start, stop = entry["data_offsets"]
-    dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
     file.seek(data_at + start)
     content = bytearray(stop - start)
     file.readinto(content)
-    return (torch.frombuffer(content, dtype=dtype) if content else torch.zeros(0, dtype=dtype)).reshape(shape)
+    dtype = _DTYPES[entry["dtype"]]
+    flat = torch.frombuffer(content, dtype=dtype) if content else torch.zeros(0, dtype=dtype)
+    return flat.reshape(entry["shape"])
 
 
-def _read_format_1(
-    file: io.BufferedReader, data_at: int, entries: Mapping[str, Any], metadata: Mapping[str, str]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _describe_format_1(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What format 2 would say of tensors in the order of their names, after a check of the one digest they had."""
     about = json.loads(metadata["about"])
-    if about.pop("format") != 1:
-        raise ValueError("its format is not 1")
-    tensors = {name: _read_tensor(file, data_at, entries[name]) for name in sorted(entries)}
-    hasher = hashlib.sha256(metadata["about"].encode())
-    for name, tensor in tensors.items():
-        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(_bytes(tensor))
-    if hasher.hexdigest() != metadata["digest"]:
-        raise ValueError("its content does not match its digest")
-    digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
-    return tensors, {"about": about, "arrays": digests, "digest": combined_digest(digests)}
+    parts = [part for name, t in tensors.items() for part in (f"{name}{t.dtype}{tuple(t.shape)}", t)]
+    if _sha256(metadata["about"], *parts) != metadata["digest"] or about.pop("format") != 1:
+        raise ValueError("its content does not match its digest, or its format is not 1")
+    return {"about": about, "arrays": {name: tensor_digest(tensor) for name, tensor in tensors.items()}}
 
 
 @contextmanager
 def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
-    """Hold a lock file. The operating system drops the lock when its holder dies, so that none goes stale.
+    """Hold a lock file. If it is not free after `wait_s` seconds, a LockedError says which process holds it.
 
-    Raises:
-        LockedError: It is not free after `wait_s` seconds; says which process holds it.
+    The operating system drops the lock when its holder dies, so that none goes stale.
     """
     filelock = require("filelock")
     lock, note = filelock.FileLock(path), path.with_name(f"{path.name}.holder")
@@ -222,17 +207,14 @@ def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
 
 @contextmanager
 def building(path: Path) -> Iterator[None]:
-    """Hold the lock on a file of the cache while it is made; a second process waits for the first.
+    """Hold the lock on a file of the cache while it is made; a second process waits 15 minutes for the first.
 
     What a killed holder left half written is removed, and so is the same file as an older version wrote it (.npz).
-
-    Raises:
-        DataError: The directory cannot be written to, or the lock is not free after 15 minutes.
     """
     lock = path.with_name(f".{path.name}.lock")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 held.enter_context(locked(lock))
             except LockedError:
@@ -243,40 +225,29 @@ def building(path: Path) -> Iterator[None]:
             yield
             path.with_suffix(".npz").unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(
-            f"cannot write to the cache at {path.parent} ({error.strerror or error}): "
-            "set SCALESTEER_CACHE to a directory with room that you can write to."
-        ) from error
+        hint = "set SCALESTEER_CACHE to a directory with room that you can write to"
+        raise DataError(f"cannot write to the cache at {path.parent} ({error.strerror or error}): {hint}.") from error
 
 
-def cached(
-    path: Path,
-    prefix: str,
-    is_sound: Callable[[dict[str, Any]], bool],
-    make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def cached(path: Path, prefix: str, is_sound: Callable[[dict[str, Any]], bool], make: Callable[[], Content]) -> Content:
     """What :func:`read` gives of a file in the cache. It is made first if it is missing, damaged or of another version.
 
     `is_sound` says whether the dictionary that is read is the right one; `make` gives the tensors and the description.
     """
 
-    def found(report: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        try:
-            tensors, meta = read(path, prefix)
-            if not is_sound(meta):
-                raise DataError(f"{path} does not hold what its name says.")
-        except FileNotFoundError:
-            return None
-        except DataError as error:
-            if report:
-                log.warning("%s It is made again.", error)
-            return None
+    def load() -> Content:
+        tensors, meta = read(path, prefix)
+        if not is_sound(meta):
+            raise DataError(f"{path} does not hold what its name says.")
         return tensors, meta
 
-    if kept := found(report=False):
-        return kept
+    with suppress(FileNotFoundError, DataError):
+        return load()
     with building(path):
-        if kept := found(report=True):  # by now made by another process
-            return kept
+        try:
+            with suppress(FileNotFoundError):
+                return load()  # by now made by another process
+        except DataError as error:
+            log.warning("%s It is made again.", error)
         write_atomically(path, encode(*make()))
         return read(path, prefix)

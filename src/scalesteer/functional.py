@@ -62,7 +62,8 @@ def scale_conv2d(
         if backend == "direct":
             responses = direct_responses(x, filters, axes, groups)
         else:
-            responses = fast.responses(x, filters, axes, groups, exact_ties=reduce is not None)
+            exact_ties = reduce is not None and (return_scales or torch.is_grad_enabled())
+            responses = fast.responses(x, filters, axes, groups, exact_ties)
         if reduce is None:
             y = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
         else:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalesteer.data import ELASTIC_ALPHAS, SplitSpec, distort, scale
-from scalesteer.data.elastic import displacements, move
+from scalesteer.data.elastic import displacements
 from scalesteer.data.streams import random_below, random_bits, random_uniform, stream_key
 
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
@@ -147,24 +147,3 @@ def test_input_is_left_alone_and_any_layout_is_taken(digits):
 def test_wrong_argument_is_named(arguments, error, message):
     with pytest.raises(error, match=message):
         distort(**{"images": np.zeros((1, 28, 28), np.uint8), "alpha": 10, **arguments})
-
-
-def test_move_by_whole_pixels_is_a_copy_and_between_them_bilinear(digits):
-    images = digits[:300]  # more than one chunk
-    assert (move(images, 0) == images).all()
-    whole = move(images, 1)
-    assert (whole[:, :-1, :-1] == images[:, 1:, 1:]).all()
-    assert not whole[:, -1].any()
-    assert not whole[:, :, -1].any()
-    back = move(whole, -1)
-    assert (back[:, 1:, 1:] == images[:, 1:, 1:]).all()
-    wide = np.pad(images, ((0, 0), (0, 1), (0, 1))).astype(int)
-    four = wide[:, :-1, :-1] + wide[:, :-1, 1:] + wide[:, 1:, :-1] + wide[:, 1:, 1:]
-    assert (move(images, 0.5) == (four + 2) // 4).all()
-    assert move(images[:0], 1).shape == (0, 28, 28)
-
-
-@pytest.mark.parametrize("images", [np.zeros((28, 28), np.uint8), np.zeros((1, 28, 28)), [[0]]])
-def test_move_names_what_is_not_an_image(images):
-    with pytest.raises(TypeError, match=r"`images` must be a uint8 array \(N, H, W\)"):
-        move(images, 1)

@@ -268,8 +268,8 @@ def tiny(monkeypatch):
     """Six training and four test images, one of each label, in place of 70,000."""
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
-    counts = {name: (6 if name.startswith("train") else 4, is_labels) for name, (_, is_labels) in sources.FILES.items()}
-    monkeypatch.setattr(sources, "FILES", counts)
+    shapes = {name: (6 if name.startswith("train") else 4, *image) for name, (_, *image) in sources.FILES.items()}
+    monkeypatch.setattr(sources, "FILES", shapes)
     contents = (images[:6], labels[:6], images[6:], labels[6:])
     digests = tuple(hashlib.sha256(idx_of(content)).hexdigest() for content in contents)
     known = replace(SOURCES["mnist"], releases={"original": Release(digests, pool_digest(images, labels))})

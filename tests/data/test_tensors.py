@@ -3,7 +3,6 @@ import pytest
 import torch
 
 from scalesteer.data import ImageSet, SplitSpec, distort, load_part, load_split
-from scalesteer.data.scale import Part
 
 SMALL = {"sizes": (130, 10, 20)}
 
@@ -11,9 +10,8 @@ SMALL = {"sizes": (130, 10, 20)}
 @pytest.fixture
 def numbered():
     """Ten images whose pixels all equal their index."""
-    images = np.arange(10, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 6), np.uint8)
-    part = Part(images, np.arange(10, dtype=np.uint8), np.linspace(0.3, 1, 10, dtype=np.float32), np.arange(10))
-    return ImageSet.from_part(part)
+    images = torch.arange(10, dtype=torch.uint8)[:, None, None].repeat(1, 4, 6)
+    return ImageSet(images, torch.arange(10), torch.linspace(0.3, 1, 10))
 
 
 def test_load_split_gives_the_built_part(filled_cache):

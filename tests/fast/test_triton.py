@@ -119,9 +119,14 @@ def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in,
     x = torch.rand(2, fan_in, 17, 24, device=DEVICE)
     x[..., :15] = 0
     x[1, : fan_in - 1, 9:] = 0  # some channels are blank, not all
-    results = both(layer, x, image_gradient=True, raw=raw)
-    assert torch.equal(results[0][1], results[1][1])
-    assert_same(results)
+    fused, winners = both(layer, x, image_gradient=True, raw=raw)[1]
+    # On the CPU, because some of cuDNN's algorithms for "direct" leave rounding where windows are blank.
+    direct, expected = both(layer.cpu(), x.cpu(), image_gradient=True, raw=raw)[0]
+    fused, winners = [tensor.cpu() for tensor in fused], winners.cpu()
+    blank = direct[0] == 0  # the bias is zero: so is the largest response there
+    assert blank.any()
+    assert torch.equal(winners[blank], expected[blank])
+    assert_same([(direct, expected), (fused, winners)])
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])

@@ -8,12 +8,14 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from paper import __main__ as commands
 from paper import pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
 from paper.results import publish, read
 from scalesteer.cli import main
+from scalesteer.data import ImageSet
 from scalesteer.files import locked
 from scalesteer.training import RunError, evaluate, load, load_model
 from tests.training import jobs
@@ -42,12 +44,26 @@ def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undist
     assert distorted[tiny]["environment"]["command"] == "python -m paper run 2 --splits 0"
     assert distorted[tiny]["errors"]["0"] == found[tiny]["test_error"]
     assert distorted[tiny]["errors"]["30"] == evaluate(model, images.distorted(30))["error"]
-    assert distorted[tiny]["moved"] == {f"{p:g}": evaluate(model, images.moved(p))["error"] for p in (0.5, 1)}
+    assert distorted[tiny]["moved"] == {f"{p:g}": evaluate(model, run.moved(images, p))["error"] for p in (0.5, 1)}
     for path in (tmp_path / "results").rglob("*.jsonl"):
         assert str(tmp_path) not in path.read_text()
     shutil.rmtree(tmp_path / "runs")
     assert run.make("2", grid, **places(tmp_path)) == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_moving_by_whole_pixels_is_a_copy_and_between_them_bilinear():
+    pixels = torch.randint(256, (300, 28, 40), dtype=torch.uint8)  # more than one chunk
+    images = ImageSet(pixels, torch.zeros(300, dtype=torch.int64), torch.ones(300))
+    assert torch.equal(run.moved(images, 0).images, pixels)
+    whole = run.moved(images, 1).images
+    assert torch.equal(whole[:, :-1, :-1], pixels[:, 1:, 1:])
+    assert not whole[:, -1].any()
+    assert not whole[:, :, -1].any()
+    wide = torch.nn.functional.pad(pixels.long(), (0, 1, 0, 1))
+    four = wide[:, :-1, :-1] + wide[:, :-1, 1:] + wide[:, 1:, :-1] + wide[:, 1:, 1:]
+    assert torch.equal(run.moved(images, 0.5).images.long(), (four + 2) // 4)
+    assert torch.equal(run.moved(images, -1).images[:, 1:, 1:], pixels[:, :-1, :-1])
 
 
 def test_distortion_is_tested_where_it_is_asked_for_only(cache, grid, tmp_path):

@@ -12,18 +12,6 @@ from scalesteer.data.tensors import ImageSet, load_split
 from scalesteer.files import DataError, cache_dir
 
 __all__ = [
-    "DATASETS",
-    "ELASTIC_ALPHAS",
-    "ELASTIC_SIGMA",
-    "PARTS",
-    "SOURCES",
-    "DataError",
-    "ImageSet",
-    "SplitSpec",
-    "build",
-    "cache_dir",
-    "distort",
-    "fetch",
-    "load_part",
-    "load_split",
-]
+    "DATASETS", "ELASTIC_ALPHAS", "ELASTIC_SIGMA", "PARTS", "SOURCES", "DataError", "ImageSet", "SplitSpec", "build",
+    "cache_dir", "distort", "fetch", "load_part", "load_split",
+]  # fmt: skip

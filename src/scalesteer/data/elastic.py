@@ -1,13 +1,14 @@
 """Elastic deformation at test time (Table 2): the same distorted bytes on every machine."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalesteer._checks import integer, real
 from scalesteer.data.sources import Images
-from scalesteer.data.streams import random_bits, stream_key
+from scalesteer.data.streams import Integers, random_bits, stream_key
 
 ELASTIC_ALPHAS = (0.0, 10.0, 20.0, 30.0, 40.0)
 ELASTIC_SIGMA = 4.0
@@ -18,22 +19,15 @@ _CHUNK = 256
 
 
 def distort(
-    images: Images,
-    alpha: float,
-    *,
-    sigma: float = ELASTIC_SIGMA,
-    seed: int = 0,
-    indices: NDArray[np.integer] | None = None,
+    images: Images, alpha: float, *, sigma: float = ELASTIC_SIGMA, seed: int = 0, indices: Integers | None = None
 ) -> Images:
     """Move every pixel by a smooth random field: out(p) = in(p + alpha * (G_sigma * noise)(p)).
 
-    The noise is uniform in (-1, 1), one value a pixel and axis, zero outside the image; the Gaussian sums to
-    one and is cut at four sigma; the field is not renormalised. In between pixels the image is bilinear, and
-    outside it is black. An image's noise depends on `seed` and its index only, so that the same field grows
-    with `alpha`, and any subset gives the same bytes.
-
-    Noise and weights are integers whose sums of products float64 holds exactly; displacements are rounded
-    once, to 1/256 pixel, and grey values once, to the nearest, halves up.
+    The noise is uniform in (-1, 1), one value for each pixel and axis, zero outside the image; the Gaussian sums to one
+    and is cut at four sigma; the field is not renormalised. Between pixels the image is bilinear, outside it is black.
+    An image's noise depends on `seed` and its index only, so that the same field grows with `alpha`, and any subset
+    gives the same bytes: noise and weights are integers whose sums of products float64 holds exactly; displacements are
+    rounded once, to 1/256 pixel, and grey values once, to the nearest, halves up.
 
     Args:
         images: What to distort; left as it is.
@@ -52,7 +46,9 @@ def distort(
     >>> bool((distort(digit, 0) == digit).all()), bool((distort(digit, 20) == digit).all())
     (True, False)
     """
-    _check(images)
+    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 3):
+        got = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
+        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got}).")
     if not 0 <= real("alpha", alpha) <= 1000:
         raise ValueError(f"`alpha` must be 0 to 1000 pixels (got {alpha}).")
     if not 0.1 <= real("sigma", sigma) <= 100:
@@ -63,36 +59,7 @@ def distort(
         raise ValueError(f"`indices` must be whole numbers from 0 (got {indices!r}).")
     if index.shape != (len(images),):
         raise ValueError(f"`indices` must hold one index for each of {len(images)} images (got {index.shape}).")
-    result = np.empty_like(images, order="C")
-    for start in range(0, len(images), _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        result[rows] = _warp(images[rows], displacements(index[rows], images.shape[1:], alpha, sigma, seed))
-    return result
-
-
-def move(images: Images, pixels: float) -> Images:
-    """Move every image left and up by the same distance: half a pixel blurs as a distortion does and distorts nothing.
-
-    Args:
-        images: What to move; left as it is.
-        pixels: How far, in multiples of 1/256 pixel. In between pixels the image is bilinear, outside it is black.
-
-    Shape:
-        images (N, H, W) uint8 -> (N, H, W) uint8
-
-    >>> move(np.array([[[0, 0], [0, 100]]], dtype=np.uint8), 0.5).tolist()
-    [[[25, 25], [25, 25]]]
-    """
-    _check(images)
-    distance = np.full((2, 1, 1, 1), round(real("pixels", pixels) * _FINE), dtype=np.int32)
-    starts = range(0, len(images), _CHUNK)
-    return np.concatenate([images[:0], *(_warp(images[start : start + _CHUNK], distance) for start in starts)])
-
-
-def _check(images: Images) -> None:
-    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 3):
-        got = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
-        raise TypeError(f"`images` must be a uint8 array (N, H, W) (got {got}).")
+    return warp(images, lambda rows: displacements(index[rows], images.shape[1:], alpha, sigma, seed))
 
 
 def _smoothing_matrix(size: int, sigma: float) -> NDArray[np.float64]:
@@ -104,9 +71,7 @@ def _smoothing_matrix(size: int, sigma: float) -> NDArray[np.float64]:
     return weights[np.minimum(np.abs(np.subtract.outer(np.arange(size), np.arange(size))), radius + 1)]
 
 
-def displacements(
-    index: NDArray[np.integer], shape: tuple[int, ...], alpha: float, sigma: float, seed: int
-) -> NDArray[np.int32]:
+def displacements(index: Integers, shape: tuple[int, ...], alpha: float, sigma: float, seed: int) -> NDArray[np.int32]:
     """(2, n, H, W), down and right, in 1/256 pixel."""
     height, width = shape
     keys = random_bits(stream_key("elastic", seed), index)[:, None]
@@ -118,18 +83,23 @@ def displacements(
     return moves.reshape(-1, 2, height, width).swapaxes(0, 1)
 
 
-def _warp(images: Images, displacements: NDArray[np.int32]) -> Images:
+def warp(images: Images, field: Callable[[slice], NDArray[np.int32]]) -> Images:
+    """Take every pixel from elsewhere in its image; `field` gives the displacements of the images in a slice."""
     count, height, width = images.shape
-    flat = np.pad(images, ((0, 0), (1, 2), (1, 2))).astype(np.int32).reshape(-1)
     # One black pixel around is all a point outside the image can see, however far out it lies.
+    padded = np.pad(images, ((0, 0), (1, 2), (1, 2)))
     grid = np.indices((height, width), dtype=np.int32) * _FINE
-    down = np.clip(displacements[0] + grid[0], -_FINE, height * _FINE)
-    right = np.clip(displacements[1] + grid[1], -_FINE, width * _FINE)
-    y, x = down % _FINE, right % _FINE
-    corner = (down // _FINE + 1) * (width + 3) + right // _FINE + 1
-    corner = corner + (np.arange(count) * ((height + 3) * (width + 3)))[:, None, None]
-    top = flat[corner] * (_FINE - x) + flat[corner + 1] * x
-    corner += width + 3
-    bottom = flat[corner] * (_FINE - x) + flat[corner + 1] * x
-    value: NDArray[np.int32] = top * (_FINE - y) + bottom * y
-    return ((value + _FINE**2 // 2) // _FINE**2).astype(np.uint8)
+    result = np.empty_like(images, order="C")
+    for start in range(0, count, _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        down, right = field(rows)
+        row, y = np.divmod(np.clip(down + grid[0], -_FINE, height * _FINE), _FINE)
+        column, x = np.divmod(np.clip(right + grid[1], -_FINE, width * _FINE), _FINE)
+        flat = padded[rows].reshape(-1).astype(np.int32)
+        first = np.arange(0, len(flat), padded[0].size)[:, None, None]  # pixel of each image
+        corner = first + (row + 1) * (width + 3) + column + 1
+        top = flat[corner] * (_FINE - x) + flat[corner + 1] * x
+        corner += width + 3
+        bottom = flat[corner] * (_FINE - x) + flat[corner + 1] * x
+        result[rows] = (top * (_FINE - y) + bottom * y + _FINE**2 // 2) // _FINE**2
+    return result

@@ -1,7 +1,7 @@
 """The datasets of the paper's experiments, built from the pooled originals to the same bytes everywhere.
 
-Randomness comes from :mod:`.streams`, and resampling is exact integer arithmetic, so that a split's digest
-does not depend on versions, processors or on what else is built.
+Randomness comes from :mod:`.streams`, and resampling is exact integer arithmetic, so that a split's digest does not
+depend on versions, processors or on what else is built.
 """
 
 import hashlib
@@ -15,20 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from scalesteer import files
 from scalesteer._checks import choice, integer, reals
 from scalesteer.data import sources
-from scalesteer.data.sources import SIDE, Identity, Images, Pool
+from scalesteer.data.sources import SIDE, DataDir, Identity, Images, Pool
 from scalesteer.data.streams import random_below, random_bits, random_uniform, stream_key
 
 PARTS = ("train", "val", "test")
 RESAMPLERS = ("bilinear", "antialias")
 SPLITS = range(6)
-
 RECIPE = 1  # raised whenever the same spec gives other bytes, so that no cache serves the old ones
-
 PAIR_WIDTH = 40
 PAIR_SOURCES = (14_000, 3_000, 53_000)
 PAIR_CROSSING = 1  # pixels a digit may reach over the middle; docs/data.md has the overlap it gives
@@ -61,8 +58,7 @@ class SplitSpec:
     Args:
         dataset: One of `DATASETS`.
         split: 0 to 5 in the paper; any further number is one more draw.
-        scale_range: The factors to shrink by, uniform between the two; equal ends fix the scale. The
-            dataset's own by default.
+        scale_range: The factors to shrink by, uniform between the two (may be equal). The dataset's own by default.
         resampler: "bilinear" as in the paper's released code, or "antialias".
         sizes: How many images for training, validation and testing. The dataset's own by default.
         seed: Another seed gives another six splits.
@@ -83,10 +79,8 @@ class SplitSpec:
         choice("resampler", self.resampler, RESAMPLERS)
         scales = reals("scale_range", default.scale_range if self.scale_range is None else self.scale_range)
         if len(scales) != 2 or not 0.1 <= scales[0] <= scales[1] <= 1:
-            raise ValueError(
-                f"`scale_range` must be (low, high) with 0.1 <= low <= high <= 1 (got {scales}): images are only "
-                "shrunk, and below a tenth nothing is left of them."
-            )
+            allowed = "(low, high) with 0.1 <= low <= high <= 1"
+            raise ValueError(f"`scale_range` must be {allowed} (got {scales}): images only shrink, to a tenth at most.")
         counts = default.sizes if self.sizes is None else self.sizes
         if not isinstance(counts, (tuple, list)):
             raise TypeError(f"`sizes` must be three counts (got {counts!r}).")
@@ -94,14 +88,8 @@ class SplitSpec:
         limit = 1_000_000 if default.paired else sources.POOL_SIZE
         if len(sizes) != 3 or not 0 < sum(sizes) <= limit:
             raise ValueError(f"`sizes` must be three counts, 1 to {limit:,} images in all (got {sizes}).")
-        resolved = {
-            "scale_range": scales,
-            "sizes": sizes,
-            "split": integer("split", self.split, minimum=0),
-            "seed": integer("seed", self.seed, minimum=0),
-        }
-        for name, value in resolved.items():
-            object.__setattr__(self, name, value)
+        split, seed = (integer(name, getattr(self, name), minimum=0) for name in ("split", "seed"))
+        vars(self).update(scale_range=scales, sizes=sizes, split=split, seed=seed)  # frozen for everyone else
 
     @property
     def source(self) -> str:
@@ -123,8 +111,7 @@ def resampling_matrix(size: int, resampler: str) -> NDArray[np.float64]:
     """Integer weights (size, 28) that shrink a row of 28 pixels to `size`; row sums are the divisors.
 
     "bilinear" aligns the corner pixels: output i samples the input at 27 i / (size - 1), between two pixels
-    (scipy.ndimage.zoom with order 1). "antialias" averages under a triangle two output pixels wide (what
-    Pillow calls BILINEAR).
+    (scipy.ndimage.zoom with order 1). "antialias" averages under a triangle two output pixels wide (Pillow's BILINEAR).
     """
     out, into = np.indices((size, SIDE))
     if resampler == "bilinear":
@@ -135,23 +122,17 @@ def resampling_matrix(size: int, resampler: str) -> NDArray[np.float64]:
     return weights
 
 
-def output_size(scales: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The whole number of pixels an image of 28 shrinks to: round(28 s), halves up."""
-    return np.floor(SIDE * scales.astype(np.float64) + 0.5).astype(np.int64)
-
-
 def shrink(images: Images, scales: NDArray[np.float32], resampler: str = "bilinear") -> Images:
-    """Shrink each image by its own factor and centre it on black.
+    """Shrink each image by its own factor s, to round(28 s) pixels, halves up, and centre it on black.
 
-    Weights are integers and so is every sum of products: exact in float64, whatever the order of summation.
-    Only the last step rounds, to the nearest grey value, halves up; no quotient comes closer to a half than
-    float64 can tell.
+    Weights are integers and so is every sum of products: exact in float64, whatever the order of summation. Only the
+    last step rounds, to the nearest grey value, halves up; no quotient comes closer to a half than float64 can tell.
 
     Shape:
         images (N, 28, 28), scales (N,) -> (N, 28, 28)
     """
     result = np.zeros_like(images)
-    sizes = output_size(scales)
+    sizes = np.floor(SIDE * scales.astype(np.float64) + 0.5).astype(np.int64)
     for size in np.unique(sizes).tolist():
         rows = np.flatnonzero(sizes == size)
         weights = resampling_matrix(size, resampler)
@@ -197,7 +178,9 @@ def _pair_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]
         scales[side] = random_uniform(_key(spec, f"{name}-scale"), example, *spec.scale_range)
         images = shrink(pool.images[indices[side]], scales[side], spec.resampler)
         # A digit's ink lies anywhere in its half, or up to PAIR_CROSSING pixels over the middle.
-        first, width = _ink_columns(images)
+        inked = np.asarray(images.any(axis=1))  # (n, 28), by column
+        first = inked.argmax(axis=1)
+        width = SIDE - inked[:, ::-1].argmax(axis=1) - first
         room = np.maximum(1, PAIR_WIDTH // 2 + PAIR_CROSSING - width + 1)
         place = random_below(_key(spec, f"{name}-place"), example, room)
         shifts = (place if side == 0 else PAIR_WIDTH - width - place) - first
@@ -214,12 +197,6 @@ def _key(spec: SplitSpec, what: str) -> int:
     return stream_key(spec.dataset, spec.seed, spec.split, what)
 
 
-def _ink_columns(images: Images) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    inked = np.asarray(images.any(axis=1))  # (n, 28)
-    first = inked.argmax(axis=1)
-    return first, inked.shape[1] - inked[:, ::-1].argmax(axis=1) - first
-
-
 def split_path(spec: SplitSpec, identity: Identity) -> Path:
     """Where the cache keeps a split: any difference in spec or source gives another file."""
     digest = hashlib.sha256(json.dumps(_about(spec, identity), sort_keys=True).encode()).hexdigest()
@@ -227,57 +204,40 @@ def split_path(spec: SplitSpec, identity: Identity) -> Path:
 
 
 def _about(spec: SplitSpec, identity: Identity) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads(json.dumps(asdict(spec)))  # tuples as JSON gives them back
-    return {**described, "recipe": RECIPE, "source": vars(identity)}
+    described = json.dumps(asdict(spec) | {"recipe": RECIPE, "source": vars(identity)})
+    return dict(json.loads(described))  # tuples as JSON gives them back
 
 
 def build(
-    dataset: str = "mnist-scale",
-    splits: Iterable[int] = SPLITS,
-    *,
-    data_dir: str | Path | None = None,
-    **options: Any,
+    dataset: str = "mnist-scale", splits: Iterable[int] = SPLITS, *, data_dir: DataDir = None, **options: Any
 ) -> dict[int, dict[str, Any]]:
     """Build the splits that the cache does not hold yet, with a progress bar on a terminal.
 
-    Args:
-        dataset: One of `DATASETS`.
-        splits: Which splits.
-        data_dir: A directory with the original files; see :func:`.sources.fetch`.
-        **options: The other fields of :class:`SplitSpec`.
-
-    Returns:
-        For each split its description: spec, source, the digest of every array and of the whole.
+    `data_dir` is a directory with the original files (see :func:`.sources.fetch`); `options` are the other fields of
+    :class:`SplitSpec`. Each split's description comes back: spec, source, the digest of every array and of the whole.
     """
     specs = [SplitSpec(dataset, split, **options) for split in splits]
     bar = files.progress_bar(specs, desc=f"building {dataset}", unit="split")
     return {spec.split: _open(spec, "", data_dir)[1] for spec in bar}
 
 
-def load_part(
-    spec: SplitSpec, part: str = "train", *, data_dir: str | Path | None = None
-) -> tuple[Part, dict[str, Any]]:
-    """One part of a split, from the cache if it is there and undamaged, otherwise built and kept.
+def load_part(spec: SplitSpec, part: str = "train", *, data_dir: DataDir = None) -> tuple[Part, dict[str, Any]]:
+    """One part of a split ("train", "val" or "test"), from the cache if it has it undamaged, or built and kept.
 
-    Args:
-        spec: Which split.
-        part: "train", "val" or "test".
-        data_dir: A directory with the original files; see :func:`.sources.fetch`.
-
-    Returns:
-        The part, and the split's description as :func:`build` gives it.
+    `data_dir` is a directory with the original files (see :func:`.sources.fetch`). Beside the part comes the split's
+    description as :func:`build` gives it.
     """
     prefix = f"{choice('part', part, PARTS)}/"
     tensors, meta = _open(spec, prefix, data_dir)
     return Part(**{field.name: tensors[prefix + field.name].numpy() for field in fields(Part)}), meta
 
 
-def _open(spec: SplitSpec, prefix: str, data_dir: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _open(spec: SplitSpec, prefix: str, data_dir: DataDir) -> files.Content:
     identity, _ = sources.identify(spec.source, data_dir)
     about = _about(spec, identity)
     names = {f"{part}/{field.name}" for part in PARTS for field in fields(Part)}
 
-    def make() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def make() -> files.Content:
         parts = build_split(sources.fetch(spec.source, data_dir), spec)
         return {f"{p}/{name}": torch.from_numpy(array) for p in PARTS for name, array in vars(parts[p]).items()}, about
 

@@ -13,9 +13,7 @@ from scalesteer.data.sources import Images, fetch
 from scalesteer.files import DataError, replacing, require
 
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
-_ZOOM = 3
-_CAPTION = 14  # height of a line of text in pixels
-_GAP = 6
+_ZOOM, _CAPTION, _GAP = 3, 14, 6  # how much images are enlarged; height of a line of text, and of a gap, in pixels
 
 
 def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
@@ -23,8 +21,7 @@ def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
     pil, pil_draw, pil_font = (require(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
     height, width = images.shape[1] * _ZOOM, images.shape[2] * _ZOOM
     step_y, step_x = height + _CAPTION + _GAP, width + _GAP
-    size = (columns * step_x + _GAP, -(-len(images) // columns) * step_y + _GAP)
-    sheet = pil.new("L", size, 255)
+    sheet = pil.new("L", (columns * step_x + _GAP, -(-len(images) // columns) * step_y + _GAP), 255)
     draw, font = pil_draw.Draw(sheet), pil_font.load_default(10)  # has no Greek
     for position, (image, caption) in enumerate(zip(images, captions, strict=True)):
         x, y = _GAP + position % columns * step_x, _GAP + position // columns * step_y
@@ -34,11 +31,7 @@ def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
 
 
 def draw(spec: SplitSpec, part: str, kind: str, output: Path, *, count: int = 40) -> None:
-    """Write one of the sheets of a split: its images, the resamplers or elastic deformation.
-
-    Raises:
-        DataError: The PNG cannot be written.
-    """
+    """Write one of the sheets of a split: its images, the resamplers or elastic deformation."""
     make = SHEETS[choice("sheet", kind, tuple(SHEETS))]
     if not 1 <= count <= 1000:
         raise ValueError(f"`count` must be 1 to 1000 images (got {count}).")
@@ -55,12 +48,10 @@ def draw(spec: SplitSpec, part: str, kind: str, output: Path, *, count: int = 40
 
 
 def _samples(part: Part, spec: SplitSpec, count: int) -> Any:
-    captions = []
-    for label, scale in zip(part.labels[:count], part.scales[:count], strict=True):
-        name = f"{label}-{(label + 1) % 10}" if DATASETS[spec.dataset].paired else str(label)
-        if spec.source == "fashion-mnist":
-            name = FASHION[label]
-        captions.append(f"{name}: {', '.join(f'{s:.2f}' for s in np.atleast_1d(scale))}")
+    digits = [f"{i}-{(i + 1) % 10}" if DATASETS[spec.dataset].paired else str(i) for i in range(10)]
+    names = FASHION if spec.source == "fashion-mnist" else digits
+    shown = zip(part.labels[:count], part.scales[:count], strict=True)
+    captions = [f"{names[label]}: {', '.join(f'{s:.2f}' for s in np.atleast_1d(scale))}" for label, scale in shown]
     return contact_sheet(part.images[:count], captions, columns=8)
 
 

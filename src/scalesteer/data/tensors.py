@@ -1,8 +1,7 @@
 """A part of a split as tensors: uint8 in memory, on its device, batched there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,31 +9,22 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from scalesteer._checks import integer, real
-from scalesteer.data.elastic import ELASTIC_SIGMA, distort, move
-from scalesteer.data.scale import Part, SplitSpec, load_part
+from scalesteer.data.elastic import ELASTIC_SIGMA, distort
+from scalesteer.data.scale import SplitSpec, load_part
+from scalesteer.data.sources import DataDir
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     """Images, labels and scales of one part of a split; also a map-style torch dataset.
 
-    Attributes:
-        images: (N, H, W) uint8.
-        labels: (N,) int64.
-        scales: (N,) float32, or (N, 2) where an image shows two digits.
-        about: The split's spec, source with its release, and digest; to be recorded with every result.
+    `about` has the split's spec, source with its release, and digest, to be recorded with every result.
     """
 
-    images: Tensor
-    labels: Tensor
-    scales: Tensor
+    images: Tensor  # (N, H, W) uint8
+    labels: Tensor  # (N,) int64
+    scales: Tensor  # (N,) float32, or (N, 2) where an image shows two digits
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def from_part(cls, part: Part, about: Mapping[str, Any] | None = None) -> "ImageSet":
-        """Wrap a built part; the images are not copied."""
-        labels = torch.from_numpy(part.labels).long()
-        return cls(torch.from_numpy(part.images), labels, torch.from_numpy(part.scales), about or {})
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 3:
@@ -47,7 +37,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.images[index, None].float() / 255, self.labels[index]
+        return self.take(index)
 
     @property
     def device(self) -> torch.device:
@@ -63,86 +53,58 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     def std(self) -> float:
         """Standard deviation of all pixels in units of white; exact, so the same on every device."""
         counts = torch.bincount(self.images.flatten(), minlength=256).tolist()
-        total = max(1, sum(counts))
-        first = sum(value * count for value, count in enumerate(counts))
-        second = sum(value * value * count for value, count in enumerate(counts))
-        return float((total * second - first * first) ** 0.5 / total / 255)
+        total, first, second = (sum(n * value**power for value, n in enumerate(counts)) for power in range(3))
+        return float((total * second - first * first) ** 0.5 / max(1, total) / 255)
 
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same set on another device."""
-        return replace(
-            self, images=self.images.to(device), labels=self.labels.to(device), scales=self.scales.to(device)
-        )
+        return self._each(lambda tensor: tensor.to(device))
 
     def first(self, count: int) -> "ImageSet":
         """The first `count` images. Such subsets are nested, and class-balanced in mnist-scale-local-2."""
         if integer("count", count, minimum=1) > len(self):
             raise ValueError(f"`count` must be 1 to {len(self)} (got {count}).")
-        return replace(self, images=self.images[:count], labels=self.labels[:count], scales=self.scales[:count])
+        return self._each(lambda tensor: tensor[:count])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "ImageSet":
+        return replace(self, images=change(self.images), labels=change(self.labels), scales=change(self.scales))
 
     def distorted(self, alpha: float, *, sigma: float = ELASTIC_SIGMA, seed: int = 0) -> "ImageSet":
         """The same set with every image elastically deformed; see :func:`.elastic.distort`."""
         images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha, sigma=sigma, seed=seed))
         return replace(self, images=images.to(self.device))
 
-    def moved(self, pixels: float) -> "ImageSet":
-        """The same set with every image moved left and up; see :func:`.elastic.move`."""
-        images = torch.from_numpy(move(self.images.cpu().numpy(), pixels))
-        return replace(self, images=images.to(self.device))
-
     def batches(
-        self,
-        size: int,
-        *,
-        generator: torch.Generator | None = None,
-        drop_last: bool = False,
-        std: float = 1.0,
+        self, size: int, *, generator: torch.Generator | None = None, drop_last: bool = False, std: float = 1.0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (images, labels), made on the device the set is on.
+        """Batches of images (size, 1, H, W) float32 and labels (size,) int64, made on the device the set is on.
 
         Args:
             size: Images in a batch.
-            generator: Shuffles with this generator (a CPU one gives the same order on every device); None
-                keeps the order.
+            generator: Shuffles with this generator (a CPU one gives the same order on every device), if there is one.
             drop_last: Leave out the last batch if it is smaller. By default it is kept.
             std: Images are divided by 255 times this; pass the training set's `std` for unit deviation.
-
-        Shape:
-            (size, 1, H, W) float32 and (size,) int64
-
-        Raises:
-            ValueError: At once, if `size` cannot give a batch or `std` is not positive.
         """
         if integer("size", size, minimum=1) > len(self) and drop_last:
             raise ValueError(f"`size` must be at most {len(self)}, all images, to drop the last batch (got {size}).")
         if real("std", std) <= 0:
             raise ValueError(f"`std` must be positive (got {std}).")
-        return self._batches(size, generator, drop_last, 255 * std)
-
-    def _batches(
-        self, size: int, generator: torch.Generator | None, drop_last: bool, divisor: float
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        order = None if generator is None else self.order(generator)
         stop = len(self) - len(self) % size if drop_last else len(self)
-        for start in range(0, stop, size):
-            yield self.take(slice(start, start + size) if order is None else order[start : start + size], divisor)
+        rows = [slice(start, start + size) for start in range(0, stop, size)]
+        order = None if generator is None else self.order(generator)
+        return (self.take(part if order is None else order[part], 255 * std) for part in rows)
 
     def order(self, generator: torch.Generator) -> Tensor:
         """The indices of all images, shuffled, on the device the set is on."""
         return torch.randperm(len(self), generator=generator, device=generator.device).to(self.device)
 
-    def take(self, rows: Tensor | slice, divisor: float = 255.0) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Tensor | slice | int, divisor: float = 255.0) -> tuple[Tensor, Tensor]:
         """Some images, divided by a number, and their labels: `(n, 1, H, W)` float32 and `(n,)` int64."""
         return self.images[rows, None].float() / divisor, self.labels[rows]
 
 
 def load_split(
-    dataset: str = "mnist-scale",
-    split: int = 0,
-    part: str = "train",
-    *,
-    data_dir: str | Path | None = None,
-    **options: Any,
+    dataset: str = "mnist-scale", split: int = 0, part: str = "train", *, data_dir: DataDir = None, **options: Any
 ) -> ImageSet:
     """One part of a split as tensors; obtained, built and cached on first use.
 
@@ -154,4 +116,5 @@ def load_split(
         **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`.
     """
     loaded, meta = load_part(SplitSpec(dataset, split, **options), part, data_dir=data_dir)
-    return ImageSet.from_part(loaded, {**meta["about"], "part": part, "digest": meta["digest"]})
+    images, labels, scales = map(torch.from_numpy, (loaded.images, loaded.labels, loaded.scales))
+    return ImageSet(images, labels.long(), scales, {**meta["about"], "part": part, "digest": meta["digest"]})

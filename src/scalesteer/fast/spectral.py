@@ -202,13 +202,23 @@ def blank_scales(bright: Tensor, supports: Tensor, axes: Axes) -> Tensor:
         supports: The taps of each scale that can be other than zero.
         axes: Where the windows lie.
     """
-    (rows, columns), groups = axes, bright.shape[1]
-    taps = supports.to(bright.dtype)[:, None].repeat(groups, 1, 1, 1)
-    padded = F.pad(bright, (*columns.beyond, *rows.beyond))  # a negative border is cut off
-    stride, dilation = (rows.stride, columns.stride), (rows.dilation, columns.dilation)
-    seen = F.conv2d(padded, taps, None, stride, 0, dilation, groups)  # how many bright pixels: small whole numbers
-    blank: Tensor = (seen < 0.5).unflatten(1, (groups, -1))
-    return blank.int().cumprod(2, dtype=torch.int32).sum(2, dtype=torch.int32)
+    (rows, columns), (batch, groups), scales = axes, bright.shape[:2], len(supports)
+    if bright.device.type == "cpu" and holds_numbers(bright):
+        # In float64, whatever precision products have elsewhere: whole numbers must not be off by one half.
+        plan = plan_for(axes, (supports.shape[-1],), bright.double())
+        table = filter_transform(supports.double(), plan, 0).view(-1, scales)  # (f, S)
+        pixels = bright.double().permute(2, 3, 0, 1).flatten(2)
+        spectrum = transform(pixels, plan.analyse_rows, plan.analyse_columns)
+        product = (spectrum.view(len(table), -1, 1) * table[:, None]).view(*spectrum.shape[:2], -1)  # (u, K, B G S)
+        seen = restore(product, plan.restore_rows, plan.restore_columns)
+        seen = seen.view(rows.count, columns.count, batch, groups, scales).permute(2, 3, 4, 0, 1)
+    else:
+        taps = supports.to(bright.dtype)[:, None].repeat(groups, 1, 1, 1)
+        padded = F.pad(bright, (*columns.beyond, *rows.beyond))  # a negative border is cut off
+        stride, dilation = (rows.stride, columns.stride), (rows.dilation, columns.dilation)
+        seen = F.conv2d(padded, taps, None, stride, 0, dilation, groups).unflatten(1, (groups, -1))
+    blank = (seen < 0.5).int()  # (B, groups, S, H', W'): how many bright pixels were seen is a small whole number
+    return blank.cumprod(2, dtype=torch.int32).sum(2, dtype=torch.int32)
 
 
 class Frequencies(ScaleByScale):
@@ -296,7 +306,7 @@ class Frequencies(ScaleByScale):
         blank = blank.permute(2, 3, 0, 1).unsqueeze(-1).contiguous()  # (H', W', B, G, 1)
 
         def silence(i: int, response: Tensor) -> None:
-            response.view(*blank.shape[:-1], -1).masked_fill_(blank > i, 0)
+            response.view(*blank.shape[:-1], self.out_channels // self.groups).masked_fill_(blank > i, 0)
 
         return silence
 

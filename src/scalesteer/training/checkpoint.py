@@ -1,7 +1,5 @@
 """Checkpoints: tensors and a description in one file that proves its content (see :mod:`scalesteer.files`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) ->
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`save` wrote, on the CPU.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged, of a newer format or not a checkpoint of ours. Nothing in a
-            file can run code: it holds numbers and JSON only.
-    """
+    """Read what :func:`save` wrote, on the CPU. Any other file is a CheckpointError, and nothing in it can run."""
     try:
         tensors, meta = files.read(path)
     except FileNotFoundError as error:
@@ -39,13 +32,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_into(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Give a model its tensors, or leave it unchanged and list everything that does not fit.
-
-    Raises:
-        CheckpointError: If keys are missing, unexpected or of another shape or type, or a number is not finite.
-    """
-    wrong = misfits(model.state_dict(), tensors)
-    if wrong:
+    """Give a model its tensors; if some do not fit, leave it unchanged and raise a CheckpointError that lists all."""
+    if wrong := misfits(model.state_dict(), tensors):
         raise CheckpointError(f"{source} does not fit the model: {'; '.join(wrong)}.")
     model.load_state_dict(dict(tensors))
 
