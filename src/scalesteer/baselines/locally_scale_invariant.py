@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
 
 import torch
-from torch import Tensor
-from torch.fx import Proxy
 
 from scalesteer.baselines._resized import ResizedConv2d
 
@@ -79,25 +76,3 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
         )
         self._add_weight(bias, device, dtype, antialias=antialias)
-
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
-
-    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply the layer.
-
-        Args:
-            x: Images.
-            return_scales: Also return the index into `scales` of the winner at each pixel (int64); on a tie the
-                lowest scale wins.
-        """
-        if isinstance(x, Proxy):
-            return self._trace(x, return_scales)
-        self._check_input(x, self.weight)
-        best, winner = self.strongest(x, [self.weight] * len(self.scales), return_scales)
-        if self.bias is not None:
-            best = best + self.bias.to(best.dtype)[:, None, None]
-        return best if winner is None else (best, winner)

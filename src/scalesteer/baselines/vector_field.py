@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Proxy
 
 from scalesteer import _checks
 from scalesteer.baselines._resized import ResizedConv2d
@@ -113,7 +111,7 @@ class VectorFieldConv2d(ResizedConv2d):
     def filters(self) -> tuple[Tensor, ...]:
         """The filter at each scale, turned by its angle: `(C_out, C, k, k)`; for vectors C counts components."""
         if not self.vectors:
-            return (self.weight,) * len(self.scales)
+            return super().filters()
         work = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(self.weight.device.type, enabled=False):
             cos, sin = self.directions.to(work)
@@ -121,28 +119,11 @@ class VectorFieldConv2d(ResizedConv2d):
             turned = torch.einsum("sab,ocbhw->socahw", turn, self.weight.to(work))
         return turned.to(self.weight.dtype).flatten(2, 3).unbind(0)
 
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
-
-    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply the layer.
-
-        Args:
-            x: Images, or vector fields with `vector_input`.
-            return_scales: Also return the index into `scales` of the winner at each pixel, `(B, C_out, H', W')`.
-        """
-        if isinstance(x, Proxy):
-            return self._trace(x, return_scales)
-        self._check_input(x, self.weight, vectors=self.vectors)
-        best, winner = self.strongest(x.flatten(1, 2) if self.vectors else x, self.filters(), return_scales=True)
-        if self.bias is not None:
-            best = best + self.bias.to(best.dtype)[:, None, None]
+    def _convolve(self, x: Tensor, return_scales: bool) -> Tensor | tuple[Tensor, Tensor]:
+        best, winner = super()._convolve(x, return_scales=True)
         direction = self.directions.to(best.dtype)[:, winner].movedim(0, 2)  # (B, C_out, 2, H', W')
         field = F.relu(best).unsqueeze(2) * direction
-        return field if winner is None or not return_scales else (field, winner)
+        return (field, winner) if return_scales else field
 
 
 class VectorMaxPool2d(nn.Module):
