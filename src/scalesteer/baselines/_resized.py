@@ -257,8 +257,8 @@ def _multiply_taps(x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> 
     with torch.autocast(x.device.type, enabled=False):  # see _resample
         y = x[:, 0].to(rows.dtype) @ columns.flatten(0, 1).mT  # (B, H, columns W')
         y = y.unflatten(2, columns.shape[:2]).transpose(1, 2).flatten(0, 1)  # (B columns, H, W')
-        y = rows.flatten(0, 1).expand(len(y), -1, -1).bmm(y)  # (B columns, rows H', W')
-    read = y.view(len(x), -1, rows.shape[1], columns.shape[1]).to(x.dtype)
+        y = rows.flatten(0, 1).expand(y.shape[0], -1, -1).bmm(y)  # (B columns, rows H', W')
+    read = y.view(x.shape[0], -1, rows.shape[1], columns.shape[1]).to(x.dtype)
     return F.conv2d(read, weight.mT.flatten(1)[..., None, None])
 
 
