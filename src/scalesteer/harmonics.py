@@ -112,8 +112,8 @@ class LogRadialBasis:
         if self.sampling == "area":
             if self.m >= 2:
                 raise ValueError(
-                    f"`m` must be below 2 with sampling='area' (got {self.m}): r^-m has no average over the "
-                    "centre pixel; use a smaller `m` or sampling='point'."
+                    f"`m` must be below 2 with sampling='area' (got {self.m}): r^-m has no average over the centre "
+                    "pixel; use a smaller `m` or sampling='point'."
                 )
             if self.sigma < 1e-3:
                 raise ValueError(f"`sigma` must be at least 0.001 with sampling='area' (got {self.sigma}).")
@@ -264,9 +264,7 @@ def evaluate(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
     with np.errstate(over="ignore", invalid="ignore"):  # an extreme m is told where a window is known
         radial = np.exp(-basis.m * log_r + 1j * (k * log_r + basis.beta))  # (K, ...)
         values = radial[:, None] * angular_factor(basis, np.arctan2(y, x))[None]  # (K, J, ...)
-    if basis.centre == "one":
-        values = np.where(at_centre, 1.0, values)
-    return np.asarray(values)
+    return np.asarray(np.where(at_centre, 1.0, values) if basis.centre == "one" else values)
 
 
 def average(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
@@ -361,9 +359,7 @@ def sample(basis: LogRadialBasis, size: int) -> Complex:
 def support(basis: LogRadialBasis, kernel_size: int, scale: float) -> NDArray[np.bool_]:
     """The pixels of the window at `scale` that belong to the filter: r <= a s, or a crop of the largest disc."""
     size = window_size(kernel_size, scale)
-    radius = kernel_size / 2 * scale
-    if basis.support == "crop":
-        radius = max(basis._need_window(), size) // 2
+    radius = max(basis._need_window(), size) // 2 if basis.support == "crop" else kernel_size / 2 * scale
     return np.asarray(np.hypot(*grid(size)) <= radius + _ROUNDING)
 
 

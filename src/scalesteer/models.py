@@ -23,6 +23,9 @@ from scalesteer import _checks, baselines
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.nn import ScaleSteerableConv2d
 
+Builder = Callable[..., nn.Sequential]
+Scales = tuple[float, ...]
+
 
 class Task(NamedTuple):
     """What a dataset asks of a network."""
@@ -61,7 +64,7 @@ class Plan:
 
 
 class _Entry(NamedTuple):
-    build: Callable[..., nn.Sequential]
+    build: Builder
     upsample: int
     widths: tuple[int, ...]
 
@@ -71,7 +74,7 @@ _MODELS: dict[str, _Entry] = {}
 
 def register_model(
     name: str, *, upsample: int = 1, widths: tuple[int, ...] = (30, 60, 90)
-) -> Callable[[Callable[..., nn.Sequential]], Callable[..., nn.Sequential]]:
+) -> Callable[[Builder], Builder]:
     """Make a builder of features known to :func:`create_model` by name.
 
     The builder takes a :class:`Plan` and its own options as keywords; its result, from an image with one channel,
@@ -81,7 +84,7 @@ def register_model(
     if name in _MODELS:
         raise ValueError(f"a model named {name!r} is registered already.")
 
-    def add(build: Callable[..., nn.Sequential]) -> Callable[..., nn.Sequential]:
+    def add(build: Builder) -> Builder:
         _MODELS[name] = _Entry(build, upsample, widths)
         return build
 
@@ -182,9 +185,7 @@ class Network(nn.Module):
             height, width = self.image_size
             raise ValueError(f"the input must have shape (B, 1, {height}, {width}) (got {tuple(x.shape)}).")
         x = x / self.input_std
-        if self.upsample == 1:
-            return x
-        return F.interpolate(x, scale_factor=self.upsample, mode="bilinear", align_corners=False)
+        return x if self.upsample == 1 else F.interpolate(x, scale_factor=self.upsample, mode="bilinear")
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits for a batch of images."""
@@ -209,11 +210,7 @@ def _stages(plan: Plan) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 @register_model("ss-cnn", upsample=2)
 def ss_cnn(
-    plan: Plan,
-    *,
-    scales: tuple[float, ...] = PAPER_SCALES,
-    basis: LogRadialBasis | str = "paper",
-    backend: str = "auto",
+    plan: Plan, *, scales: Scales = PAPER_SCALES, basis: LogRadialBasis | str = "paper", backend: str = "auto"
 ) -> nn.Sequential:
     """The paper's network: scale-steerable filters of size 7 to 17 in every layer."""
     conv = partial(ScaleSteerableConv2d, padding="same", scales=scales, basis=basis, backend=backend)
@@ -228,7 +225,7 @@ def plain_cnn(plan: Plan) -> nn.Sequential:
 
 @register_model("locally-scale-invariant-cnn")
 def locally_scale_invariant_cnn(
-    plan: Plan, *, scales: tuple[float, ...] = baselines.KANAZAWA_SCALES, antialias: bool = False
+    plan: Plan, *, scales: Scales = baselines.KANAZAWA_SCALES, antialias: bool = False
 ) -> nn.Sequential:
     """7 x 7 filters on resized images (Kanazawa et al. 2014)."""
     conv = partial(baselines.LocallyScaleInvariantConv2d, padding="same", scales=scales, antialias=antialias)
@@ -236,9 +233,7 @@ def locally_scale_invariant_cnn(
 
 
 @register_model("vector-field-cnn", widths=(22, 44, 66))
-def vector_field_cnn(
-    plan: Plan, *, scales: tuple[float, ...] = baselines.MARCOS_SCALES, antialias: bool = True
-) -> nn.Sequential:
+def vector_field_cnn(plan: Plan, *, scales: Scales = baselines.MARCOS_SCALES, antialias: bool = True) -> nn.Sequential:
     """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need twice the filters."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, ((fan_in, fan_out), (window, padding)) in enumerate(_stages(plan), start=1):
@@ -256,6 +251,5 @@ def vector_field_cnn(
 def spatial_transformer(plan: Plan) -> nn.Sequential:
     """The plain CNN behind a spatial transformer (Jaderberg et al. 2015), which localises at the original size."""
     transformer = baselines.SpatialTransformer2d(1, plan.image_size, shrink=plan.upsample)
-    return nn.Sequential(
-        OrderedDict(transformer=transformer, **_scalar_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3)))
-    )
+    layers = _scalar_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3))
+    return nn.Sequential(OrderedDict(transformer=transformer, **layers))

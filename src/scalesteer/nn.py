@@ -76,10 +76,7 @@ class MultiScaleConv2d(nn.Module):
         super().__setattr__(name, value)
 
     def reset_buffers(self) -> None:
-        """Make what is derived from the arguments again, in the parameters' dtype and on their device.
-
-        Moving, converting and loading the layer call it; a parameter that is exchanged by hand needs it.
-        """
+        """Make what is derived from the arguments again, like the parameters; needed if one is exchanged by hand."""
 
     def _like(self) -> Tensor:
         """A tensor with the layer's dtype and device, without computing a parametrization."""
@@ -359,12 +356,11 @@ class FoldedScaleConv2d(_ScaleConv2d):
     taps: Tensor
 
     def __init__(self, layer: ScaleSteerableConv2d) -> None:
+        kind = type(layer)
         for name in ("forward", "filters", "_convolve", "_stored_filters"):
-            if name in vars(layer) or getattr(type(layer), name) is not getattr(ScaleSteerableConv2d, name):
-                raise TypeError(
-                    f"a {type(layer).__name__} cannot be folded: it has its own `{name}`, which a folded layer would "
-                    "not run."
-                )
+            if name in vars(layer) or getattr(kind, name) is not getattr(ScaleSteerableConv2d, name):
+                own = f"it has its own `{name}`, which a folded layer would not run"
+                raise TypeError(f"a {kind.__name__} cannot be folded: {own}.")
         super().__init__(**{name: getattr(layer, name) for name in (*_ARGUMENTS, "scales")})
         self.sizes, self.reduce, self.backend = layer.sizes, layer.reduce, layer.backend
         for name, value in vars(layer).items():

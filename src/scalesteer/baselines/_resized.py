@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from scalesteer import _checks, fast, functional
 from scalesteer.geometry import Geometry
 from scalesteer.nn import MultiScaleConv2d
-
-Matrices = TypeVar("Matrices")
 
 
 class ResizedConv2d(MultiScaleConv2d):
@@ -71,7 +69,7 @@ class ResizedConv2d(MultiScaleConv2d):
         dense = zeros and whole and g.groups == 1 and not fast.being_traced()  # a compiler's batch may have no number
         turned = None
         for scale, weight in zip(self.scales, filters, strict=True):
-            axes = [_axis(length, scale, g, i, self.antialias) for i, length in enumerate(lengths)]
+            axes = [_resized_axis(length, scale, g, i, self.antialias) for i, length in enumerate(lengths)]
             if zeros and x.shape[1] == 1 and _maps_pay(max(lengths), scale, g.kernel_size, self.out_channels):
                 yield _multiply_taps(x, weight, *(_kept(_tap_maps, axis, **place) for axis in axes))
             elif dense and _frequencies_pay(x.shape[0], weight.shape, *axes):
@@ -151,9 +149,8 @@ def resize_matrix(start: float, step: float, count: int, length: int, spread: fl
 
     Shape: `(count, length)`; each row adds up to 1. It is made in float64.
     """
-    device = place.get("device")
-    positions = start + step * torch.arange(count, dtype=torch.float64, device=device)
-    samples = torch.arange(length, dtype=torch.float64, device=device)
+    work: dict[str, Any] = {"dtype": torch.float64, "device": place.get("device")}
+    positions, samples = start + step * torch.arange(count, **work), torch.arange(length, **work)
     if spread <= 1:
         weights = (1 - (positions.clamp(0, length - 1)[:, None] - samples).abs()).clamp(min=0)
     else:
@@ -162,12 +159,9 @@ def resize_matrix(start: float, step: float, count: int, length: int, spread: fl
     return weights.to(**place)
 
 
-def _kept(make: Callable[..., Matrices], *arguments: Any, **place: Any) -> Matrices:
+def _kept(make: Callable[..., Any], *arguments: Any, **place: Any) -> Any:
     """Fixed matrices, made once; but a compiler's tensors are not real yet: it makes them part of its graph."""
-    if torch.compiler.is_compiling():
-        return make(*arguments, **place)
-    kept: Matrices = _cached(make, *arguments, **place)
-    return kept
+    return (make if torch.compiler.is_compiling() else partial(_cached, make))(*arguments, **place)
 
 
 @lru_cache(maxsize=1024)
@@ -176,7 +170,7 @@ def _cached(make: Callable[..., Any], *arguments: Any, **place: Any) -> Any:
         return make(*arguments, **place)
 
 
-class Axis(NamedTuple):
+class ResizedAxis(NamedTuple):
     """How one axis is treated at one scale; `resize` and `back` are the arguments of matrices, or None."""
 
     length: int
@@ -196,16 +190,14 @@ class Axis(NamedTuple):
         return self.size + self.padding
 
 
-def _axis(length: int, scale: float, geometry: Geometry, axis: int, antialias: bool) -> Axis:
+def _resized_axis(length: int, scale: float, geometry: Geometry, axis: int, antialias: bool) -> ResizedAxis:
     """How an axis of `length` pixels is resized, convolved and resized back at `scale`."""
-    taps, stride, padding = geometry.kernel_size, geometry.stride[axis], geometry.padding[axis]
-    dilation = geometry.dilation[axis]
-    count = geometry.output_size(length, length)[axis]
+    stride, padding, dilation = geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]
+    taps, count = geometry.kernel_size, geometry.output_size(length, length)[axis]
     size = max(1, round(length / scale))
     if size == length:
-        return Axis(length, size, taps, dilation, stride, padding, count, count)
-    same = dilation * (taps - 1) // 2
-    ratio = size / length
+        return ResizedAxis(length, size, taps, dilation, stride, padding, count, count)
+    same, ratio = dilation * (taps - 1) // 2, size / length
     # Centres outside the image need responses outside it; if there are none the border is clamped, as resizing does.
     outside = max(0, padding - same)
     extra = math.ceil((outside - 0.5) * ratio + 0.5) if outside else 0
@@ -213,11 +205,11 @@ def _axis(length: int, scale: float, geometry: Geometry, axis: int, antialias: b
     resize = (0.5 / ratio - 0.5, 1 / ratio, size, length, 1 / ratio if antialias else 1.0)
     first, responses = (same - padding + 0.5) * ratio - 0.5 + extra, size + 2 * extra
     back = (first, stride * ratio, count, responses, ratio if antialias else 1.0)
-    return Axis(length, size, taps, dilation, 1, same + extra, responses, count, resize, back)
+    return ResizedAxis(length, size, taps, dilation, 1, same + extra, responses, count, resize, back)
 
 
 def _convolve_resized(
-    x: Tensor, weight: Tensor, g: Geometry, scale: float, place: dict[str, Any], rows: Axis, columns: Axis
+    x: Tensor, weight: Tensor, g: Geometry, scale: float, place: dict[str, Any], rows: ResizedAxis, columns: ResizedAxis
 ) -> Tensor:
     """The response at a scale by its definition."""
     resize, back = (
@@ -242,7 +234,7 @@ def _maps_pay(length: int, scale: float, kernel_size: int, out_channels: int) ->
     return taps * (length + out_channels) < out_channels * (taps * ratio**2 + resizing)
 
 
-def _tap_maps(axis: Axis, **place: Any) -> Tensor:
+def _tap_maps(axis: ResizedAxis, **place: Any) -> Tensor:
     """What each tap reads along an axis, at every output: `(k, count, length)`."""
     work = {"dtype": torch.float64, "device": place["device"]}
     resize = torch.eye(axis.length, **work) if axis.resize is None else resize_matrix(*axis.resize, **work)
@@ -279,7 +271,7 @@ class Waves(NamedTuple):
 FREQUENCY_COST = 2.5  # of an operation of the frequency form, in those of a convolution; measured on two CPU cores
 
 
-def _frequencies_pay(batch: int, filters: torch.Size, rows: Axis, columns: Axis) -> bool:
+def _frequencies_pay(batch: int, filters: torch.Size, rows: ResizedAxis, columns: ResizedAxis) -> bool:
     """Whether frequencies take far fewer operations than the definition, and filters at most twice the images' room."""
     fan_out, fan_in, taps, _ = filters
     half = columns.period // 2 + 1
@@ -293,7 +285,7 @@ def _frequencies_pay(batch: int, filters: torch.Size, rows: Axis, columns: Axis)
     return few and FREQUENCY_COST * frequencies < convolution
 
 
-def _waves(rows: Axis, columns: Axis, **place: Any) -> Waves:
+def _waves(rows: ResizedAxis, columns: ResizedAxis, **place: Any) -> Waves:
     """The matrices of the frequency form; a complex number that comes in is multiplied by m and i m."""
     work = {"dtype": torch.float64, "device": place["device"]}
     there_1, taps_1, back_1 = _axis_waves(rows, **work)
@@ -314,7 +306,7 @@ def _waves(rows: Axis, columns: Axis, **place: Any) -> Waves:
     return Waves(*(matrix.to(**place).contiguous() for matrix in found))
 
 
-def _axis_waves(axis: Axis, **work: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _axis_waves(axis: ResizedAxis, **work: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Along an axis: pixels to frequencies `(N, length)`, taps to frequencies `(N, k)`, and back `(count, N)`."""
     turns = 2j * math.pi / axis.period * torch.arange(axis.period, **work)
 

@@ -26,18 +26,12 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         that shapes are those of `nn.Conv2d` and borders are filled as `padding_mode` says. The resizing is bilinear
         without smoothing, as theirs; ``antialias=True`` smooths where it shrinks.
 
+    Arguments that are not listed are those of :class:`~scalesteer.ScaleSteerableConv2d`; stride and padding count
+    pixels of the input.
+
     Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        kernel_size: Window of the filter, odd and at least 3; a pair is accepted when both are equal.
-        stride: Step between windows, in pixels of the input, an integer or a pair.
-        padding: An integer or a pair, in pixels of the input; or ``"same"`` (stride 1 only), or ``"valid"`` for none.
         dilation: Distance between taps, in pixels of the resized image, an integer or a pair.
-        groups: Number of groups of channels that do not see each other.
-        bias: Whether to learn a bias for each output channel.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, around the resized image.
-        device: Device of the parameters.
-        dtype: Floating-point type of the parameters.
         scales: Scales of the filter, positive and ascending; at scale s the input is resized by 1 / s.
         antialias: Whether resizing smooths where it shrinks, as ``F.interpolate(antialias=True)`` does.
 
