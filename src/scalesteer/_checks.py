@@ -150,16 +150,13 @@ def place(device: Any, dtype: Any) -> dict[str, Any]:
     return {"device": device, "dtype": dtype}
 
 
-def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> Tensor:
-    """Return `x` if a layer with `count` input channels and this `weight` can take it.
-
-    That is a batch of images, `(B, C, H, W)`, or of `vectors`, `(B, C, 2, H, W)`.
-    """
-    axes = "5 axes (B, C, 2, H, W)" if vectors else "4 axes (B, C, H, W)"
+def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> None:
+    """Raise an error unless `x` is a batch, of images or of `vectors`, that a layer with this `weight` can take."""
     if not isinstance(x, Tensor):
         raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
     shape = tuple(x.shape)
     if x.ndim != 4 + vectors or (vectors and x.shape[2] != 2):
+        axes = "5 axes (B, C, 2, H, W)" if vectors else "4 axes (B, C, H, W)"
         hint = " add a batch axis with x.unsqueeze(0)." if x.ndim == 3 + vectors else ""
         raise ValueError(f"the input must have {axes} (got shape {shape}).{hint}")
     if x.shape[1] != count:
@@ -177,4 +174,3 @@ def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> Tens
         raise ValueError(f"the input is on {x.device} but the layer is on {weight.device}: move one of them.")
     if 0 in shape[-2:]:
         raise ValueError(f"the image must not be empty: height and width must be at least 1 (got shape {shape}).")
-    return x

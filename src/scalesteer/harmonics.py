@@ -377,9 +377,7 @@ def steering_factors(basis: LogRadialBasis, scale: float) -> Complex:
 
 @lru_cache(maxsize=64)
 def normalizers(basis: LogRadialBasis, kernel_size: int) -> Float:
-    """Factors that the normalisation gives to the real and imaginary parts of each function; no scale in them.
-
-    Shape: `(K, J, 2)`.
+    """Factors of the real and imaginary part of each function, `(K, J, 2)`, whatever the scale.
 
     Raises:
         ValueError: If a function vanishes on the grid, since nothing could be learned with it.
