@@ -107,14 +107,12 @@ class Show(_SplitFlags):
 
     split: int = 0  # Which split.
     part: Part = "train"  # Which part of the split.
-    sheet: Literal["samples", "resamplers", "elastic"] = "samples"
-    """The images; both resamplers side by side; or elastic deformation at every strength for three widths."""
-    count: int = 40  # How many images (at most three for the comparing sheets).
+    count: int = 40  # How many images.
     output: Path = Path("sheet.png")  # The PNG to write.
 
     def run(self) -> None:
         spec = scale.SplitSpec(self.dataset, self.split, **self.options())
-        sheets.draw(spec, self.part, self.sheet, self.output, count=self.count)
+        sheets.draw(spec, self.part, self.output, count=self.count)
         print(self.output)
 
 
