@@ -42,7 +42,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scalesteer.fast import spectral
-from scalesteer.fast.common import cached_on, keep_for_cuda_graph
+from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph
 from scalesteer.fast.taps import half_taps, half_window
 from scalesteer.geometry import Axes, Filters
 
@@ -330,14 +330,11 @@ def _windows(axes: Axes, sizes: tuple[int, ...], device: torch.device) -> tuple[
     return tuple(wholes), tuple(halves)
 
 
-class FusedFrequencies:
-    """Responses as products of spectra, all scales in each; see :class:`scalesteer.fast.Engine`.
-
-    The image's transform is kept for the backward pass.
-    """
+class FusedFrequencies(Engine):
+    """Responses as products of spectra, all scales in each. The image's transform is kept for the backward pass."""
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        self.filters, self.axes = filters, axes
+        super().__init__(filters, axes, groups, like, pieces, budget)
         self.plan = spectral.plan_for(axes, filters.sizes, like)
         self.table: Tensor | None = None
         if filters.basis is None:
@@ -349,56 +346,44 @@ class FusedFrequencies:
                 ("fused frequencies", filters.sizes, axes),
                 lambda: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1),  # (f S, D)
             )
-        self.grad_weights: Tensor | None = None
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
-        """Floats at work for the filters, and for each image."""
         out_channels, channels = filters.weights.shape[:2]
         wide = axes[0].period * axes[1].period * len(filters.sizes) * out_channels
         return wide * channels // 2, 2 * wide
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Transform the next piece, `(f, 2B, C)`, or take its transform."""
         self.batch = len(x)
         if kept is None:
             pixels, self.bright = spread(x)
-            kept = spectral.transform(pixels, self.plan.analyse_rows, self.plan.analyse_columns)
-        self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])
+            kept = spectral.transform(pixels, self.plan.analyse)
+        self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])  # (f, 2B, C)
         return self.spectrum
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        """Write the largest response and the winner."""
-        row_matrix, column_matrix = self.plan.restore_rows, self.plan.restore_columns
+        row_matrix, column_matrix = self.plan.restore
         shape = row_matrix.shape[1] // 2, column_matrix.shape[1], -1
-        blank = None if winner is None else self._blank_scales()
-        # Large tensors are handed on, not named, so that each is free as soon as the next is there.
-        maps = spectral.restore(
-            torch.bmm(self.spectrum, self._transfers().mT).view(shape),  # (f, 2B, S O)
-            row_matrix,
-            column_matrix,
-        )
+        blank = None if winner is None else self.blank_scales()
+        # Large tensors are handed on, not named, so that each is free as soon as the next is there: (f, 2B, S O).
+        maps = spectral.restore(torch.bmm(self.spectrum, self._transfers().mT).view(shape), self.plan.restore)
         max_over_scales(maps, best, len(self.filters.sizes), winner, blank)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        """Write the gradient of the image and add to that of the weights."""
         scales = len(self.filters.sizes)
-        incoming = spectral.transform(
-            spread(grad, winner, scales)[0], self.plan.restore_rows.T, self.plan.restore_columns.T
-        ).view(-1, 2 * self.batch, scales * grad.shape[1])  # (f, 2B, S O)
+        incoming = spectral.transform(spread(grad, winner, scales)[0], spectral.adjoint(self.plan.restore))
+        shape = incoming.shape[0], incoming.shape[1], -1
+        incoming = incoming.view(-1, 2 * self.batch, scales * grad.shape[1])  # (f, 2B, S O)
         if grad_image is not None:
-            row_matrix, column_matrix = self.plan.analyse_rows.T, self.plan.analyse_columns.T
-            back = torch.bmm(incoming, self._transfers())  # (f, 2B, C)
-            back = back.view(row_matrix.shape[1] // 2, column_matrix.shape[1], -1)
-            max_over_scales(spectral.restore(back, row_matrix, column_matrix), grad_image)
+            back = torch.bmm(incoming, self._transfers()).view(shape)  # from (f, 2B, C)
+            max_over_scales(spectral.restore(back, spectral.adjoint(self.plan.analyse)), grad_image)
         if weights:
-            found = torch.bmm(incoming.mT, self.spectrum)  # (f, S O, C)
-            self.grad_weights = found if self.grad_weights is None else self.grad_weights.add_(found)
+            self.add_weight_gradient(torch.bmm(incoming.mT, self.spectrum))  # (f, S O, C)
 
     def weight_gradient(self) -> Tensor:
         """The adjoint of `_transfers`: `(f, S O, C)` -> `(O, C, D)`."""
-        grad, weights = self.grad_weights, self.filters.weights
-        grad = grad.view(-1, weights.shape[0] * weights.shape[1])  # type: ignore[union-attr]  # (f S, O C)
+        weights = self.filters.weights
+        grad = self.weight_grads[0].view(-1, weights.shape[0] * weights.shape[1])  # (f S, O C)
         if self.table is not None:
             return (grad.T @ self.table).view_as(weights)
         parts = grad.unflatten(0, (-1, len(self.filters.sizes))).unbind(1)
@@ -416,9 +401,9 @@ class FusedFrequencies:
             torch.mm(matrix, part[:, : matrix.shape[1]].T, out=out[:, i])
         return out.view(out.shape[0], -1, channels)
 
-    def _blank_scales(self) -> Tensor:
+    def blank_scales(self) -> Tensor:
         """How many scales, from the first on, see zeros only: see :func:`spectral.blank_scales`. `(B, H', W')`."""
-        (rows, columns), filters, basis, device = self.axes, self.filters, self.filters.basis, self.spectrum.device
+        (rows, columns), filters, device = self.axes, self.filters, self.spectrum.device
         tables = _ring_tables(rows.radius, (rows.dilation, columns.dilation), device)
         places, offsets, rings = keep_for_cuda_graph(tables, device)
 
@@ -427,8 +412,7 @@ class FusedFrequencies:
             missing = (~filters.supports()).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32)  # (n, n)
             return missing.flatten()[places]
 
-        key = ("first scales", filters.sizes)
-        firsts = first_scales() if basis is None else cached_on(basis, self.spectrum, key, first_scales)
+        firsts = cached_on(filters.basis, self.spectrum, ("first scales", filters.sizes), first_scales)
         pixels = rows.count * columns.count
         blank = torch.empty(self.batch, rows.count, columns.count, dtype=torch.uint8, device=device)
         _blank_scales_kernel[(triton.cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
@@ -483,22 +467,21 @@ def _tap_tables(
     return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
 
-class FusedTaps:
-    """Responses as products with pairs of pixels that are never written; see :class:`scalesteer.fast.Engine`.
+class FusedTaps(Engine):
+    """Responses as products with pairs of pixels that are never written. It has no gradient of the image.
 
-    Where a window sees zeros only, its response is exactly zero. It has no gradient of the image. The image with a
-    border is kept for the backward pass.
+    Where a window sees zeros only, its response is exactly zero. The image with a border is kept for the backward pass.
     """
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+        super().__init__(filters, axes, groups, like, pieces, budget)
         rows, columns = axes
-        self.filters, self.budget, self.padding = filters, budget, (*columns.border, *rows.border)
+        self.padding = (*columns.border, *rows.border)
         height, width = (axis.length + sum(axis.border) for axis in axes)
         self.origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
         tables = _tap_tables(axes, width, height * width, filters.weights.shape[1], filters.sizes, like.device)
         self.tables = keep_for_cuda_graph(tables, like.device)
         self.table: Tensor | None = None
-        self.grad_weights: Tensor | None = None
         basis, read, factor = filters.basis, self.tables["read"], self.tables["factor"]
         if basis is not None:
             self.table = cached_on(
@@ -507,16 +490,14 @@ class FusedTaps:
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
-        """Floats at work for the filters, which are few, and for each image."""
-        return 0, axes[0].count * axes[1].count * len(filters.weights)
+        return 0, axes[0].count * axes[1].count * len(filters.weights)  # filters take little
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Give the next piece its border."""
         self.padded = F.pad(x, self.padding).contiguous() if kept is None else kept
+        self.image = self.padded.flatten()[self.origin :]  # offsets count from the centre of the first window
         return self.padded
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        """Write the largest response and the winner."""
         out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
         flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
         if self.table is not None:
@@ -526,14 +507,13 @@ class FusedTaps:
         blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
         grid = triton.cdiv(pixels, blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
-            self._origin(), weights.contiguous(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
+            self.image, weights.contiguous(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
             best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
             self.tables["offsets"].shape[1], len(self.filters.sizes), winner is not None, PRECISION=_precision(),
             **blocks,
         )  # fmt: skip
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        """Add to the gradient of the weights; the image's is never asked for here."""
         padded, out_channels = self.padded, len(self.filters.weights)
         taps, scales, pixels = self.tables["offsets"].shape[1], len(self.filters.sizes), grad[0, 0].numel()
         part = max(TAPS_BACKWARD_BLOCKS["BP"], -(-pixels // SUMS_PER_IMAGE))
@@ -544,21 +524,15 @@ class FusedTaps:
         blocks = {**TAPS_BACKWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
         grid = len(self.tables["blocks"]), programs, triton.cdiv(out_channels, blocks["BO"])
         _taps_backward_kernel[grid](
-            self._origin(), self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
+            self.image, self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
             winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
             PRECISION=_precision(), **blocks,
         )  # fmt: skip
-        found = out.sum(0)
-        self.grad_weights = found if self.grad_weights is None else self.grad_weights + found
+        self.add_weight_gradient(out.sum(0))
 
     def weight_gradient(self) -> Tensor:
-        """The gradient of the weights, from that of every tap of every scale."""
         channels, out_channels = self.filters.weights.shape[1], len(self.filters.weights)
-        found = self.grad_weights.view(-1, channels * out_channels)  # type: ignore[union-attr]  # (S pairs, C O)
+        found = self.weight_grads[0].view(-1, channels * out_channels)  # (S pairs, C O)
         found = found.masked_fill(self.tables["factor"][:, None] == 0, 0)  # what no block has written
         found = self.table.T @ found if self.table is not None else found[self.tables["half"]] / 2
         return found.view(-1, channels, out_channels).permute(2, 1, 0)
-
-    def _origin(self) -> Tensor:
-        """The image from the centre of the first window on, so that offsets count from there."""
-        return self.padded.flatten()[self.origin :]
