@@ -191,10 +191,10 @@ def _arange(count: int) -> Tensor:
     return torch.arange(count, dtype=torch.float64, device="cpu")
 
 
-def angles(axis: Axis, positions: Tensor) -> Tensor:
-    """u times position for the positive half-integer frequencies: `(period / 2, positions)`."""
+def angles(axis: Axis, size: int) -> Tensor:
+    """u times offset, for the positive half-integer frequencies and the taps of a window: `(period / 2, size)`."""
     u = (_arange(axis.period // 2) + 0.5) * (2 * math.pi / axis.period)
-    return u[:, None] * positions
+    return u[:, None] * (axis.dilation * (_arange(size) - size // 2))
 
 
 def _analysis(axes: Axes, positions: Sequence[Tensor]) -> Matrices:
@@ -219,9 +219,8 @@ class Plan:
 
     analyse: Matrices  # (N, H), (2M, 2W)
     restore: Matrices  # (H', N), (2W', 2M)
-    filter_columns: list[Tensor]  # (M, n) for each scale
-    filter_rows: list[Tensor]  # (N, 2 (n // 2 + 1)) for each scale: the middle row and those below it
-    window_rows: list[Tensor]  # (N, 2n) for each scale: all rows
+    filters: list[Matrices]  # (N, 2 (n // 2 + 1)), (M, n) for each scale: the middle row and those below it
+    windows: list[Matrices]  # (N, 2n), (M, n) for each scale: all rows
 
 
 def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor) -> Plan:
@@ -243,23 +242,22 @@ def _make_plan(axes: Axes, sizes: tuple[int, ...], dtype: torch.dtype, device: t
     def place(matrix: Tensor) -> Tensor:
         return matrix.to(device=device, dtype=dtype).contiguous()
 
-    filter_columns, filter_rows, window_rows = [], [], []
+    filters, windows = [], []
     for n in sizes:
-        offsets = _arange(n) - n // 2
-        turns = angles(columns, columns.dilation * offsets)
-        filter_columns.append(place(torch.cat([turns.cos(), turns.sin()])))  # ({c, s} v, n)
-        turns = angles(rows, rows.dilation * offsets)
+        turns = angles(columns, n)
+        column_matrix = place(torch.cat([turns.cos(), turns.sin()]))  # ({c, s} v, n)
+        turns = angles(rows, n)
         signs = [torch.stack([turns.cos(), sign * turns.sin()], dim=2) for sign in (-1, 1)]
         window = torch.stack(signs, dim=1).flatten(0, 1)  # (u {+, -}, n, {c, s})
-        window_rows.append(place(window.flatten(1)))
         # Half of the rows is enough, the others mirror it; the middle row stands alone.
-        weight = 2.0 - (offsets[n // 2 :] == 0).double()
-        filter_rows.append(place((window[:, n // 2 :] * weight[:, None]).flatten(1)))
+        half = torch.cat([window[:, n // 2, None], 2 * window[:, n // 2 + 1 :]], dim=1)
+        filters.append((place(half.flatten(1)), column_matrix))
+        windows.append((place(window.flatten(1)), column_matrix))
     row_matrix, column_matrix = _analysis(axes, [_arange(axis.length) for axis in axes])
     analyse = place(row_matrix), place(column_matrix)
     row_matrix, column_matrix = _analysis(axes, [axis.first + axis.stride * _arange(axis.count) for axis in axes])
     restore = place(2 / (rows.period * columns.period) * row_matrix.T), place(column_matrix.T)
-    return Plan(analyse, restore, filter_columns, filter_rows, window_rows)
+    return Plan(analyse, restore, filters, windows)
 
 
 def adjoint(matrices: Matrices) -> Matrices:
@@ -293,13 +291,9 @@ def _view(x: Tensor, *shape: int) -> Tensor:
 
 
 def filter_transform(filters: Tensor, plan: Plan, i: int, space: Workspace = NEW_MEMORY, name: str = "") -> Tensor:
-    """Point-symmetric filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v R)`."""
+    """Point-symmetric filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v, R)`."""
     half = filters[:, filters.shape[1] // 2 :].permute(1, 2, 0)  # (n/2, n, R), not moved in memory
-    row_matrix, column_matrix = plan.filter_rows[i], plan.filter_columns[i]
-    period, rest = column_matrix.shape[0], half.shape[2]
-    along_columns = batched_product(column_matrix, half, space.buffer("filter", half.shape[0], period, rest))
-    along_columns = _view(along_columns, row_matrix.shape[1], period // 2 * rest)  # (n/2 {c, s}, v R)
-    return torch.mm(row_matrix, along_columns, out=space.buffer(name, row_matrix.shape[0], along_columns.shape[1]))
+    return restore(half, plan.filters[i], space, name)
 
 
 def basis_transforms(filters: Filters, axes: Axes, like: Tensor) -> tuple[Tensor, ...]:
@@ -443,16 +437,9 @@ class Frequencies(Engine):
         out_channels, per_group = self.out_channels, self.per_group
         if self.tables is not None:
             return (_view(grad, -1, out_channels * per_group).T @ self.tables[i]).view(out_channels, per_group, -1)
-        n = self.filters.sizes[i]
-        row_matrix, column_matrix = self.plan.window_rows[i].T, self.plan.filter_columns[i]
-        grad = _view(grad, row_matrix.shape[1], column_matrix.shape[0] // 2 * out_channels * per_group)
-        buffer = self.space.buffer("filter", row_matrix.shape[0], grad.shape[1])
-        along_columns = torch.mm(row_matrix, grad, out=buffer)  # (n {c, s}, v O C/G)
-        along_columns = along_columns.view(n, column_matrix.shape[0], out_channels * per_group)
-        taps = grad.new_empty(out_channels, per_group, n, n)
-        rows = taps.flatten(0, 1).transpose(0, 1)  # (n, O C/G, n)
-        torch.bmm(along_columns.mT, column_matrix.expand(n, *column_matrix.shape), out=rows)
-        return taps.flatten(2)
+        matrices = adjoint(self.plan.windows[i])
+        grad = _view(grad, matrices[0].shape[1], matrices[1].shape[1] // 2, out_channels * per_group)
+        return transform(grad, matrices, self.space).flatten(0, 1).T.unflatten(0, (out_channels, per_group))
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""

@@ -153,17 +153,13 @@ def _max_over_scales_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _accumulate(  # type: ignore[no-untyped-def]
-    response, s, t, counts, weights, pairs, taps, o, out_channels, scales,
-    PRECISION: tl.constexpr, BT: tl.constexpr,
+    response, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
     """Add to the response of a scale what a block of taps gives, if its window has them."""
     if s < scales:  # noqa: SIM102 (both sides of an `and` would be evaluated)
         if t < tl.load(counts + s):
-            w = tl.load(
-                weights + (s * taps + t + tl.arange(0, BT))[None, :] * out_channels + o[:, None],
-                mask=o[:, None] < out_channels,
-                other=0.0,
-            )
+            where = weights + (s * taps + t + tl.arange(0, BT))[None, :] * out_channels + o[:, None]
+            w = tl.load(where, mask=o[:, None] < out_channels, other=0.0)
             response = tl.dot(w, pairs, response, input_precision=PRECISION)
     return response
 
@@ -259,12 +255,9 @@ def _move_grid(channels: int, pixels: int, images: int) -> tuple[int, int, int]:
 
 
 def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Tensor, Tensor]:
-    """Images with pixels first; with winners, for each scale the pixels that it won and zero elsewhere.
+    """Images with pixels first, `(B, C, H, W)` -> `(H, W, B S C)`: with winners, for each scale what it won, else zero.
 
-    Without winners also where a block of channels has a pixel that is not zero (uint8).
-
-    Shape:
-        `(B, C, H, W)` -> `(H, W, B S C)`, `(blocks, B, H, W)`.
+    Without also `(blocks, B, H, W)`, bytes: where a block of channels has a pixel that is not zero.
     """
     x = x.contiguous()
     images, channels, height, width = x.shape
@@ -282,10 +275,9 @@ def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Te
 def max_over_scales(
     maps: Tensor, best: Tensor, scales: int = 1, winner: Tensor | None = None, blank: Tensor | None = None
 ) -> None:
-    """Write the largest of several scales and, if wanted, which one won (uint8); for one scale undo :func:`spread`.
+    """From `(H, W, B S C)`, write the largest of the scales and, if wanted, the winner (uint8), both `(B, C, H, W)`.
 
-    Shape:
-        `(H, W, B S C)` -> `best` and `winner` `(B, C, H, W)`; `blank` `(B, H, W)`, with `winner` only.
+    For one scale it undoes :func:`spread`. `blank` `(B, H, W)` comes with `winner`.
     """
     images, channels, height, width = best.shape
     _max_over_scales_kernel[_move_grid(channels, height * width, images)](
@@ -295,34 +287,29 @@ def max_over_scales(
 
 
 @lru_cache(maxsize=64)
-def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
     """The largest window ring by ring: places of its taps, offsets (row, column) in pixels, where rings begin."""
-    ticks = np.arange(-radius, radius + 1)
-    rings = np.maximum(np.abs(ticks)[:, None], np.abs(ticks)).ravel()
+    dy, dx = np.mgrid[-radius : radius + 1, -radius : radius + 1].reshape(2, -1)
+    rings = np.maximum(np.abs(dy), np.abs(dx))
     places = np.argsort(rings, kind="stable")
-    size = len(ticks)
-    offsets = np.stack([dilation[0] * ticks[places // size], dilation[1] * ticks[places % size]], axis=1)
+    offsets = np.stack([dilation[0] * dy[places], dilation[1] * dx[places]], axis=1)
     begins = np.searchsorted(rings[places], np.arange(radius + 2))
     tables = places.astype(np.int64), offsets.astype(np.int32), begins.astype(np.int32)
-    places_, offsets_, begins_ = (torch.from_numpy(table).to(device) for table in tables)
-    return places_, offsets_, begins_
+    return tuple(torch.from_numpy(table).to(device) for table in tables)
 
 
 @lru_cache(maxsize=8)
 def _windows(axes: Axes, sizes: tuple[int, ...], device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """For each scale the transform of a window, cos(u dy ± v dx), and of the first half of a point-symmetric one.
 
-    Shape:
-        `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre.
+    They are `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre.
     """
     (rows, columns), wholes, halves = axes, [], []
     for n in sizes:
-        offsets = torch.arange(n, dtype=torch.float64, device="cpu") - n // 2
-        along_rows = spectral.angles(rows, rows.dilation * offsets)[:, None, None, :, None]
-        along_columns = spectral.angles(columns, columns.dilation * offsets)[None, None, :, None, :]
-        signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu").view(1, 2, 1, 1, 1)
-        matrix = torch.cos(along_rows + signs * along_columns)  # (u, sign, v, dy, dx)
-        matrix = matrix.flatten(3).flatten(0, 2)
+        along_rows = spectral.angles(rows, n)[:, None, :, None]
+        along_columns = spectral.angles(columns, n)[None, :, None, :]
+        matrix = torch.stack([along_rows + along_columns, along_rows - along_columns], dim=1).cos()
+        matrix = matrix.flatten(3).flatten(0, 2)  # from (u, sign, v, dy, dx)
         half = 2 * matrix[:, : n * n // 2 + 1]
         half[:, -1] /= 2
         wholes.append(matrix.to(device=device, dtype=torch.float32))
@@ -336,16 +323,13 @@ class FusedFrequencies(Engine):
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         super().__init__(filters, axes, groups, like, pieces, budget)
         self.plan = spectral.plan_for(axes, filters.sizes, like)
-        self.table: Tensor | None = None
-        if filters.basis is None:
+        self.table = self.from_basis(  # (f S, D)
+            like,
+            ("fused frequencies", axes),
+            lambda _: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1),
+        )
+        if self.table is None:
             self.windows, self.halves = keep_for_cuda_graph(_windows(axes, filters.sizes, like.device), like.device)
-        else:
-            self.table = cached_on(
-                filters.basis,
-                like,
-                ("fused frequencies", filters.sizes, axes),
-                lambda: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1),  # (f S, D)
-            )
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
@@ -409,8 +393,7 @@ class FusedFrequencies(Engine):
 
         def first_scales() -> Tensor:
             """The first scale that has each tap of the largest window, ring by ring."""
-            missing = (~filters.supports()).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32)  # (n, n)
-            return missing.flatten()[places]
+            return (~filters.supports()).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32).flatten()[places]
 
         firsts = cached_on(filters.basis, self.spectrum, ("first scales", filters.sizes), first_scales)
         pixels = rows.count * columns.count
@@ -430,14 +413,7 @@ def _tap_tables(
     """Where the taps of a few-channel layer lie in an image with rows of `row` and planes of `plane` numbers.
 
     Taps are pairs times channels, from the centre outwards, so that every window is a prefix; filled up to whole
-    blocks with taps of weight zero. The tables, P pixels and S scales:
-
-    - offsets `(2, taps)`: from a centre to the two pixels of each tap's pair, in floats;
-    - starts `(P)`: from the first centre to each, in floats;
-    - counts `(S)`: the taps of each window;
-    - read, factor `(S pairs)`: which tap of the filters a pair takes, and times what: nothing beyond the window;
-    - half `(T)`: the pair of every tap of the filters;
-    - blocks: scale and first tap of each program of the backward kernel.
+    blocks with taps of weight zero.
     """
     offsets = half_window(max(sizes))
     pairs = -(-len(offsets) // TAPS_MULTIPLE) * TAPS_MULTIPLE
@@ -455,14 +431,16 @@ def _tap_tables(
     threes = [(s, max(counts[s : s + 3])) for s in range(0, len(sizes), 3)]  # scales that share a program
     blocks = [(s, t) for s, count in threes for t in range(0, count, TAPS_BACKWARD_BLOCKS["BT"])]
     rows, columns = (axis.stride * np.arange(axis.count) for axis in axes)
-    tables = {
-        "offsets": signed.reshape(2, -1).astype(np.int32),
-        "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),
-        "counts": np.array(counts, np.int32),
-        "read": read.astype(np.int64),
-        "factor": factor,
-        "half": half.astype(np.int64),
-        "blocks": np.array(blocks, np.int32),
+    tables = {  # P pixels, S scales
+        "offsets": signed.reshape(2, -1).astype(
+            np.int32
+        ),  # (2, taps): from a centre to the pixels of a pair, in floats
+        "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),  # (P): from the first centre, in floats
+        "counts": np.array(counts, np.int32),  # (S): the taps of each window
+        "read": read.astype(np.int64),  # (S pairs): which tap of the filters a pair takes,
+        "factor": factor,  # and times what: nothing beyond the window
+        "half": half.astype(np.int64),  # (T): the pair of every tap of the filters
+        "blocks": np.array(blocks, np.int32),  # scale and first tap of each program of the backward kernel
     }
     return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
@@ -481,12 +459,10 @@ class FusedTaps(Engine):
         self.origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
         tables = _tap_tables(axes, width, height * width, filters.weights.shape[1], filters.sizes, like.device)
         self.tables = keep_for_cuda_graph(tables, like.device)
-        self.table: Tensor | None = None
-        basis, read, factor = filters.basis, self.tables["read"], self.tables["factor"]
-        if basis is not None:
-            self.table = cached_on(
-                basis, like, ("fused taps", filters.sizes), lambda: (basis[:, read].float() * factor).T.contiguous()
-            )
+        read, factor = tables["read"], tables["factor"]
+        self.table = self.from_basis(
+            like, ("fused taps",), lambda basis: (basis[:, read].float() * factor).T.contiguous()
+        )
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
