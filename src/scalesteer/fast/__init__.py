@@ -4,12 +4,10 @@ An engine is an algorithm for the maximum over scales; :class:`spectral.Engine` 
 :class:`scalesteer.geometry.Filters` and the two axes along which windows lie, and need point-symmetric filters, as a
 LogRadialBasis makes them:
 
-===================================  ==========================================================================
-:class:`spectral.Frequencies`        products of frequencies; every device
-:class:`taps.Taps`                   few input channels, CPU
-:class:`triton.FusedFrequencies`     the same as the first on CUDA, all scales in each product
-:class:`triton.FusedTaps`            the same as the second on CUDA
-===================================  ==========================================================================
+- :class:`spectral.Frequencies`: products of frequencies; every device
+- :class:`taps.Taps`: few input channels, CPU
+- :class:`triton.FusedFrequencies`: as the first, on CUDA, all scales in each product
+- :class:`triton.FusedTaps`: as the second, on CUDA
 """
 
 from __future__ import annotations

@@ -137,14 +137,14 @@ class Engine:
     outwards: Callable[[Tensor], Tensor]
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        self.filters, self.axes, self.groups, self.budget = filters, axes, groups, budget
+        self.filters, self.axes, self.groups, self.like, self.budget = filters, axes, groups, like, budget
         self.space = Workspace(like) if pieces > 0 else NEW_MEMORY
         self.weight_grads: dict[int, Tensor] = {}
 
-    def from_basis(self, like: Tensor, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
+    def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
         """What `make` computes from the basis, if there is one; see :func:`cached_on`."""
         basis = self.filters.basis
-        return None if basis is None else cached_on(basis, like, (*key, self.filters.sizes), lambda: make(basis))
+        return None if basis is None else cached_on(basis, self.like, (*key, self.filters.sizes), lambda: make(basis))
 
     def blank_scales(self) -> Tensor | None:
         """See :func:`blank_scales`; None if no response needs to be set to zero."""
@@ -338,7 +338,7 @@ class Frequencies(Engine):
         self.out_channels, self.per_group = filters.weights.shape[:2]
         self.plan = plan_for(axes, filters.sizes, like)
         self.transfers: dict[int, Tensor] = {}
-        self.tables = self.from_basis(like, ("frequencies", axes), lambda _: basis_transforms(filters, axes, like))
+        self.tables = self.from_basis(("frequencies", axes), lambda _: basis_transforms(filters, axes, like))
         # Transfers of all scales, and their gradients, serve every piece, unless they take too much memory.
         self.keeps = pieces > 1 and like.element_size() * self.floats(filters, axes)[0] <= budget // 2
 
@@ -439,19 +439,15 @@ class Frequencies(Engine):
             return (_view(grad, -1, out_channels * per_group).T @ self.tables[i]).view(out_channels, per_group, -1)
         matrices = adjoint(self.plan.windows[i])
         grad = _view(grad, matrices[0].shape[1], matrices[1].shape[1] // 2, out_channels * per_group)
-        return transform(grad, matrices, self.space).flatten(0, 1).T.unflatten(0, (out_channels, per_group))
+        return transform(grad, matrices, self.space).flatten(0, 1).T.view(out_channels, per_group, -1)
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""
-        frequencies = spectrum.shape[0] * spectrum.shape[1] // 2
-        if self.groups == 1:
-            return _view(spectrum, frequencies, 2 * self.batch, channels)
-        spectrum = _view(spectrum, frequencies, 2 * self.batch, self.groups, channels // self.groups)
-        return spectrum.transpose(1, 2).flatten(0, 1)
+        shape = spectrum.shape[0] * spectrum.shape[1] // 2, 2 * self.batch, self.groups, channels // self.groups
+        return _view(spectrum, *shape).transpose(1, 2).flatten(0, 1)
 
     def _by_row(self, product: Tensor, channels: int) -> Tensor:
         """The inverse of `_by_frequency`."""
-        if self.groups > 1:
-            product = product.unflatten(0, (-1, self.groups)).transpose(1, 2)
+        product = product.unflatten(0, (-1, self.groups)).transpose(1, 2)
         row_matrix, column_matrix = self.plan.restore
         return _view(product, row_matrix.shape[1] // 2, column_matrix.shape[1], self.batch * channels)

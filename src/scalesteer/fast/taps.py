@@ -62,7 +62,7 @@ class Taps(Engine):
         self.padding = (*axes[1].border, *axes[0].border)
         self.padded_shape: tuple[int, ...] = ()
         weights, taps = filters.weights, half_taps(filters.sizes)[0]
-        self.table = self.from_basis(like, ("taps",), lambda basis: basis[:, taps].to(like))  # (D, T / 2)
+        self.table = self.from_basis(("taps",), lambda basis: basis[:, taps].to(like))  # (D, T / 2)
         half = weights[..., taps] if self.table is None else weights @ self.table
         pairs = [(area + 1) // 2 for area in filters.areas]
         self.matrices = [part.transpose(1, 2).flatten(1) for part in half.split(pairs, dim=2)]  # (O, pairs C)

@@ -69,10 +69,8 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     x, winner, out, bright, channels, pixels, images, scales,
     MASKED: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """`(B, C, P)` -> `(P, B, S, C)`: with MASKED each scale gets what it won, zero elsewhere.
-
-    Without, there is one scale, and `bright` `(C / BC, B, P)` tells where a block of channels has light.
-    """
+    """`(B, C, P)` -> `(P, B, S, C)`: with MASKED each scale gets what it won, zero elsewhere. Without there is one, and
+    `bright` `(C / BC, B, P)` tells where a block of channels has light."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     b = tl.program_id(2)
@@ -96,11 +94,9 @@ def _blank_scales_kernel(  # type: ignore[no-untyped-def]
     bright, offsets, first_scales, rings, out, blocks, images, height, width, pixels, out_width,
     first_row, first_column, row_stride, column_stride, count, scales, BP: tl.constexpr,
 ):  # fmt: skip
-    """How many scales see zeros only, for BP windows of one image: the smallest entry of `first_scales` with light.
-
-    The taps of the largest window come ring by ring, `rings` says where each begins: a block of windows that all have
-    light at their centres is done after the first.
-    """
+    """How many scales see zeros only, for BP windows of one image: the smallest entry of `first_scales` with light. The
+    taps of the largest window come ring by ring, `rings` says where each begins: a block of windows that all have light
+    at their centres is done after the first."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     b = tl.program_id(1)
     row = first_row + (p // out_width) * row_stride
@@ -125,10 +121,8 @@ def _max_over_scales_kernel(  # type: ignore[no-untyped-def]
     maps, blank, best_out, winner_out, channels, pixels, images, scales,
     MANY: tl.constexpr, WINNER: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """`(P, B, S, C)` -> `(B, C, P)`: the largest of MANY scales, or the only one; with WINNER also which.
-
-    With WINNER the first `blank` scales of each pixel are exactly zero, whatever rounding made of them.
-    """
+    """`(P, B, S, C)` -> `(B, C, P)`: the largest of MANY scales, or the only one. With WINNER also which, and the first
+    `blank` scales of each pixel are exactly zero, whatever rounding made of them."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     b = tl.program_id(2)
@@ -169,10 +163,8 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
     x, weights, offsets, starts, counts, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
     WINNER: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The largest response of BO channels at BP pixels of one image, and which scale it is from.
-
-    Pairs of pixels are gathered once for three scales; a window's taps are a prefix of every larger window's.
-    """
+    """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pairs of pixels are
+    gathered once for three scales; a window's taps are a prefix of every larger window's."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     image = x + tl.program_id(1).to(tl.int64) * image_numbers
@@ -209,12 +201,9 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     x, offsets, starts, blocks, grad, winner, out, images, image_numbers, out_channels, pixels, part, taps, scales,
     PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of BT taps of three scales and BO channels, from a part of the pixels of some images.
-
-    `blocks` names the scale and the first tap of each program; `part` pixels are a part. A program (its place along the
-    second axis says which) visits the same part in every so many-th image and writes sums of its own to `out`
-    `(programs, S, taps, O)`.
-    """
+    """The gradient of BT taps of three scales and BO channels, from a part (`part` pixels) of some images. `blocks` names
+    the scale and the first tap of each program. A program (its place along the second axis says which) visits the same
+    part in every so many-th image and writes sums of its own to `out` `(programs, S, taps, O)`."""
     s, t0 = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
     parts = tl.cdiv(pixels, part)
     piece = tl.program_id(1)
@@ -277,7 +266,7 @@ def max_over_scales(
 ) -> None:
     """From `(H, W, B S C)`, write the largest of the scales and, if wanted, the winner (uint8), both `(B, C, H, W)`.
 
-    For one scale it undoes :func:`spread`. `blank` `(B, H, W)` comes with `winner`.
+    For one scale it undoes :func:`spread`. `blank` `(B, 1, H, W)` comes with `winner`.
     """
     images, channels, height, width = best.shape
     _max_over_scales_kernel[_move_grid(channels, height * width, images)](
@@ -324,9 +313,7 @@ class FusedFrequencies(Engine):
         super().__init__(filters, axes, groups, like, pieces, budget)
         self.plan = spectral.plan_for(axes, filters.sizes, like)
         self.table = self.from_basis(  # (f S, D)
-            like,
-            ("fused frequencies", axes),
-            lambda _: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1),
+            ("fused", axes), lambda _: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1)
         )
         if self.table is None:
             self.windows, self.halves = keep_for_cuda_graph(_windows(axes, filters.sizes, like.device), like.device)
@@ -386,7 +373,6 @@ class FusedFrequencies(Engine):
         return out.view(out.shape[0], -1, channels)
 
     def blank_scales(self) -> Tensor:
-        """How many scales, from the first on, see zeros only: see :func:`spectral.blank_scales`. `(B, H', W')`."""
         (rows, columns), filters, device = self.axes, self.filters, self.spectrum.device
         tables = _ring_tables(rows.radius, (rows.dilation, columns.dilation), device)
         places, offsets, rings = keep_for_cuda_graph(tables, device)
@@ -397,7 +383,7 @@ class FusedFrequencies(Engine):
 
         firsts = cached_on(filters.basis, self.spectrum, ("first scales", filters.sizes), first_scales)
         pixels = rows.count * columns.count
-        blank = torch.empty(self.batch, rows.count, columns.count, dtype=torch.uint8, device=device)
+        blank = torch.empty(self.batch, 1, rows.count, columns.count, dtype=torch.uint8, device=device)
         _blank_scales_kernel[(triton.cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
             self.bright, offsets, firsts, rings, blank, len(self.bright), self.batch, rows.length, columns.length,
             pixels, columns.count, rows.first, columns.first, rows.stride, columns.stride, len(rings) - 1,
@@ -432,9 +418,7 @@ def _tap_tables(
     blocks = [(s, t) for s, count in threes for t in range(0, count, TAPS_BACKWARD_BLOCKS["BT"])]
     rows, columns = (axis.stride * np.arange(axis.count) for axis in axes)
     tables = {  # P pixels, S scales
-        "offsets": signed.reshape(2, -1).astype(
-            np.int32
-        ),  # (2, taps): from a centre to the pixels of a pair, in floats
+        "offsets": signed.reshape(2, -1).astype(np.int32),  # (2, taps): from a centre to a pair, in floats
         "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),  # (P): from the first centre, in floats
         "counts": np.array(counts, np.int32),  # (S): the taps of each window
         "read": read.astype(np.int64),  # (S pairs): which tap of the filters a pair takes,
@@ -460,9 +444,7 @@ class FusedTaps(Engine):
         tables = _tap_tables(axes, width, height * width, filters.weights.shape[1], filters.sizes, like.device)
         self.tables = keep_for_cuda_graph(tables, like.device)
         read, factor = tables["read"], tables["factor"]
-        self.table = self.from_basis(
-            like, ("fused taps",), lambda basis: (basis[:, read].float() * factor).T.contiguous()
-        )
+        self.table = self.from_basis(("fused taps",), lambda basis: (basis[:, read].float() * factor).T.contiguous())
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
@@ -476,10 +458,10 @@ class FusedTaps(Engine):
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
         flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
-        if self.table is not None:
-            weights = self.table @ flat.flatten(1)  # (S pairs, C O)
-        else:
+        if self.table is None:
             weights = flat[self.tables["read"]] * self.tables["factor"][:, None, None]
+        else:
+            weights = self.table @ flat.flatten(1)  # (S pairs, C O)
         blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
         grid = triton.cdiv(pixels, blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
