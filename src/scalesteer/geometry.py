@@ -44,8 +44,7 @@ class Axis:
     @property
     def border(self) -> tuple[int, int]:
         """The zeros that the image needs, before and after it."""
-        before, after = self.beyond
-        return max(0, before), max(0, after)
+        return max(0, self.beyond[0]), max(0, self.beyond[1])
 
     @property
     def period(self) -> int:
@@ -66,8 +65,7 @@ class Axis:
         return replace(self, length=length, first=self.reach, count=count)
 
 
-Axes = tuple[Axis, Axis]
-"""Rows and columns."""
+Axes = tuple[Axis, Axis]  # rows and columns
 
 
 @dataclass(frozen=True)

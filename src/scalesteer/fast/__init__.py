@@ -126,8 +126,7 @@ def result_and_work_dtype(x: Tensor, weights: Tensor) -> tuple[torch.dtype, torc
 def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: bool = False) -> Iterator[Tensor]:
     """Responses `(B, O, H', W')` of one scale after the other, equal to those of direct convolutions; plain operations.
 
-    With `exact_ties` they are exactly zero where windows see zeros only, as a maximum over them needs; their gradients
-    stay.
+    With `exact_ties` they are exactly zero where windows see zeros only, as a maximum needs; their gradients stay.
     """
     dtype, work = result_and_work_dtype(x, filters.weights)
     filters = filters.finished()

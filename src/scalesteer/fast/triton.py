@@ -201,7 +201,7 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     x, offsets, starts, blocks, grad, winner, out, images, image_numbers, out_channels, pixels, part, taps, scales,
     PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of BT taps of three scales and BO channels, from a part (`part` pixels) of some images. `blocks` names
+    """The gradient of BT taps of three scales and BO channels, from a part (`part` pixels) of some images. `blocks` has
     the scale and the first tap of each program. A program (its place along the second axis says which) visits the same
     part in every so many-th image and writes sums of its own to `out` `(programs, S, taps, O)`."""
     s, t0 = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
