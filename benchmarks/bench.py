@@ -34,7 +34,7 @@ from scalesteer.functional import BACKENDS
 from scalesteer.harmonics import PAPER_SCALES, window_size
 from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
-from scalesteer.training import arithmetic, capture, commit, pick_device, warm_up
+from scalesteer.training.device import arithmetic, capture, commit, pick_device, warm_up
 
 GROUPS = ("network", "layer", "sweep", "large", "baselines")
 CONTENDERS = ("spectral", "auto", "direct", "plain")

@@ -26,7 +26,8 @@ from scalesteer.files import replacing
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.training import RunConfig, evaluate, load, load_model, split_by_scale
+from scalesteer.training import RunConfig, evaluate, load, load_model
+from scalesteer.training.loop import split_by_scale
 
 try:
     import matplotlib

@@ -27,13 +27,14 @@ from scalesteer.data import (
     ImageSet,
     SplitSpec,
     build,
+    distort,
     fetch,
     load_part,
     load_split,
     sheets,
 )
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
-from scalesteer.data.scale import RESAMPLERS, shrink
+from scalesteer.data.scale import RESAMPLERS, Part, shrink
 from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import Network
@@ -535,15 +536,35 @@ VIEWS = {
 }
 
 
+def resamplers_sheet(part: Part) -> Any:
+    """Three images of MNIST, shrunk by each resampler to six sizes."""
+    scales = np.array([1, 0.8, 0.65, 0.5, 0.4, 0.3], np.float32)
+    rows = [(index, resampler) for index in part.indices.reshape(-1)[:3] for resampler in RESAMPLERS]
+    originals = fetch("mnist").images
+    images = [shrink(originals[[index] * len(scales)], scales, resampler) for index, resampler in rows]
+    captions = [f"{resampler} {scale:.2f}" for _, resampler in rows for scale in scales]
+    return sheets.contact_sheet(np.concatenate(images), captions, columns=len(scales))
+
+
+def elastic_sheet(part: Part) -> Any:
+    """The three largest images under elastic deformation of every strength, for three widths."""
+    large = np.argsort(-part.scales.reshape(len(part.labels), -1).min(1), kind="stable")[:3]
+    fields = [(sigma, alpha) for sigma in (3.0, 4.0, 6.0) for alpha in ELASTIC_ALPHAS]
+    images = [distort(part.images[large], alpha, sigma=sigma, indices=large) for sigma, alpha in fields]
+    captions = [f"alpha={alpha:g} sigma={sigma:g}" for sigma, alpha in fields for _ in large]
+    return sheets.contact_sheet(np.concatenate(images), captions, columns=len(ELASTIC_ALPHAS) * len(large))
+
+
 def main() -> None:
     """Measure again, and draw the sheets of images that docs/data.md shows."""
     for path, measure in (("guide/maths.json", measure_guide), ("data/measured.json", measure_data)):
         numbers = measure()
         write_atomically(RESULTS / path, (json.dumps(numbers, indent=1) + "\n").encode())
     for dataset in DATASETS:
-        sheets.draw(SplitSpec(dataset), "train", "samples", RESULTS / "data" / f"{dataset}.png")
-    for sheet in ("resamplers", "elastic"):
-        sheets.draw(SplitSpec(), "test", sheet, RESULTS / "data" / f"{sheet}.png")
+        sheets.draw(SplitSpec(dataset), "train", RESULTS / "data" / f"{dataset}.png")
+    part = load_part(SplitSpec(), "test")[0]
+    sheets.save(resamplers_sheet(part), RESULTS / "data" / "resamplers.png")
+    sheets.save(elastic_sheet(part), RESULTS / "data" / "elastic.png")
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 from scipy.stats import t as student
 
-from paper import RESULTS, ROOT, figures, grids
+from paper import RESULTS, ROOT, figures, grids, results
 from paper.grids import CLAIMS, DATASETS, EXPERIMENTS, METHODS, MOVED, PAPER, STRENGTHS, Cell, Pair
 from paper.markdown import table as markdown
 from scalesteer.data import ELASTIC_ALPHAS
 from scalesteer.data.scale import SPLITS
-from scalesteer.training import SCALE_BINS, results
+from scalesteer.training.loop import SCALE_BINS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,11 +14,11 @@ import torch
 from tqdm import tqdm
 
 from paper import RESULTS
+from paper import results as published
 from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
 from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA, ImageSet
 from scalesteer.data.elastic import warp
-from scalesteer.training import RunError, environment, evaluate, load, load_model, pick_device, train_and_publish
-from scalesteer.training import results as published
+from scalesteer.training import RunError, environment, evaluate, load, load_model, pick_device, train
 from scalesteer.training.config import RunConfig
 
 
@@ -73,7 +73,8 @@ def make(
     problems = []
     for config in tqdm([c for c in experiment.runs if c not in known], desc=name, unit="run", disable=None):
         try:
-            result = train_and_publish(config, runs, results, device=device, data_dir=data_dir)
+            result = train(config, runs / config.name, device=device, data_dir=data_dir)
+            published.publish(result, results)
             if result["status"] != "finished":
                 problems.append(f"{config.name}: {result['reason']}")
         except RunError as error:

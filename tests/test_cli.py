@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paper import results
 from scalesteer import PAPER_SCALES, __version__, cli, list_models
 from scalesteer.data import sheets
-from scalesteer.training import results
 
 SRC = Path(cli.__file__).parents[1]
 SMALL = ["--sizes", "60", "10", "10"]
@@ -68,9 +68,8 @@ def test_list_of_an_empty_cache_is_its_place(capsys, own_cache):
 
 
 @pytest.mark.parametrize("dataset", ["mnist-scale", "fmnist-scale", "mnist-scale-local-2"])
-@pytest.mark.parametrize("sheet", sheets.SHEETS)
-def test_every_sheet_is_drawn_small(filled_cache, capsys, tmp_path, dataset, sheet):
-    arguments = ["--sheet", sheet, "--part", "val", "--output", tmp_path / "x.png", *SMALL]
+def test_every_sheet_is_drawn_small(filled_cache, capsys, tmp_path, dataset):
+    arguments = ["--part", "val", "--output", tmp_path / "x.png", *SMALL]
     assert scalesteer(capsys, "data", "show", dataset, *arguments)[0] == 0
     assert 2_000 < (tmp_path / "x.png").stat().st_size < 150_000
 

@@ -16,9 +16,9 @@ from torch import Tensor
 def integer(name: str, value: Any, *, minimum: int) -> int:
     """Return `value` as a Python int of at least `minimum`; numpy integers pass, bools and floats do not."""
     try:
+        number = operator.index(value)
         if isinstance(value, bool):
             raise TypeError
-        number = operator.index(value)
     except TypeError:
         raise TypeError(f"`{name}` must be an integer (got {value!r} of type {type(value).__name__}).") from None
     if number < minimum:
@@ -28,20 +28,18 @@ def integer(name: str, value: Any, *, minimum: int) -> int:
 
 def pair(name: str, value: Any, *, minimum: int) -> tuple[int, int]:
     """Return an integer, or a pair of them, as a pair."""
-    if isinstance(value, (tuple, list)):
-        if len(value) != 2:
-            raise ValueError(f"`{name}` must be an integer or a pair of them (got {value!r}).")
-        return integer(name, value[0], minimum=minimum), integer(name, value[1], minimum=minimum)
-    number = integer(name, value, minimum=minimum)
-    return number, number
+    values = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(values) != 2:
+        raise ValueError(f"`{name}` must be an integer or a pair of them (got {value!r}).")
+    return integer(name, values[0], minimum=minimum), integer(name, values[1], minimum=minimum)
 
 
 def real(name: str, value: Any) -> float:
     """Return `value` as a finite float."""
-    if isinstance(value, (bool, str)):
-        raise TypeError(f"`{name}` must be a number (got {value!r}).")
     try:
         number = float(value)
+        if isinstance(value, (bool, str)):
+            raise TypeError
     except (TypeError, ValueError):
         raise TypeError(f"`{name}` must be a number (got {value!r}).") from None
     if not math.isfinite(number):
@@ -92,15 +90,12 @@ def kernel_size(value: Any) -> int:
     height, width = pair("kernel_size", value, minimum=-sys.maxsize)
     if height != width:
         raise ValueError(f"`kernel_size` must be square (got {value!r}): give one number.")
-    if height == 1:
-        raise ValueError(
-            "`kernel_size` must be odd and at least 3 (got 1): one pixel has no size; keep nn.Conv2d here."
-        )
     if height < 3 or height % 2 == 0:
         near = "3" if height < 3 else f"{height - 1} or {height + 1}"
-        raise ValueError(
-            f"`kernel_size` must be odd and at least 3 (got {height}): the filter needs a centre pixel; use {near}."
-        )
+        why = f"the filter needs a centre pixel; use {near}"
+        if height == 1:
+            why = "one pixel has no size; keep nn.Conv2d here"
+        raise ValueError(f"`kernel_size` must be odd and at least 3 (got {height}): {why}.")
     return height
 
 
@@ -125,14 +120,7 @@ def padding(value: Any, size: int, stride: tuple[int, int], dilation: tuple[int,
 
 
 def border(padding_mode: str, border: Sequence[int], image: Sequence[int], reason: str) -> None:
-    """Raise an error if an image is too small to be continued by `border` rows and columns on each side.
-
-    Args:
-        padding_mode: How it is continued.
-        border: Rows above and below, columns left and right.
-        image: Height and width of the image.
-        reason: What made the image so small, or the border so wide.
-    """
+    """Raise an error, with the `reason`, if an image is too small to be continued by `border` on each side."""
     missing = {"reflect": 1, "circular": 0}.get(padding_mode)
     if missing is not None and any(b > n - missing for b, n in zip(border, image, strict=True)):
         raise ValueError(
@@ -162,20 +150,13 @@ def place(device: Any, dtype: Any) -> dict[str, Any]:
     return {"device": device, "dtype": dtype}
 
 
-def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> Tensor:
-    """Return `x` if it is a batch of images, or of vector fields, that a layer with this `weight` can take.
-
-    Args:
-        x: What the layer was called with.
-        count: The layer's number of input channels.
-        weight: A parameter of the layer, for dtype and device.
-        vectors: Whether each channel is a field of 2-vectors, `(B, C, 2, H, W)`, rather than `(B, C, H, W)`.
-    """
-    axes = "5 axes (B, C, 2, H, W)" if vectors else "4 axes (B, C, H, W)"
+def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> None:
+    """Raise an error unless `x` is a batch, of images or of `vectors`, that a layer with this `weight` can take."""
     if not isinstance(x, Tensor):
         raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
     shape = tuple(x.shape)
     if x.ndim != 4 + vectors or (vectors and x.shape[2] != 2):
+        axes = "5 axes (B, C, 2, H, W)" if vectors else "4 axes (B, C, H, W)"
         hint = " add a batch axis with x.unsqueeze(0)." if x.ndim == 3 + vectors else ""
         raise ValueError(f"the input must have {axes} (got shape {shape}).{hint}")
     if x.shape[1] != count:
@@ -193,4 +174,3 @@ def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> Tens
         raise ValueError(f"the input is on {x.device} but the layer is on {weight.device}: move one of them.")
     if 0 in shape[-2:]:
         raise ValueError(f"the image must not be empty: height and width must be at least 1 (got shape {shape}).")
-    return x

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 try:
-    import tyro
-    from tyro.conf import Positional
+    from tyro.conf import Positional, arg
     from tyro.extras import SubcommandApp
 except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
@@ -24,22 +23,21 @@ from scalesteer import __version__, files, training
 from scalesteer._checks import choice
 from scalesteer.data import scale, sheets, sources
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
-from scalesteer.training import RunConfig
+from scalesteer.training import RunConfig, results
 from scalesteer.training.predict import ImageError, predict
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
 app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
 
-
 # Flags that several commands share, with their help.
-Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
 Originals = Annotated[
-    Path | None,
-    tyro.conf.arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`."),
+    Path | None, arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`.")
 ]
-Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
-Checkpoint = Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT|RUN_DIR")]]
+Folder = Annotated[Path, arg(metavar="DIR")]
+Part = Literal["train", "val", "test"]
+Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
 
 
 @data.command(name="fetch")
@@ -53,16 +51,13 @@ class Fetch:
     Example: scalesteer data fetch mnist --data-dir downloads
     """
 
-    names: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="{mnist,fashion-mnist}")]] = tuple(
-        sources.SOURCES
-    )
+    names: Positional[Annotated[tuple[str, ...], arg(metavar="{mnist,fashion-mnist}")]] = tuple(sources.SOURCES)
     """What to fetch."""
-    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """A directory that has the four original files, .gz or not, or a subdirectory named after the source with
     them. SCALESTEER_DATA says the same."""
 
     def run(self) -> None:
-        """Fetch each and say what it is."""
         for name in self.names:
             choice("source", name, tuple(sources.SOURCES))
         for name in self.names:
@@ -72,16 +67,15 @@ class Fetch:
 
 @dataclass(frozen=True)
 class _SplitFlags:
-    dataset: Positional[Annotated[str, tyro.conf.arg(metavar="DATASET")]] = "mnist-scale"
+    dataset: Positional[Annotated[str, arg(metavar="DATASET")]] = "mnist-scale"
     """mnist-scale, fmnist-scale or mnist-scale-local-2."""
-    scale_range: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
+    scale_range: Annotated[tuple[float, float] | None, arg(metavar="LOW HIGH")] = None
     """Factors to shrink by, uniform between the two; equal ends fix it. By default the dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"
     """As in the paper's released code, or without its aliasing."""
-    sizes: Annotated[tuple[int, int, int] | None, tyro.conf.arg(metavar="TRAIN VAL TEST")] = None
+    sizes: Annotated[tuple[int, int, int] | None, arg(metavar="TRAIN VAL TEST")] = None
     """How many images each part has. By default the dataset's own."""
-    seed: int = 0
-    """Another seed gives another six splits."""
+    seed: int = 0  # Another seed gives another six splits.
 
     def options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("scale_range", "resampler", "sizes", "seed")}
@@ -95,14 +89,11 @@ class Build(_SplitFlags):
     Example: scalesteer data build mnist-scale --splits 0 1
     """
 
-    splits: tuple[int, ...] = tuple(scale.SPLITS)
-    """Which splits; the paper has 0 to 5."""
+    splits: tuple[int, ...] = tuple(scale.SPLITS)  # Which splits; the paper has 0 to 5.
     data_dir: Originals = None
 
     def run(self) -> None:
-        """Build what is missing and print the digests."""
-        built = scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options())
-        for split, meta in built.items():
+        for split, meta in scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options()).items():
             print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
 
 
@@ -114,22 +105,14 @@ class Show(_SplitFlags):
     Example: scalesteer data show fmnist-scale --output fashion.png
     """
 
-    split: int = 0
-    """Which split."""
-    part: Literal["train", "val", "test"] = "train"
-    """Which part of the split."""
-    sheet: Literal["samples", "resamplers", "elastic"] = "samples"
-    """The images themselves; both resamplers side by side; or elastic deformation at every strength for three
-    widths."""
-    count: int = 40
-    """How many images (at most three for the comparing sheets)."""
-    output: Path = Path("sheet.png")
-    """The PNG to write."""
+    split: int = 0  # Which split.
+    part: Part = "train"  # Which part of the split.
+    count: int = 40  # How many images.
+    output: Path = Path("sheet.png")  # The PNG to write.
 
     def run(self) -> None:
-        """Write the sheet and say where."""
         spec = scale.SplitSpec(self.dataset, self.split, **self.options())
-        sheets.draw(spec, self.part, self.sheet, self.output, count=self.count)
+        sheets.draw(spec, self.part, self.output, count=self.count)
         print(self.output)
 
 
@@ -139,7 +122,6 @@ class List:
     """List what the cache holds, with size and digest."""
 
     def run(self) -> None:
-        """Print one line for each file, from its description alone."""
         _report(None)
 
 
@@ -149,9 +131,7 @@ class Verify:
     """Read everything in the cache and check it against its digests; damaged files are an error."""
 
     def run(self) -> None:
-        """Print one line for each file."""
-        damaged = _report("")
-        if damaged:
+        if damaged := _report(""):
             raise files.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}.")
 
 
@@ -180,25 +160,21 @@ class Train:
     """
 
     # With no name, its flags have no prefix, and what it refuses is told like all other mistakes.
-    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    config: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
     device: Device = "auto"
     data_dir: Originals = None
-    runs: Folder = Path("runs")
-    """Where runs are kept."""
-    results: Folder = Path("results")
-    """Where results are published."""
+    runs: Folder = Path("runs")  # Where runs are kept.
+    results: Folder = Path("results")  # Where results are published.
 
     def run(self) -> None:
-        """Train, publish and print the result."""
-        config, places = self.config, (self.runs, self.results)
-        result = training.train_and_publish(config, *places, device=self.device, data_dir=self.data_dir)
+        config, directory = self.config, self.runs / self.config.name
+        result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
+        results.publish(result, self.results)
         if result["status"] != "finished":
             raise training.RunError(f"{config.name} failed: {result['reason']}.")
         tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
-        print(
-            f"{tested} (validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}), "
-            f"{result['parameters']:,} parameters: {self.runs / config.name}"
-        )
+        chosen = f"validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}"
+        print(f"{tested} ({chosen}), {result['parameters']:,} parameters: {directory}")
 
 
 @app.command(name="evaluate")
@@ -209,17 +185,14 @@ class Evaluate:
     Example: scalesteer evaluate runs/NAME --elastic 20
     """
 
-    checkpoint: Checkpoint
-    """A run's directory or a checkpoint in it."""
-    part: Literal["train", "val", "test"] = "test"
-    """Which part of the split that it was trained on."""
-    elastic: Annotated[float | None, tyro.conf.arg(metavar="ALPHA")] = None
+    checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
+    part: Part = "test"  # Which part of the split that it was trained on.
+    elastic: Annotated[float | None, arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
     device: Device = "auto"
     data_dir: Originals = None
 
     def run(self) -> None:
-        """Evaluate and print the errors."""
         model, config = training.load_model(self.checkpoint)
         device = training.pick_device(self.device)
         images = training.load(config, self.part, self.data_dir).to(device)
@@ -239,7 +212,6 @@ class Models:
     """
 
     def run(self) -> None:
-        """Build each and count."""
         counts = {name: [count_parameters(create_model(name, data)) for data in DATASETS] for name in list_models()}
         rows = {name: [f"{count:,}" for count in row] for name, row in counts.items()}
         rows["max/min"] = [f"{max(column) / min(column):.3f}" for column in zip(*counts.values(), strict=True)]
@@ -260,13 +232,10 @@ class Predict:
     Example: scalesteer predict runs/NAME digit.png photo.jpg
     """
 
-    checkpoint: Checkpoint
-    """A run's directory or a checkpoint in it."""
-    images: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE...")]]
-    """The images."""
+    checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
+    images: Positional[Annotated[tuple[Path, ...], arg(metavar="IMAGE...")]]  # The images.
 
     def run(self) -> None:
-        """Print class, confidence and winning scale of each."""
         if not self.images:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
         model, _ = training.load_model(self.checkpoint)
@@ -296,7 +265,7 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         getattr(sys, name).reconfigure(errors="replace")  # the terminal may know few characters
     logging.basicConfig(format="scalesteer: %(message)s")
-    logging.getLogger("scalesteer").setLevel(logging.INFO)
+    log.setLevel(logging.INFO)
     words = sys.argv[1:] if argv is None else argv
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

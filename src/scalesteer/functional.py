@@ -7,7 +7,6 @@ scales never lie in memory together. The fast algorithm for the same numbers is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -50,8 +49,8 @@ def scale_conv2d(
     Shape:
         `(B, C, H, W)` -> `(B, O, H', W')`, or `(B, O, S, H', W')` with ``reduce=None``.
     """
-    x, geometry = _pad_beyond(x, filters.sizes, geometry)
     axes, groups = geometry.axes(x.shape[-2], x.shape[-1], filters.sizes), geometry.groups
+    x, axes = _pad_beyond(x, axes, geometry.padding_mode)
     plain = reduce is None or len(filters.sizes) > fast.MOST_SCALES or fast.being_traced()
     if backend == "auto":
         backend = fast.choose_backend(axes, filters, groups, tiles=not plain)
@@ -75,17 +74,7 @@ def scale_conv2d(
 
 
 def direct_responses(x: Tensor, filters: Filters, axes: Axes, groups: int) -> Iterator[Tensor]:
-    """One `F.conv2d` per scale: the reference that everything is checked against.
-
-    Args:
-        x: Images.
-        filters: The filter at each scale.
-        axes: Where the windows lie.
-        groups: Groups of channels.
-
-    Yields:
-        Responses `(B, O, H', W')`, one for each scale.
-    """
+    """One `F.conv2d` per scale, `(B, O, H', W')` each: the reference that everything is checked against."""
     stride, dilation = [axis.stride for axis in axes], [axis.dilation for axis in axes]
     for weight in filters.windows():
         # How far windows of this size reach beyond the image; where they stay inside, the image is cut.
@@ -115,15 +104,10 @@ def max_over_scales(
     return best, winner
 
 
-def _pad_beyond(x: Tensor, sizes: tuple[int, ...], geometry: Geometry) -> tuple[Tensor, Geometry]:
-    """Make the border that the largest window needs, and the same problem for the image with that border.
-
-    Zeros need no border: every backend sees them beyond the image.
-    """
-    mode = geometry.padding_mode
-    rows, columns = (max(0, reach) for reach in geometry.reach(max(sizes)))
-    if mode == "zeros" or rows == columns == 0:
-        return x, geometry
-    _checks.border(mode, (rows, columns), x.shape[-2:], f"the largest window has {sizes[-1]} taps")
-    left = geometry.padding[0] - rows, geometry.padding[1] - columns
-    return F.pad(x, (columns, columns, rows, rows), mode=mode), replace(geometry, padding=left, padding_mode="zeros")
+def _pad_beyond(x: Tensor, axes: Axes, mode: str) -> tuple[Tensor, Axes]:
+    """The image with the border that the largest window needs, and its axes; zeros are beyond every image anyway."""
+    height, width = (max(0, axis.beyond[0]) for axis in axes)
+    if mode == "zeros" or height == width == 0:
+        return x, axes
+    _checks.border(mode, (height, width), x.shape[-2:], f"the largest window has {2 * axes[0].radius + 1} taps")
+    return F.pad(x, (width, width, height, height), mode=mode), (axes[0].padded(height), axes[1].padded(width))

@@ -44,8 +44,7 @@ class Axis:
     @property
     def border(self) -> tuple[int, int]:
         """The zeros that the image needs, before and after it."""
-        before, after = self.beyond
-        return max(0, before), max(0, after)
+        return max(0, self.beyond[0]), max(0, self.beyond[1])
 
     @property
     def period(self) -> int:
@@ -56,14 +55,17 @@ class Axis:
         """
         return 2 * ((self.length + max(0, self.reach - self.first) + 1) // 2)
 
+    def padded(self, border: int) -> Axis:
+        """The same windows in an image that has a border."""
+        return replace(self, length=self.length + 2 * border, first=self.first + border)
+
     def tile(self, count: int) -> Axis:
         """The axis of one tile that gives `count` outputs by itself."""
         length = (count - 1) * self.stride + 1 + 2 * self.reach
         return replace(self, length=length, first=self.reach, count=count)
 
 
-Axes = tuple[Axis, Axis]
-"""Rows and columns."""
+Axes = tuple[Axis, Axis]  # rows and columns
 
 
 @dataclass(frozen=True)
@@ -80,34 +82,16 @@ class Geometry:
     groups: int = 1
     padding_mode: str = "zeros"
 
-    def reach(self, size: int) -> tuple[int, int]:
-        """How far windows of `size` taps reach beyond the image: negative where they stay inside."""
-        return (
-            self.padding[0] + self.dilation[0] * (size - self.kernel_size) // 2,
-            self.padding[1] + self.dilation[1] * (size - self.kernel_size) // 2,
-        )
-
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """Size of the output for an image: exactly that of `nn.Conv2d` with `kernel_size`."""
-        span = [d * (self.kernel_size - 1) + 1 for d in self.dilation]
-        rows = (height + 2 * self.padding[0] - span[0]) // self.stride[0] + 1
-        columns = (width + 2 * self.padding[1] - span[1]) // self.stride[1] + 1
-        return rows, columns
+        room = [2 * p - d * (self.kernel_size - 1) - 1 for p, d in zip(self.padding, self.dilation, strict=True)]
+        return (height + room[0]) // self.stride[0] + 1, (width + room[1]) // self.stride[1] + 1
 
     def axes(self, height: int, width: int, sizes: Sequence[int]) -> Axes:
         """Where windows of these sizes lie in an image; all sizes share the centres."""
-        counts = self.output_size(height, width)
-        rows, columns = (
-            Axis(
-                length=(height, width)[i],
-                first=self.dilation[i] * (self.kernel_size // 2) - self.padding[i],
-                stride=self.stride[i],
-                count=counts[i],
-                dilation=self.dilation[i],
-                radius=max(sizes) // 2,
-            )
-            for i in (0, 1)
-        )
+        first = [d * (self.kernel_size // 2) - padding for d, padding in zip(self.dilation, self.padding, strict=True)]
+        counts, radius = self.output_size(height, width), max(sizes) // 2
+        rows, columns = map(Axis, (height, width), first, self.stride, counts, self.dilation, (radius, radius))
         return rows, columns
 
 
@@ -151,12 +135,8 @@ class Filters:
     def supports(self) -> Tensor:
         """The taps that can be other than zero, at each scale in the largest window: `(S, n, n)`, boolean."""
         source = self.weights.flatten(0, 1) if self.basis is None else self.basis
-        largest = max(self.sizes)
-        parts = (source.detach() != 0).any(0).split(self.areas)
-        padded = [
-            F.pad(p.unflatten(0, (n, n)), [(largest - n) // 2] * 4) for p, n in zip(parts, self.sizes, strict=True)
-        ]
-        return torch.stack(padded)
+        parts = zip((source.detach() != 0).any(0).split(self.areas), self.sizes, strict=True)
+        return torch.stack([F.pad(p.unflatten(0, (n, n)), [(max(self.sizes) - n) // 2] * 4) for p, n in parts])
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:

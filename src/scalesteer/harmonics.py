@@ -1,11 +1,11 @@
 """Log-radial harmonics (Eq. 1 of the paper) on a pixel grid, and the rule that steers them in scale.
 
-Pure functions of a frozen :class:`LogRadialBasis`; numpy, float64. The paper's symbols, once:
-k is an order, phi_j an orientation, sigma the angular width, beta the phase, m the radial decay,
-s a scale and a the radius of the unscaled filter.
+Pure functions of a frozen :class:`LogRadialBasis`; numpy, float64. The paper's symbols, once: k is an order, phi_j an
+orientation, sigma the angular width, beta the phase, m the radial decay, s a scale and a the radius of the unscaled
+filter.
 
-Conventions (docs/conventions.md): pixels have unit pitch, the origin is the centre of the middle pixel,
-x grows to the right, y grows upwards, angle zero points right and angles turn counter-clockwise as seen.
+Conventions (docs/conventions.md): pixels have unit pitch, the origin is the centre of the middle pixel, x grows to the
+right, y grows upwards, angle zero points right and angles turn counter-clockwise as seen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,8 @@ class LogRadialBasis:
 
     with :math:`K(\phi, \phi_j) = \exp(-d(\phi, \phi_j)^2 / 2 \sigma^2)`, d the angle between two directions.
 
-    The defaults are the paper's. ``LogRadialBasis.preset(name)`` gives the named families: ``"paper"``,
-    ``"area"`` (the same, averaged over pixels) and ``"released-code"`` (what the authors' code computes).
+    The defaults are the paper's. ``LogRadialBasis.preset(name)`` gives the named families: ``"paper"``, ``"area"`` (the
+    same, averaged over pixels) and ``"released-code"`` (what the authors' code computes).
 
     Args:
         orders: The k. A function of order k repeats when it is scaled by exp(2 pi / k).
@@ -54,21 +54,21 @@ class LogRadialBasis:
         sigma: Angular width of a lobe in radians.
         beta: Phase at r = 1 in radians.
         m: Radial decay. Larger m concentrates the filter at its centre.
-        sampling: ``"point"`` takes the value at each pixel's centre; ``"area"`` averages the continuous
-            function over each pixel's square, which needs m < 2 so that the centre pixel is integrable.
-        centre: The value at r = 0 where Eq. 1 is undefined, for point sampling: ``"one"`` as the paper says,
-            or ``"angular"``, the angular factor at angle 0 times exp(i beta).
+        sampling: ``"point"`` takes the value at each pixel's centre; ``"area"`` averages the continuous function over
+            each pixel's square, which needs m < 2 so that the centre pixel is integrable.
+        centre: The value at r = 0 where Eq. 1 is undefined, for point sampling: ``"one"`` as the paper says, or
+            ``"angular"``, the angular factor at angle 0 times exp(i beta).
         lobes: ``"sum"`` of the two lobes as in Eq. 1, or the ``"max"`` of them.
-        order_unit: ``"radian"`` uses k as it stands in Eq. 1; ``"period"`` means k periods of log r between
-            1 and the corner of the largest window, k_eff = 2 pi k / log(r_max).
+        order_unit: ``"radian"`` uses k as it stands in Eq. 1; ``"period"`` means k periods of log r between 1 and the
+            corner of the largest window, k_eff = 2 pi k / log(r_max).
         gain: Whether steering multiplies by s^(m-2) (Eq. 3) or by the phase alone.
-        normalization: ``"none"``; ``"unit"``, one factor for each complex function that gives it unit energy
-            on the unscaled window, which keeps steering exact; or ``"parts"``, which gives the real and the
-            imaginary part unit energy each on the largest window and breaks exact steering.
-        support: ``"disc"`` keeps the pixels with r <= a s; ``"crop"`` cuts square windows out of the disc of
-            the largest window.
-        reference_size: The window size at which the coefficients are the unsteered ones; ``None`` means the
-            layer's `kernel_size`.
+        normalization: ``"none"``; ``"unit"``, one factor for each complex function that gives it unit energy on the
+            unscaled window, which keeps steering exact; or ``"parts"``, which gives the real and the imaginary part
+            unit energy each on the largest window and breaks exact steering.
+        support: ``"disc"`` keeps the pixels with r <= a s; ``"crop"`` cuts square windows out of the disc of the
+            largest window.
+        reference_size: The window size at which the coefficients are the unsteered ones; ``None`` means the layer's
+            `kernel_size`.
         window: The largest window, in pixels. Needed by ``order_unit="period"``, ``support="crop"`` and
             ``normalization="parts"``; a layer fills it in when it is built, and keeps it.
 
@@ -97,8 +97,8 @@ class LogRadialBasis:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        put("orders", _checks.reals("orders", self.orders))
-        put("orientations", _checks.reals("orientations", self.orientations))
+        for name in ("orders", "orientations"):
+            put(name, _checks.reals(name, getattr(self, name)))
         for name in ("sigma", "beta", "m"):
             put(name, _checks.real(name, getattr(self, name)))
         if self.sigma <= 0:
@@ -112,8 +112,8 @@ class LogRadialBasis:
         if self.sampling == "area":
             if self.m >= 2:
                 raise ValueError(
-                    f"`m` must be below 2 with sampling='area' (got {self.m}): r^-m has no average over the "
-                    "centre pixel; use a smaller `m` or sampling='point'."
+                    f"`m` must be below 2 with sampling='area' (got {self.m}): r^-m has no average over the centre "
+                    "pixel; use a smaller `m` or sampling='point'."
                 )
             if self.sigma < 1e-3:
                 raise ValueError(f"`sigma` must be at least 0.001 with sampling='area' (got {self.sigma}).")
@@ -128,8 +128,8 @@ class LogRadialBasis:
         """Return a named family: ``"paper"``, ``"area"`` or ``"released-code"``.
 
         Note:
-            ``"released-code"`` describes what the authors' published program computes where it differs from
-            the paper. Its layer also has no bias, and its parts-wise normalisation makes steering inexact.
+            ``"released-code"`` describes what the authors' published program computes where it differs from the paper.
+            Its layer also has no bias, and its parts-wise normalisation makes steering inexact.
         """
         return PRESETS[_checks.choice("preset", name, tuple(PRESETS))]
 
@@ -150,11 +150,10 @@ class LogRadialBasis:
     @property
     def frequencies(self) -> Float:
         """The k that multiply log r, in radians: the orders, or 2 pi k / log r_max if given in periods."""
-        orders = np.asarray(self.orders)
         if self.order_unit == "radian":
-            return orders
+            return np.asarray(self.orders)
         corner = math.sqrt(2) * (self._need_window() // 2)
-        return 2 * math.pi * orders / math.log(corner)
+        return 2 * math.pi * np.asarray(self.orders) / math.log(corner)
 
     def resolve(self, window: int) -> LogRadialBasis:
         """Return this basis with the largest window filled in, where the definition depends on it."""
@@ -176,14 +175,8 @@ class LogRadialBasis:
         return self.window
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "sampling": ("point", "area"),
-    "centre": ("one", "angular"),
-    "lobes": ("sum", "max"),
-    "order_unit": ("radian", "period"),
-    "normalization": ("none", "unit", "parts"),
-    "support": ("disc", "crop"),
-}
+_HINTS = get_type_hints(LogRadialBasis)
+_CHOICES = {name: get_args(hint) for name, hint in _HINTS.items() if get_origin(hint) is Literal}
 
 PRESETS = {
     "paper": LogRadialBasis(),
@@ -213,14 +206,7 @@ def window_size(kernel_size: int, scale: float) -> int:
 
 
 def window_sizes(kernel_size: int, scales: Sequence[float]) -> tuple[int, ...]:
-    """The window of each scale, for scales that make sense together.
-
-    Raises:
-        ValueError: If a window is a single pixel, or if all together have more taps than one of 511 x 511.
-
-    Warns:
-        UserWarning: If scales that differ by more than a fifth share a window.
-    """
+    """The window of each scale; raises an error or warns where scales make no sense together."""
     if kernel_size * scales[0] < 2 - _ROUNDING:
         raise ValueError(
             f"the window of scale {scales[0]:.4g} is a single pixel with kernel_size={kernel_size}, which holds no "
@@ -258,10 +244,7 @@ def grid(size: int) -> tuple[Float, Float]:
 
 
 def angular_factor(basis: LogRadialBasis, angle: Float) -> Float:
-    """K(phi, phi_j) + K(phi, phi_j + pi) for every orientation, or the larger of the two.
-
-    Shape: `(...)` -> `(J, ...)`.
-    """
+    """K(phi, phi_j) + K(phi, phi_j + pi), or the larger of the two, for every orientation; `(...)` -> `(J, ...)`."""
     phi_j = np.reshape(basis.orientations, (-1,) + (1,) * np.ndim(angle))
     towards = np.abs(np.mod(angle - phi_j + math.pi, 2 * math.pi) - math.pi)  # d(phi, phi_j), in [0, pi]
     near, far = (np.exp(-((d / basis.sigma) ** 2) / 2) for d in (towards, math.pi - towards))
@@ -269,11 +252,9 @@ def angular_factor(basis: LogRadialBasis, angle: Float) -> Float:
 
 
 def evaluate(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
-    """The continuous function S_kj of Eq. 1 at points in the plane, before any normalisation.
+    """The continuous function S_kj of Eq. 1 at points in the plane, before any normalisation; `(...)` -> `(K, J, ...)`.
 
     At r = 0 the value is the one that `basis.centre` names.
-
-    Shape: `(...)` -> `(K, J, ...)`.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     r = np.hypot(x, y)
@@ -283,9 +264,7 @@ def evaluate(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
     with np.errstate(over="ignore", invalid="ignore"):  # an extreme m is told where a window is known
         radial = np.exp(-basis.m * log_r + 1j * (k * log_r + basis.beta))  # (K, ...)
         values = radial[:, None] * angular_factor(basis, np.arctan2(y, x))[None]  # (K, J, ...)
-    if basis.centre == "one":
-        values = np.where(at_centre, 1.0, values)
-    return np.asarray(values)
+    return np.asarray(np.where(at_centre, 1.0, values) if basis.centre == "one" else values)
 
 
 def average(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
@@ -295,8 +274,8 @@ def average(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
 
     .. math:: \int \Phi_j(\phi) e^{i\beta} \left[\frac{r^{2 - m + ik}}{2 - m + ik}\right]_{r_1(\phi)}^{r_2(\phi)} d\phi
 
-    where a ray at angle phi enters the square at r_1 and leaves it at r_2 (r_1 = 0 around the origin). Between
-    the angles of the corners the integrand is analytic; Gauss-Legendre quadrature does the rest.
+    where a ray at angle phi enters the square at r_1 and leaves it at r_2 (r_1 = 0 around the origin). Between the
+    angles of the corners the integrand is analytic; Gauss-Legendre quadrature does the rest.
 
     Shape: `(P,)`, integer coordinates -> `(K, J, P)`.
     """
@@ -360,10 +339,7 @@ def _power(r: Float, exponent: complex) -> Complex:
 
 @lru_cache(maxsize=64)
 def sample(basis: LogRadialBasis, size: int) -> Complex:
-    """S_kj on the pixels of a `size` x `size` window, before support and normalisation. Cached, read-only.
-
-    Shape: `(K, J, size, size)`; rows run downwards.
-    """
+    """S_kj on the pixels of a window, `(K, J, size, size)`, before support and normalisation. Cached, read-only."""
     x, y = grid(size)
     if basis.sampling == "point":
         values = evaluate(basis, x, y)
@@ -383,9 +359,7 @@ def sample(basis: LogRadialBasis, size: int) -> Complex:
 def support(basis: LogRadialBasis, kernel_size: int, scale: float) -> NDArray[np.bool_]:
     """The pixels of the window at `scale` that belong to the filter: r <= a s, or a crop of the largest disc."""
     size = window_size(kernel_size, scale)
-    radius = kernel_size / 2 * scale
-    if basis.support == "crop":
-        radius = max(basis._need_window(), size) // 2
+    radius = max(basis._need_window(), size) // 2 if basis.support == "crop" else kernel_size / 2 * scale
     return np.asarray(np.hypot(*grid(size)) <= radius + _ROUNDING)
 
 
@@ -396,28 +370,24 @@ def steering_factors(basis: LogRadialBasis, scale: float) -> Complex:
         >>> abs(steering_factors(LogRadialBasis(orders=(1.0,)), 2.0)).tolist()
         [0.5]
     """
-    log_s = math.log(scale)
     decay = basis.m - 2 if basis.gain else 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.exp(log_s * (decay - 1j * basis.frequencies)))
+        return np.asarray(np.exp(math.log(scale) * (decay - 1j * basis.frequencies)))
 
 
 @lru_cache(maxsize=64)
 def normalizers(basis: LogRadialBasis, kernel_size: int) -> Float:
-    """Factors that the normalisation gives to the real and imaginary parts of each function; no scale in them.
-
-    Shape: `(K, J, 2)`.
+    """Factors of the real and imaginary part of each function, `(K, J, 2)`, whatever the scale.
 
     Raises:
         ValueError: If a function vanishes on the grid, since nothing could be learned with it.
     """
     if basis.normalization == "parts":
-        values = sample(basis, basis._need_window())
-        radius = basis._need_window() // 2
-        inside = np.hypot(*grid(basis._need_window())) <= radius + _ROUNDING
+        size = basis._need_window()
+        inside = np.hypot(*grid(size)) <= size // 2 + _ROUNDING
     else:
-        values = sample(basis, kernel_size)
-        inside = support(basis, kernel_size, 1.0)
+        size, inside = kernel_size, support(basis, kernel_size, 1.0)
+    values = sample(basis, size)
     energies = np.stack([(part[..., inside] ** 2).sum(-1) for part in (values.real, values.imag)], axis=-1)
     if basis.normalization != "parts":
         energies = np.broadcast_to(energies.sum(-1, keepdims=True), energies.shape)
@@ -458,10 +428,7 @@ def steered_basis(basis: LogRadialBasis, kernel_size: int, scale: float) -> Floa
 
 @lru_cache(maxsize=16)
 def stacked_basis(basis: LogRadialBasis, kernel_size: int, scales: tuple[float, ...]) -> Float:
-    """The functions of :func:`steered_basis` at all scales, flattened and laid side by side. Cached, read-only.
-
-    Shape: `(2 K J, T)`, T the number of pixels of all windows.
-    """
+    """The functions of :func:`steered_basis` at all scales side by side, `(2 K J, T)`: T taps. Cached, read-only."""
     steered = [steered_basis(basis, kernel_size, s) for s in scales]
     values = np.concatenate([b.reshape(-1, b.shape[-1] ** 2) for b in steered], axis=1)
     values.flags.writeable = False

@@ -59,7 +59,12 @@ def _simulated_gain(steered: list[Single], mixing: Single) -> float:
         parts = np.stack([spectrum.real, spectrum.imag], axis=-1).astype(np.float32)  # (F, C, 2)
         best = np.zeros_like(x)  # the ReLU
         for functions in steered:  # one scale at a time, so that large windows do not take all memory
-            weights = (coefficients @ _transfer(functions, size)).reshape(channels, channels, -1)
+            n = functions.shape[-1]
+            padded = np.zeros((len(functions), size, size), dtype=np.float32)
+            padded[:, :n, :n] = functions
+            centred = np.roll(padded, (-(n // 2), -(n // 2)), (1, 2))  # the transform is real: they are point-symmetric
+            transfer = np.fft.rfft2(centred).real.reshape(len(functions), -1).astype(np.float32)  # (D, F)
+            weights = (coefficients @ transfer).reshape(channels, channels, -1)
             product = weights.transpose(2, 0, 1) @ parts  # (F, C, 2)
             spectra = (product[..., 0] + 1j * product[..., 1]).T.reshape(channels, size, size // 2 + 1)
             best = np.maximum(best, np.fft.irfft2(spectra, s=(size, size)))
@@ -68,12 +73,3 @@ def _simulated_gain(steered: list[Single], mixing: Single) -> float:
         growth += math.log(moment) / layers
     # Three digits, so that rounding in the simulation does not reach the weights.
     return float(f"{math.exp(growth):.3g}")
-
-
-def _transfer(functions: Single, size: int) -> Single:
-    """The transform of functions with their centre as origin: real, since they are point-symmetric. `(D, F)`."""
-    n = functions.shape[-1]
-    padded = np.zeros((len(functions), size, size), dtype=np.float32)
-    padded[:, :n, :n] = functions
-    centred = np.roll(padded, (-(n // 2), -(n // 2)), (1, 2))
-    return np.fft.rfft2(centred).real.reshape(len(functions), -1).astype(np.float32)

@@ -12,25 +12,19 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scalesteer import _checks
-from scalesteer.baselines import (
-    KANAZAWA_SCALES,
-    MARCOS_SCALES,
-    LocallyScaleInvariantConv2d,
-    SpatialTransformer2d,
-    VectorBatchNorm2d,
-    VectorFieldConv2d,
-    VectorMagnitude,
-    VectorMaxPool2d,
-)
+from scalesteer import _checks, baselines
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.nn import ScaleSteerableConv2d
+
+Builder = Callable[..., nn.Sequential]
+Scales = tuple[float, ...]
 
 
 class Task(NamedTuple):
@@ -70,7 +64,7 @@ class Plan:
 
 
 class _Entry(NamedTuple):
-    build: Callable[..., nn.Sequential]
+    build: Builder
     upsample: int
     widths: tuple[int, ...]
 
@@ -80,21 +74,17 @@ _MODELS: dict[str, _Entry] = {}
 
 def register_model(
     name: str, *, upsample: int = 1, widths: tuple[int, ...] = (30, 60, 90)
-) -> Callable[[Callable[..., nn.Sequential]], Callable[..., nn.Sequential]]:
+) -> Callable[[Builder], Builder]:
     """Make a builder of features known to :func:`create_model` by name.
 
     The builder takes a :class:`Plan` and its own options as keywords; its result, from an image with one channel,
-    has `widths[-1]` channels of `plan.cells` pixels, and its first convolution is called ``conv1``.
-
-    Args:
-        name: The network's name.
-        upsample: The upsampling of the input that the paper used for it.
-        widths: Channels of the three convolutions.
+    has `widths[-1]` channels of `plan.cells` pixels, and its first convolution is called ``conv1``. `upsample` is that
+    of the input that the paper used for the network, `widths` the channels of the three convolutions.
     """
     if name in _MODELS:
         raise ValueError(f"a model named {name!r} is registered already.")
 
-    def add(build: Callable[..., nn.Sequential]) -> Callable[..., nn.Sequential]:
+    def add(build: Builder) -> Builder:
         _MODELS[name] = _Entry(build, upsample, widths)
         return build
 
@@ -150,13 +140,6 @@ def count_parameters(model: nn.Module) -> int:
 class Network(nn.Module):
     """Divide by the standard deviation, upsample, extract features, classify.
 
-    Args:
-        features: The convolutional part; its first convolution is called ``conv1``.
-        task: Size of the images and number of classes.
-        plan: What the builder of `features` got.
-        hidden: Width of the first fully connected layer.
-        dropout: Probability that a number is dropped before the second, from 0 to below 1.
-
     Shape:
         `(B, 1, H, W)` -> `(B, classes)`, logits.
 
@@ -202,9 +185,7 @@ class Network(nn.Module):
             height, width = self.image_size
             raise ValueError(f"the input must have shape (B, 1, {height}, {width}) (got {tuple(x.shape)}).")
         x = x / self.input_std
-        if self.upsample == 1:
-            return x
-        return F.interpolate(x, scale_factor=self.upsample, mode="bilinear", align_corners=False)
+        return x if self.upsample == 1 else F.interpolate(x, scale_factor=self.upsample, mode="bilinear")
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits for a batch of images."""
@@ -229,57 +210,46 @@ def _stages(plan: Plan) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 @register_model("ss-cnn", upsample=2)
 def ss_cnn(
-    plan: Plan,
-    *,
-    scales: tuple[float, ...] = PAPER_SCALES,
-    basis: LogRadialBasis | str = "paper",
-    backend: str = "auto",
+    plan: Plan, *, scales: Scales = PAPER_SCALES, basis: LogRadialBasis | str = "paper", backend: str = "auto"
 ) -> nn.Sequential:
     """The paper's network: scale-steerable filters of size 7 to 17 in every layer."""
-
-    def conv(fan_in: int, fan_out: int) -> nn.Module:
-        return ScaleSteerableConv2d(fan_in, fan_out, padding="same", scales=scales, basis=basis, backend=backend)
-
+    conv = partial(ScaleSteerableConv2d, padding="same", scales=scales, basis=basis, backend=backend)
     return nn.Sequential(_scalar_features(plan, conv))
 
 
 @register_model("plain-cnn")
 def plain_cnn(plan: Plan) -> nn.Sequential:
     """Ordinary 7 x 7 convolutions."""
-    return nn.Sequential(_scalar_features(plan, lambda i, o: nn.Conv2d(i, o, 7, padding=3)))
+    return nn.Sequential(_scalar_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3)))
 
 
 @register_model("locally-scale-invariant-cnn")
 def locally_scale_invariant_cnn(
-    plan: Plan, *, scales: tuple[float, ...] = KANAZAWA_SCALES, antialias: bool = False
+    plan: Plan, *, scales: Scales = baselines.KANAZAWA_SCALES, antialias: bool = False
 ) -> nn.Sequential:
     """7 x 7 filters on resized images (Kanazawa et al. 2014)."""
-
-    def conv(fan_in: int, fan_out: int) -> nn.Module:
-        return LocallyScaleInvariantConv2d(fan_in, fan_out, padding="same", scales=scales, antialias=antialias)
-
+    conv = partial(baselines.LocallyScaleInvariantConv2d, padding="same", scales=scales, antialias=antialias)
     return nn.Sequential(_scalar_features(plan, conv))
 
 
 @register_model("vector-field-cnn", widths=(22, 44, 66))
-def vector_field_cnn(plan: Plan, *, scales: tuple[float, ...] = MARCOS_SCALES, antialias: bool = True) -> nn.Sequential:
+def vector_field_cnn(plan: Plan, *, scales: Scales = baselines.MARCOS_SCALES, antialias: bool = True) -> nn.Sequential:
     """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need twice the filters."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, ((fan_in, fan_out), (window, padding)) in enumerate(_stages(plan), start=1):
         # The ReLU is inside: lengths are not negative.
-        layers[f"conv{i}"] = VectorFieldConv2d(
+        layers[f"conv{i}"] = baselines.VectorFieldConv2d(
             fan_in, fan_out, padding="same", scales=scales, antialias=antialias, vector_input=i > 1
         )
-        layers[f"pool{i}"] = VectorMaxPool2d(window, padding=padding)
-        layers[f"norm{i}"] = VectorBatchNorm2d(fan_out)
-    layers["magnitude"] = VectorMagnitude()
+        layers[f"pool{i}"] = baselines.VectorMaxPool2d(window, padding=padding)
+        layers[f"norm{i}"] = baselines.VectorBatchNorm2d(fan_out)
+    layers["magnitude"] = baselines.VectorMagnitude()
     return nn.Sequential(layers)
 
 
 @register_model("spatial-transformer")
 def spatial_transformer(plan: Plan) -> nn.Sequential:
     """The plain CNN behind a spatial transformer (Jaderberg et al. 2015), which localises at the original size."""
-    transformer = SpatialTransformer2d(1, plan.image_size, shrink=plan.upsample)
-    return nn.Sequential(
-        OrderedDict(transformer=transformer, **_scalar_features(plan, lambda i, o: nn.Conv2d(i, o, 7, padding=3)))
-    )
+    transformer = baselines.SpatialTransformer2d(1, plan.image_size, shrink=plan.upsample)
+    layers = _scalar_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3))
+    return nn.Sequential(OrderedDict(transformer=transformer, **layers))

@@ -18,19 +18,15 @@ from scalesteer.geometry import Filters, Geometry, no_autocast
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.initialisation import initial_mixing
 
-_ARGUMENTS = (
-    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
-    "scales",
-)
-_FIXED = frozenset({*_ARGUMENTS, "geometry", "sizes", "basis"})
+_ARGUMENTS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+_FIXED = frozenset({*_ARGUMENTS, "scales", "geometry", "sizes", "basis"})
 
 
 class MultiScaleConv2d(nn.Module):
     """What every convolution at several scales shares with `nn.Conv2d`: arguments, attributes and output shape.
 
-    The base of the layers here and in :mod:`scalesteer.baselines`; it says nothing about how responses are made.
-    Attributes have the names and values that they have in `nn.Conv2d`. They cannot be changed later, because filters
-    and buffers depend on them.
+    The base of the layers here and in :mod:`scalesteer.baselines`, which say how responses are made. Attributes have
+    the names and values of `nn.Conv2d`. They cannot be changed later, because filters and buffers depend on them.
     """
 
     transposed = False
@@ -64,6 +60,14 @@ class MultiScaleConv2d(nn.Module):
         self.scales = _checks.scales(scales)
         self.register_load_state_dict_post_hook(_renew_buffers)  # type: ignore[no-untyped-call]
 
+    def _add_parameters(
+        self, name: str, shape: Sequence[int], bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """The second half of construction: what is learned, without numbers yet."""
+        learned, place = _checks.boolean("bias", bias), _checks.place(device, dtype)
+        self.register_parameter(name, nn.Parameter(torch.empty(*shape, **place)))
+        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if learned else None)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in self.__dict__:
             steered = name in ("scales", "sizes") and hasattr(self, "with_scales")
@@ -72,10 +76,7 @@ class MultiScaleConv2d(nn.Module):
         super().__setattr__(name, value)
 
     def reset_buffers(self) -> None:
-        """Make what is derived from the arguments again, in the parameters' dtype and on their device.
-
-        Moving, converting and loading the layer call it; a parameter that is exchanged by hand needs it.
-        """
+        """Make what is derived from the arguments again, like the parameters; needed if one is exchanged by hand."""
 
     def _like(self) -> Tensor:
         """A tensor with the layer's dtype and device, without computing a parametrization."""
@@ -111,12 +112,31 @@ class MultiScaleConv2d(nn.Module):
                 f"{self.geometry.padding} and dilation={self.geometry.dilation}: the output would be empty."
             )
 
-    def _trace(self, x: Any, return_scales: bool) -> Any:
-        """Under `torch.fx.symbolic_trace` the layer is one node, as the layers of `torch.nn` are."""
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            x: Images, or vector fields for a layer with `vector_input`; the class says which shapes.
+            return_scales: Also return the index into `scales` of the winner at each pixel (int64); the lowest on a
+                tie, so also where even the largest filter sees zeros only.
+        """
+        if not isinstance(x, Proxy):
+            return self._convolve(x, return_scales)
+        # Under `torch.fx.symbolic_trace` the layer is one node, as the layers of `torch.nn` are.
         name = x.tracer.path_of_module(self)
         if not name:
             raise TypeError(f"a {type(self).__name__} alone cannot be traced by torch.fx: put it in an nn.Sequential.")
         return x.tracer.create_proxy("call_module", name, (x,), {"return_scales": True} if return_scales else {})
+
+    def _convolve(self, x: Tensor, return_scales: bool) -> Tensor | tuple[Tensor, Tensor]:
+        """The forward pass on tensors."""
+        raise NotImplementedError
 
     def _shown(self) -> dict[str, tuple[Any, Any]]:
         """What :meth:`extra_repr` shows: names with values and defaults."""
@@ -158,37 +178,13 @@ class _ScaleConv2d(MultiScaleConv2d):
         """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
         return self._stored_filters().windows()
 
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
-
-    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply the layer.
-
-        Args:
-            x: Images.
-            return_scales: Also return the index into `scales` of the winner at each pixel (int64); the lowest where
-                even the largest filter sees zeros only.
-
-        Shape:
-            `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.
-        """
-        if isinstance(x, Proxy):
-            return self._trace(x, return_scales)
+    def _convolve(self, x: Tensor, return_scales: bool) -> Tensor | tuple[Tensor, Tensor]:
         if return_scales and self.reduce is None:
             raise ValueError("`return_scales` needs reduce='max' (got reduce=None): without a maximum no scale wins.")
         filters = self._stored_filters()
         self._check_input(x, filters.weights)
         return functional.scale_conv2d(
-            x,
-            filters,
-            self.bias,
-            self.geometry,
-            reduce=self.reduce,
-            backend=self.backend,
-            return_scales=return_scales,
+            x, filters, self.bias, self.geometry, reduce=self.reduce, backend=self.backend, return_scales=return_scales
         )
 
     def _shown(self) -> dict[str, tuple[Any, Any]]:
@@ -243,10 +239,10 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             ``"paper"``; ``"area"``, which steers best on real grids and is the one to take for own work; or
             ``"released-code"``.
         reduce: ``"max"`` over scales, or None for the responses of all scales on an axis of their own.
-        backend: ``"direct"`` (one convolution for each scale), ``"spectral"`` (products of frequencies) or ``"auto"``,
-            which takes the faster one. The numbers are the same up to rounding; what is not finite spreads further in
-            ``"spectral"``, as NaN. A program exported with ``"spectral"`` has a fixed image size; the batch may be
-            dynamic.
+        backend: ``"direct"`` (one convolution for each scale), ``"fast"`` (mostly products of frequencies; the old
+            name ``"spectral"`` is accepted) or ``"auto"``, which takes the faster one. The numbers are the same up to
+            rounding; what is not finite spreads further in ``"fast"``, as NaN. Exported programs may have dynamic
+            batch, height and width.
 
     Shape:
         `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.
@@ -304,11 +300,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             raise ValueError(f"`reduce` must be 'max' or None (got {reduce!r}).")
         self.reduce = reduce
         self.backend = _checks.choice("backend", backend, functional.BACKENDS)
-        learned = _checks.boolean("bias", bias)
-        place = _checks.place(device, dtype)
         shape = (self.out_channels, self.in_channels // self.groups, *self.basis.shape, 2)
-        self.coefficients = nn.Parameter(torch.empty(shape, **place))
-        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if learned else None)
+        self._add_parameters("coefficients", shape, bias, device, dtype)
         self.register_buffer("steered_basis", None, persistent=False)
         self.reset_parameters()
         self.reset_buffers()
@@ -363,13 +356,12 @@ class FoldedScaleConv2d(_ScaleConv2d):
     taps: Tensor
 
     def __init__(self, layer: ScaleSteerableConv2d) -> None:
-        for name in ("forward", "filters", "_stored_filters"):
-            if name in vars(layer) or getattr(type(layer), name) is not getattr(ScaleSteerableConv2d, name):
-                raise TypeError(
-                    f"a {type(layer).__name__} cannot be folded: it has its own `{name}`, which a folded layer would "
-                    "not run."
-                )
-        super().__init__(**{name: getattr(layer, name) for name in _ARGUMENTS})
+        kind = type(layer)
+        for name in ("forward", "filters", "_convolve", "_stored_filters"):
+            if name in vars(layer) or getattr(kind, name) is not getattr(ScaleSteerableConv2d, name):
+                own = f"it has its own `{name}`, which a folded layer would not run"
+                raise TypeError(f"a {kind.__name__} cannot be folded: {own}.")
+        super().__init__(**{name: getattr(layer, name) for name in (*_ARGUMENTS, "scales")})
         self.sizes, self.reduce, self.backend = layer.sizes, layer.reduce, layer.backend
         for name, value in vars(layer).items():
             if name.startswith(("_forward_", "_backward_", "_is_full_backward")):  # hooks

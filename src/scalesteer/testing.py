@@ -125,10 +125,7 @@ def equivariance_error(
     channels = _checks.integer("channels", channels, minimum=1)
     tensors = [*module.parameters(), *module.buffers()]
     like = next((t for t in tensors if t.is_floating_point()), torch.empty(0, dtype=torch.float64))
-    shown = [
-        _random_blobs(images, channels, size, zoom, seed).to(device=like.device, dtype=like.dtype)
-        for zoom in (1.0, scale)
-    ]
+    shown = [_random_blobs(images, channels, size, zoom, seed).to(like) for zoom in (1.0, scale)]
     with torch.no_grad(), evaluation_mode(module):
         before, after = (_one_tensor(module(x)).double() for x in shown)
     if before.ndim == 2:
@@ -174,8 +171,7 @@ def _one_tensor(output: object) -> Tensor:
 def _random_blobs(images: int, channels: int, size: int, zoom: float, seed: int) -> Tensor:
     """Sums of 30 Gaussian blobs, enlarged by `zoom` about the centre: `(images, channels, size, size)`, float64."""
     generator = torch.Generator().manual_seed(seed)
-    blobs = (images, channels, 30, 1)
-    draw = torch.rand((4, *blobs), generator=generator, dtype=torch.float64)
+    draw = torch.rand((4, images, channels, 30, 1), generator=generator, dtype=torch.float64)
     centre_x, centre_y = (draw[:2] - 0.5) * size * 1.2
     width = 2 + 3 * draw[2]
     ticks = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / zoom

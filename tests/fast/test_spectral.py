@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from scalesteer import ScaleSteerableConv2d, fold
 from scalesteer import fast as fast_path
-from scalesteer.fast import common, spectral, taps
+from scalesteer.fast import spectral, taps
 from scalesteer.functional import PADDING_MODES, scale_conv2d
 from scalesteer.geometry import Filters, Geometry
 
@@ -146,23 +146,23 @@ def test_1024_by_1024_image_is_right():
 
 
 def test_plans_are_shared_between_layers_and_not_in_their_state():
-    spectral._plans.clear()
+    spectral._kept_plan.cache_clear()
     _, fast = pair(3)
     size = len(copy.deepcopy(fast).state_dict())
     fast(torch.randn(1, 3, 12, 12, dtype=torch.float64))
     pair(3)[1](torch.randn(2, 3, 12, 12, dtype=torch.float64))
-    assert len(spectral._plans) == 1
+    assert spectral._kept_plan.cache_info().currsize == 1
     assert len(fast.state_dict()) == size
     for height in range(12, 100):
         fast(torch.randn(1, 3, height, 12, dtype=torch.float64))
-    assert len(spectral._plans) <= 64
+    assert spectral._kept_plan.cache_info().currsize <= 64
 
 
 def test_tracing_leaves_no_plan_without_numbers_behind():
-    spectral._plans.clear()
+    spectral._kept_plan.cache_clear()
     _, fast = pair(3)
     torch.export.export(fast, (torch.randn(2, 3, 12, 12, dtype=torch.float64),))
-    assert not spectral._plans
+    assert spectral._kept_plan.cache_info().currsize == 0
 
 
 def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
@@ -178,7 +178,7 @@ def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
 
 @pytest.mark.parametrize("reduce", ["max", None])
 def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
-    spectral._plans.clear()
+    spectral._kept_plan.cache_clear()
     _, fast = pair(3, reduce=reduce)
     x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
     with torch.inference_mode():
@@ -309,15 +309,15 @@ def test_a_basis_that_changes_at_every_step_is_not_kept():
     for _ in range(5):
         layer.steered_basis.copy_(layer.steered_basis.clone())  # as DistributedDataParallel does
         torch.testing.assert_close(layer(x), before)
-    _, kept = common._tables[layer.steered_basis]
+    _, kept = spectral._tables[layer.steered_basis]
     assert len(kept) == 1
 
 
 def test_tables_of_a_basis_are_not_kept_for_every_size_of_image():
     layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast")
-    for size in range(12, 12 + 2 * common.MOST_TABLES):
+    for size in range(12, 12 + 2 * spectral.MOST_TABLES):
         layer(torch.randn(1, 4, size, 12))
-        assert len(common._tables[layer.steered_basis][1]) <= common.MOST_TABLES
+        assert len(spectral._tables[layer.steered_basis][1]) <= spectral.MOST_TABLES
 
 
 def test_transforms_of_a_basis_are_made_in_float64():

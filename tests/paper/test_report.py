@@ -14,8 +14,8 @@ from scipy import stats
 from paper import grids, pages, report
 from paper.grids import EXPERIMENTS, Cell
 from paper.report import GAP
-from scalesteer.training import SCALE_BINS
-from tests.training.test_results import ENVIRONMENT, distorted, failed, outcome
+from scalesteer.training.loop import SCALE_BINS
+from tests.paper.test_results import ENVIRONMENT, distorted, failed, outcome
 
 ERRORS = {"spatial-transformer": 0.02, "ss-cnn": 0.018, "vector-field-cnn": 0.023, "plain-cnn": 0.022}
 

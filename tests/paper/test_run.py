@@ -13,11 +13,11 @@ import torch
 from paper import __main__ as commands
 from paper import pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
+from paper.results import publish, read
 from scalesteer.cli import main
 from scalesteer.data import ImageSet
 from scalesteer.files import locked
 from scalesteer.training import RunError, evaluate, load, load_model
-from scalesteer.training.results import publish, read
 from tests.training import jobs
 from tests.training.test_train import outcome
 

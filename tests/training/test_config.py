@@ -50,7 +50,8 @@ def test_wrong_value_is_named_with_what_is_allowed(options, message):
 
 
 @pytest.mark.parametrize(
-    "options", [{"upsample": True}, {"epochs": 1.5}, {"lr": "0.1"}, {"train_images": 2.0}, {"tuning": 1}]
+    "options",
+    [{"upsample": True}, {"epochs": 1.5}, {"lr": "0.1"}, {"train_images": 2.0}, {"tuning": 1}, {"epochs": None}],
 )
 def test_wrong_type_is_an_error(options):
     with pytest.raises(TypeError, match=next(iter(options))):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,10 @@ import torch
 from scalesteer import files
 from scalesteer.files import locked
 from scalesteer.models import create_model
-from scalesteer.training import BusyError, RunError, checkpoint, evaluate, learning_rate, load, load_model, loop, train
+from scalesteer.training import BusyError, RunError, checkpoint, evaluate, load, load_model, loop, train
 from scalesteer.training import run as running
 from scalesteer.training.config import RunConfig
+from scalesteer.training.loop import learning_rate
 from tests.conftest import TINY
 from tests.training import jobs
 
@@ -78,6 +80,14 @@ def test_checkpoint_after_every_step_changes_nothing(cache, undisturbed, tiny, t
     monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
     train(tiny, tmp_path, device="cpu")
     assert outcome(tmp_path) == outcome(undisturbed)
+
+
+def test_run_in_another_thread_leaves_signals_alone(cache, tiny, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(train, replace(tiny, epochs=1), tmp_path, device="cpu").result()
+    assert result["status"] == "finished"
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
 
 
 def test_seed_changes_the_weights(cache, tiny, tmp_path):

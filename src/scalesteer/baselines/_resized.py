@@ -13,9 +13,9 @@ convolve the resized image and resize the response:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from scalesteer import _checks, fast, functional
 from scalesteer.geometry import Geometry
 from scalesteer.nn import MultiScaleConv2d
-
-Matrices = TypeVar("Matrices")
 
 
 class ResizedConv2d(MultiScaleConv2d):
@@ -38,29 +36,16 @@ class ResizedConv2d(MultiScaleConv2d):
     which emulates a filter that is s times as large. Output pixel p of `nn.Conv2d` has its window's centre at input
     pixel c = p stride - padding + dilation (kernel_size - 1) / 2; the response is read there at every scale. A shared
     centre and the output shape of `nn.Conv2d` follow, and for stride 1 and padding "same" both T are plain resizing.
-
-    Subclasses document the arguments.
     """
 
     weight: nn.Parameter
 
-    def _add_weight(
-        self,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        *,
-        antialias: bool,
-        vectors: bool = False,
-    ) -> None:
+    def _add_weight(self, bias: bool, device: Any, dtype: Any, *, antialias: bool, vectors: bool = False) -> None:
         """The second half of construction: what is learned, and how images are resized."""
         self.antialias = _checks.boolean("antialias", antialias)
         self.vectors = _checks.boolean("vector_input", vectors)
-        place = _checks.place(device, dtype)
         shape = (self.out_channels, self.in_channels // self.groups, *((2,) if vectors else ()), *self.kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, **place))
-        learned = _checks.boolean("bias", bias)
-        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_channels, **place)) if learned else None)
+        self._add_parameters("weight", shape, bias, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -71,6 +56,10 @@ class ResizedConv2d(MultiScaleConv2d):
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 
+    def filters(self) -> tuple[Tensor, ...]:
+        """The filter at each scale: `(C_out, C_in / groups, k, k)`."""
+        return (self.weight,) * len(self.scales)
+
     def responses(self, x: Tensor, filters: Iterable[Tensor]) -> Iterator[Tensor]:
         """The response at each scale, ascending: `(B, C, H, W)`, `(O, C / groups, k, k)` each -> `(B, O, H', W')`."""
         g, lengths = self.geometry, x.shape[-2:]
@@ -80,26 +69,33 @@ class ResizedConv2d(MultiScaleConv2d):
         dense = zeros and whole and g.groups == 1 and not fast.being_traced()  # a compiler's batch may have no number
         turned = None
         for scale, weight in zip(self.scales, filters, strict=True):
-            axes: list[Any] = [(length, scale, g, i, self.antialias) for i, length in enumerate(lengths)]
-            steps = [_steps(*axis) for axis in axes]
+            axes = [_resized_axis(length, scale, g, i, self.antialias) for i, length in enumerate(lengths)]
             if zeros and x.shape[1] == 1 and _maps_pay(max(lengths), scale, g.kernel_size, self.out_channels):
-                yield _multiply_taps(x, weight, *(_kept(_tap_maps, *axis, **place) for axis in axes))
-            elif dense and _frequencies_pay(x.shape, weight.shape, g, steps):
+                yield _multiply_taps(x, weight, *(_kept(_tap_maps, axis, **place) for axis in axes))
+            elif dense and _frequencies_pay(x.shape[0], weight.shape, *axes):
                 turned = x.permute(3, 2, 1, 0).contiguous() if turned is None else turned
                 yield _multiply_frequencies(turned, weight, _kept(_waves, *axes, **place)).permute(3, 2, 1, 0)
             else:
-                yield _convolve_resized(x, weight, g, scale, place, *steps)
+                yield _convolve_resized(x, weight, g, scale, place, *axes)
 
-    def strongest(self, x: Tensor, filters: Sequence[Tensor], return_scales: bool) -> tuple[Tensor, Tensor | None]:
-        """The largest response at each pixel, and which scale it is from."""
+    def _convolve(self, x: Tensor, return_scales: bool) -> Tensor | tuple[Tensor, Tensor]:
+        """The largest response at each pixel plus the bias, and which scale it is from."""
+        self._check_input(x, self.weight, vectors=self.vectors)
+        x, filters = x.flatten(1, 2) if self.vectors else x, self.filters()
         responses = self.responses(x, filters)
+        winner: Tensor | None
         if fast.being_traced() or len(self.scales) > 256:
-            return functional.max_over_scales(responses, len(self.scales), return_scales)
-        if torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in filters)):
-            best, winner = _Largest.apply(*responses)  # type: ignore[no-untyped-call]
+            best, winner = functional.max_over_scales(responses, len(self.scales), return_scales)
         else:
-            best, winner = _largest(responses)
-        return best.contiguous(), winner.long(memory_format=torch.contiguous_format) if return_scales else None
+            if torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in filters)):
+                best, winner = _Largest.apply(*responses)  # type: ignore[no-untyped-call]
+            else:
+                best, winner = _largest(responses)
+            best = best.contiguous()
+            winner = winner.to(torch.int64, memory_format=torch.contiguous_format) if return_scales else None
+        if self.bias is not None:
+            best = best + self.bias.to(best.dtype)[:, None, None]
+        return best if winner is None else (best, winner)
 
     def _shown(self) -> dict[str, tuple[Any, Any]]:
         return {**super()._shown(), "vector_input": (self.vectors, False)}
@@ -151,20 +147,10 @@ def resize_matrix(start: float, step: float, count: int, length: int, spread: fl
     Positions beyond the signal read its first or last sample. `spread` above 1 widens the triangle, so that no sample
     is skipped where positions lie further apart than one: the anti-aliasing of ``F.interpolate(antialias=True)``.
 
-    Args:
-        start: The first position, in samples.
-        step: From one position to the next.
-        count: How many positions.
-        length: How many samples.
-        spread: Half the width of the triangle.
-        place: `device` and `dtype` of the result; it is made in float64.
-
-    Shape:
-        `(count, length)`; each row adds up to 1.
+    Shape: `(count, length)`; each row adds up to 1. It is made in float64.
     """
-    device = place.get("device")
-    positions = start + step * torch.arange(count, dtype=torch.float64, device=device)
-    samples = torch.arange(length, dtype=torch.float64, device=device)
+    work: dict[str, Any] = {"dtype": torch.float64, "device": place.get("device")}
+    positions, samples = start + step * torch.arange(count, **work), torch.arange(length, **work)
     if spread <= 1:
         weights = (1 - (positions.clamp(0, length - 1)[:, None] - samples).abs()).clamp(min=0)
     else:
@@ -173,12 +159,9 @@ def resize_matrix(start: float, step: float, count: int, length: int, spread: fl
     return weights.to(**place)
 
 
-def _kept(make: Callable[..., Matrices], *arguments: Any, **place: Any) -> Matrices:
+def _kept(make: Callable[..., Any], *arguments: Any, **place: Any) -> Any:
     """Fixed matrices, made once; but a compiler's tensors are not real yet: it makes them part of its graph."""
-    if torch.compiler.is_compiling():
-        return make(*arguments, **place)
-    kept: Matrices = _cached(make, *arguments, **place)
-    return kept
+    return (make if torch.compiler.is_compiling() else partial(_cached, make))(*arguments, **place)
 
 
 @lru_cache(maxsize=1024)
@@ -187,39 +170,46 @@ def _cached(make: Callable[..., Any], *arguments: Any, **place: Any) -> Any:
         return make(*arguments, **place)
 
 
-FREQUENCY_COST = 2.5  # of an operation of the frequency form, in those of a convolution; measured on two CPU cores
+class ResizedAxis(NamedTuple):
+    """How one axis is treated at one scale; `resize` and `back` are the arguments of matrices, or None."""
 
-
-class Steps(NamedTuple):
-    """How one axis is treated at one scale; the arguments of two matrices, None where nothing is resized."""
-
-    resize: tuple[float, float, int, int, float] | None
+    length: int
+    size: int  # the length after resizing
+    taps: int
+    dilation: int
     stride: int
     padding: int
-    back: tuple[float, float, int, int, float] | None
+    responses: int  # before they are resized back
+    outputs: int
+    resize: tuple[float, float, int, int, float] | None = None
+    back: tuple[float, float, int, int, float] | None = None
+
+    @property
+    def period(self) -> int:
+        """Of the frequencies: what lies beyond one end and what lies before the other may be the same."""
+        return self.size + self.padding
 
 
-def _steps(length: int, scale: float, geometry: Geometry, axis: int, antialias: bool) -> Steps:
+def _resized_axis(length: int, scale: float, geometry: Geometry, axis: int, antialias: bool) -> ResizedAxis:
     """How an axis of `length` pixels is resized, convolved and resized back at `scale`."""
     stride, padding, dilation = geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]
+    taps, count = geometry.kernel_size, geometry.output_size(length, length)[axis]
     size = max(1, round(length / scale))
     if size == length:
-        return Steps(None, stride, padding, None)
-    same = dilation * (geometry.kernel_size - 1) // 2
-    ratio = size / length
+        return ResizedAxis(length, size, taps, dilation, stride, padding, count, count)
+    same, ratio = dilation * (taps - 1) // 2, size / length
     # Centres outside the image need responses outside it; if there are none the border is clamped, as resizing does.
     outside = max(0, padding - same)
     extra = math.ceil((outside - 0.5) * ratio + 0.5) if outside else 0
-    count = geometry.output_size(length, length)[axis]
     # Pixels are unit squares: the left edge of the first is the one point that resizing leaves in place.
     resize = (0.5 / ratio - 0.5, 1 / ratio, size, length, 1 / ratio if antialias else 1.0)
-    first = (same - padding + 0.5) * ratio - 0.5 + extra
-    back = (first, stride * ratio, count, size + 2 * extra, ratio if antialias else 1.0)
-    return Steps(resize, 1, same + extra, back)
+    first, responses = (same - padding + 0.5) * ratio - 0.5 + extra, size + 2 * extra
+    back = (first, stride * ratio, count, responses, ratio if antialias else 1.0)
+    return ResizedAxis(length, size, taps, dilation, 1, same + extra, responses, count, resize, back)
 
 
 def _convolve_resized(
-    x: Tensor, weight: Tensor, g: Geometry, scale: float, place: dict[str, Any], rows: Steps, columns: Steps
+    x: Tensor, weight: Tensor, g: Geometry, scale: float, place: dict[str, Any], rows: ResizedAxis, columns: ResizedAxis
 ) -> Tensor:
     """The response at a scale by its definition."""
     resize, back = (
@@ -244,20 +234,23 @@ def _maps_pay(length: int, scale: float, kernel_size: int, out_channels: int) ->
     return taps * (length + out_channels) < out_channels * (taps * ratio**2 + resizing)
 
 
-def _tap_maps(length: int, scale: float, geometry: Geometry, axis: int, antialias: bool, **place: Any) -> Tensor:
+def _tap_maps(axis: ResizedAxis, **place: Any) -> Tensor:
     """What each tap reads along an axis, at every output: `(k, count, length)`."""
     work = {"dtype": torch.float64, "device": place["device"]}
-    steps, apart = _steps(length, scale, geometry, axis, antialias), geometry.dilation[axis]
-    resize = torch.eye(length, **work) if steps.resize is None else resize_matrix(*steps.resize, **work)
-    padded = F.pad(resize, (0, 0, steps.padding, steps.padding))
-    end = len(padded) - apart * (geometry.kernel_size - 1)
-    maps = torch.stack([padded[apart * t : apart * t + end : steps.stride] for t in range(geometry.kernel_size)])
-    return (maps if steps.back is None else resize_matrix(*steps.back, **work) @ maps).to(**place)
+    resize = torch.eye(axis.length, **work) if axis.resize is None else resize_matrix(*axis.resize, **work)
+    padded = F.pad(resize, (0, 0, axis.padding, axis.padding))
+    starts = [axis.dilation * t for t in range(axis.taps)]
+    maps = torch.stack([padded[start : len(padded) - starts[-1] + start : axis.stride] for start in starts])
+    return (maps if axis.back is None else resize_matrix(*axis.back, **work) @ maps).to(**place)
 
 
 def _multiply_taps(x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The response of an image with one channel, from the maps of rows and columns."""
-    read = _mapped(x, rows, columns).flatten(1, 3)  # (B, k columns times k rows, H', W')
+    with torch.autocast(x.device.type, enabled=False):  # see _resample
+        y = x[:, 0].to(rows.dtype) @ columns.flatten(0, 1).mT  # (B, H, columns W')
+        y = y.unflatten(2, columns.shape[:2]).transpose(1, 2).flatten(0, 1)  # (B columns, H, W')
+        y = rows.flatten(0, 1).expand(y.shape[0], -1, -1).bmm(y)  # (B columns, rows H', W')
+    read = y.view(x.shape[0], -1, rows.shape[1], columns.shape[1]).to(x.dtype)
     return F.conv2d(read, weight.mT.flatten(1)[..., None, None])
 
 
@@ -275,85 +268,63 @@ class Waves(NamedTuple):
     row_reach: Tensor  # (H', H)
 
 
-def _period(steps: Steps, length: int) -> int:
-    """The resized axis and its border; what lies beyond one end and what lies before the other may be the same."""
-    return (length if steps.resize is None else steps.resize[2]) + steps.padding
+FREQUENCY_COST = 2.5  # of an operation of the frequency form, in those of a convolution; measured on two CPU cores
 
 
-def _frequencies_pay(shape: torch.Size, filters: torch.Size, geometry: Geometry, steps: Sequence[Steps]) -> bool:
+def _frequencies_pay(batch: int, filters: torch.Size, rows: ResizedAxis, columns: ResizedAxis) -> bool:
     """Whether frequencies take far fewer operations than the definition, and filters at most twice the images' room."""
-    (batch, fan_in, *lengths), fan_out, size = shape, filters[0], geometry.kernel_size
-    outputs = geometry.output_size(*lengths)
-    periods = [_period(s, n) for s, n in zip(steps, lengths, strict=True)]
-    half = periods[1] // 2 + 1
-    there = 2 * half * lengths[0] * (lengths[1] + 2 * periods[0]) * fan_in
-    back = 2 * half * outputs[0] * (outputs[1] + 2 * periods[0]) * fan_out
-    product = 4 * half * periods[0] * fan_in * fan_out
-    made = 2 * half * size * (size + 2 * periods[0]) * fan_in * fan_out
+    fan_out, fan_in, taps, _ = filters
+    half = columns.period // 2 + 1
+    there = 2 * half * rows.length * (columns.length + 2 * rows.period) * fan_in
+    back = 2 * half * rows.outputs * (columns.outputs + 2 * rows.period) * fan_out
+    product = 4 * half * rows.period * fan_in * fan_out
+    made = 2 * half * taps * (taps + 2 * rows.period) * fan_in * fan_out
     frequencies = batch * (there + product + back) + made
-    pixels = math.prod(o if s.back is None else s.back[3] for o, s in zip(outputs, steps, strict=True))
+    convolution = batch * fan_in * fan_out * taps**2 * rows.responses * columns.responses
     few = fan_in * fan_out <= batch * (fan_in + fan_out)
-    return few and FREQUENCY_COST * frequencies < batch * fan_in * fan_out * size**2 * pixels
+    return few and FREQUENCY_COST * frequencies < convolution
 
 
-def _waves(rows: tuple[Any, ...], columns: tuple[Any, ...], **place: Any) -> Waves:
-    """The matrices of the frequency form, for the arguments of `_steps` of both axes."""
-    (there_1, taps_1, back_1), (there_2, taps_2, back_2) = (
-        _axis_waves(axis, place["device"]) for axis in (rows, columns)
-    )
-    period = len(there_2)
-    half = period // 2 + 1
-    twice = torch.full((half,), 2.0, dtype=torch.float64, device=place["device"])  # the other half is the conjugate
-    twice[0] = 1
-    if period % 2 == 0:
-        twice[-1] = 1
+def _waves(rows: ResizedAxis, columns: ResizedAxis, **place: Any) -> Waves:
+    """The matrices of the frequency form; a complex number that comes in is multiplied by m and i m."""
+    work = {"dtype": torch.float64, "device": place["device"]}
+    there_1, taps_1, back_1 = _axis_waves(rows, **work)
+    there_2, taps_2, back_2 = _axis_waves(columns, **work)
+    half = columns.period // 2 + 1
+    twice = [1.0 if f in (0, columns.period / 2) else 2.0 for f in range(half)]  # for the conjugate as well
+    back_2 = back_2[:, :half] * torch.tensor(twice, **work)
+    back_1, back_2 = (torch.stack([m, 1j * m], 2).flatten(1) for m in (back_1, back_2))  # (H', N 2), (W', F 2)
     found = Waves(
-        _split_columns(there_2[:half]),
-        _split_rows(there_1),
-        _split_columns(taps_2[:half]),
-        _split_rows(taps_1),
-        _as_real(back_1).permute(2, 0, 1, 3).flatten(2).flatten(0, 1),
-        torch.view_as_real((back_2[:, :half] * twice).conj().resolve_conj()).flatten(1),
-        *(_tap_maps(*axis, dtype=torch.float64, device=place["device"]).sum(0) for axis in (columns, rows)),
+        _both_parts(there_2[:half]),
+        _both_parts(torch.cat([there_1, 1j * there_1], 1)),
+        _both_parts(taps_2[:half]),
+        _both_parts(torch.cat([taps_1, 1j * taps_1], 1)),
+        torch.cat([back_1.real, back_1.imag]),
+        back_2.real,
+        *(_tap_maps(axis, **work).sum(0) for axis in (columns, rows)),
     )
     return Waves(*(matrix.to(**place).contiguous() for matrix in found))
 
 
-def _axis_waves(arguments: tuple[Any, ...], device: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _axis_waves(axis: ResizedAxis, **work: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Along an axis: pixels to frequencies `(N, length)`, taps to frequencies `(N, k)`, and back `(count, N)`."""
-    length, _, geometry, axis, _ = arguments
-    steps, apart = _steps(*arguments), geometry.dilation[axis]
-    period, work = _period(steps, length), {"dtype": torch.float64, "device": device}
-    turns = 2j * math.pi / period * torch.arange(period, **work)
+    turns = 2j * math.pi / axis.period * torch.arange(axis.period, **work)
 
     def wave(positions: Tensor) -> Tensor:
         return torch.exp(turns[:, None] * positions)
 
-    there = wave(-torch.arange(period - steps.padding, **work))
-    taps = wave(apart * torch.arange(geometry.kernel_size, **work) - steps.padding)
-    count = geometry.output_size(length, length)[axis] if steps.back is None else steps.back[3]
-    back = wave(steps.stride * torch.arange(count, **work)).T / period
-    if steps.resize is not None:
-        there = there @ resize_matrix(*steps.resize, **work).to(there.dtype)
-    if steps.back is not None:
-        back = resize_matrix(*steps.back, **work).to(back.dtype) @ back
+    there = wave(-torch.arange(axis.size, **work))
+    taps = wave(axis.dilation * torch.arange(axis.taps, **work) - axis.padding)
+    back = wave(axis.stride * torch.arange(axis.responses, **work)).T / axis.period
+    if axis.resize is not None and axis.back is not None:
+        there = there @ resize_matrix(*axis.resize, **work).to(there.dtype)
+        back = resize_matrix(*axis.back, **work).to(back.dtype) @ back
     return there, taps, back
 
 
-def _split_columns(matrix: Tensor) -> Tensor:
-    """From real to complex numbers: `(F, W)` -> `(F 2, W)`."""
+def _both_parts(matrix: Tensor) -> Tensor:
+    """From complex results to their real and imaginary parts in turn: `(N, H)` -> `(N 2, H)`."""
     return torch.view_as_real(matrix).transpose(1, 2).flatten(0, 1)
-
-
-def _split_rows(matrix: Tensor) -> Tensor:
-    """From complex to complex numbers: `(N, H)` -> `(N 2, 2 H)`."""
-    return _as_real(matrix).permute(0, 2, 3, 1).flatten(2).flatten(0, 1)
-
-
-def _as_real(matrix: Tensor) -> Tensor:
-    """Complex `(a, b)` as real `(a, b, 2, 2)`: what multiplies the real and imaginary part, for each part."""
-    real, imag = matrix.real, matrix.imag
-    return torch.stack([torch.stack([real, -imag], -1), torch.stack([imag, real], -1)], -2)
 
 
 def _multiply_frequencies(x: Tensor, weight: Tensor, waves: Waves) -> Tensor:
@@ -383,16 +354,8 @@ def _to_frequencies(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
     return rows.expand(half, -1, -1).bmm(y).view(half * len(rows) // 2, 2, *x.shape[2:])
 
 
-def _mapped(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """All pairs of a map of rows and one of columns: `(B, C, H, W)` -> `(B, C, columns, rows, H', W')`."""
-    with torch.autocast(x.device.type, enabled=False):  # see _resample
-        y = x.to(rows.dtype) @ columns.flatten(0, 1).mT  # (B, C, H, columns W')
-        y = y.view(*x.shape[:3], *columns.shape[:2]).transpose(2, 3).flatten(0, 2)
-        y = rows.flatten(0, 1).expand(y.shape[0], -1, -1).bmm(y)  # (B C columns, rows H', W')
-    return y.view(*x.shape[:2], len(columns), *rows.shape[:2], columns.shape[1]).to(x.dtype)
-
-
 def _resample(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """Multiply both axes of images by matrices; None leaves an axis as it is."""
     if rows is None and columns is None:
         return x
     # Half precision is for convolutions; pixels are mixed in float32 at least.

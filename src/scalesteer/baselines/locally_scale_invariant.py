@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
 
 import torch
-from torch import Tensor
-from torch.fx import Proxy
 
 from scalesteer.baselines._resized import ResizedConv2d
 
@@ -29,18 +26,12 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         that shapes are those of `nn.Conv2d` and borders are filled as `padding_mode` says. The resizing is bilinear
         without smoothing, as theirs; ``antialias=True`` smooths where it shrinks.
 
+    Arguments that are not listed are those of :class:`~scalesteer.ScaleSteerableConv2d`; stride and padding count
+    pixels of the input.
+
     Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        kernel_size: Window of the filter, odd and at least 3; a pair is accepted when both are equal.
-        stride: Step between windows, in pixels of the input, an integer or a pair.
-        padding: An integer or a pair, in pixels of the input; or ``"same"`` (stride 1 only), or ``"valid"`` for none.
         dilation: Distance between taps, in pixels of the resized image, an integer or a pair.
-        groups: Number of groups of channels that do not see each other.
-        bias: Whether to learn a bias for each output channel.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, around the resized image.
-        device: Device of the parameters.
-        dtype: Floating-point type of the parameters.
         scales: Scales of the filter, positive and ascending; at scale s the input is resized by 1 / s.
         antialias: Whether resizing smooths where it shrinks, as ``F.interpolate(antialias=True)`` does.
 
@@ -79,25 +70,3 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
         )
         self._add_weight(bias, device, dtype, antialias=antialias)
-
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
-
-    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply the layer.
-
-        Args:
-            x: Images.
-            return_scales: Also return the index into `scales` of the winner at each pixel (int64); on a tie the
-                lowest scale wins.
-        """
-        if isinstance(x, Proxy):
-            return self._trace(x, return_scales)
-        self._check_input(x, self.weight)
-        best, winner = self.strongest(x, [self.weight] * len(self.scales), return_scales)
-        if self.bias is not None:
-            best = best + self.bias.to(best.dtype)[:, None, None]
-        return best if winner is None else (best, winner)

@@ -67,8 +67,7 @@ class SpatialTransformer2d(nn.Module):
         self.in_channels = _checks.integer("in_channels", in_channels, minimum=1)
         self.image_size = _checks.pair("image_size", image_size, minimum=1)
         first, second = _checks.pair("channels", channels, minimum=1)
-        hidden = _checks.integer("hidden", hidden, minimum=1)
-        shrink = _checks.integer("shrink", shrink, minimum=1)
+        hidden, shrink = _checks.integer("hidden", hidden, minimum=1), _checks.integer("shrink", shrink, minimum=1)
         cells = [n // shrink // 4 // 2 + n // shrink // 4 % 2 for n in self.image_size]  # the last pooling rounds up
         if min(cells) < 1:
             raise ValueError(f"`image_size` must be at least {4 * shrink} x {4 * shrink} (got {self.image_size}).")
@@ -96,9 +95,8 @@ class SpatialTransformer2d(nn.Module):
         for layer in self.localisation:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 layer.reset_parameters()
-        with torch.no_grad():
-            self.regression.weight.zero_()
-            self.regression.bias.zero_()
+        nn.init.zeros_(self.regression.weight)
+        nn.init.zeros_(self.regression.bias)
 
     def theta(self, x: Tensor) -> Tensor:
         """The affine transformation chosen for each image: `(B, C, H, W)` -> `(B, 2, 3)`."""
@@ -124,14 +122,9 @@ def affine_sample(x: Tensor, theta: Tensor) -> Tensor:
 
     The same as ``F.grid_sample(x, F.affine_grid(theta, x.shape, align_corners=False), align_corners=False)``, with two
     differences: the identity is exact, because pixels are counted from the centre, and the backward pass is
-    deterministic where torch is asked for that.
+    deterministic where torch is asked for that. `theta` takes output to input coordinates; edges are at -1 and 1.
 
-    Args:
-        x: Images.
-        theta: For each image the matrix that takes output to input coordinates; edges are at -1 and 1.
-
-    Shape:
-        `(B, C, H, W)`, `(B, 2, 3)` -> `(B, C, H, W)`.
+    Shape: `(B, C, H, W)`, `(B, 2, 3)` -> `(B, C, H, W)`.
     """
     height, width = x.shape[-2:]
     work = torch.promote_types(theta.dtype, torch.float32)  # half precision cannot tell pixels apart

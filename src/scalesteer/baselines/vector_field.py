@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Proxy
 
 from scalesteer import _checks
 from scalesteer.baselines._resized import ResizedConv2d
@@ -39,15 +37,15 @@ class VectorFieldConv2d(ResizedConv2d):
     has turned by the same angle, so that the scalar product, and with it the length of the output, stays.
 
     Note:
-        Where this reading differs from the authors' released code. There, filters turn by :math:`-\theta` while
-        outputs turn by :math:`+\theta`, so that the scalar product does not stay; equivariance, which the paper
-        claims, needs the same sense. Filters turn there in steps of 120 / 7 degrees, outputs in steps of 120 / 8,
-        around an angle that is not zero at scale 1; here one function serves both. There, the image is resized step
-        by step, each copy from the one before, which smooths where it shrinks; here in one step with anti-aliasing.
-        The angle grows with the filter's scale, there with the image's: a mirror image, with no other effect. The
-        bias is ours (theirs has none): it is added before the ReLU, and does not move the maximum.
+        Where this reading differs from the authors' released code. There, filters turn by :math:`-\theta` and outputs
+        by :math:`+\theta`, so that the scalar product does not stay; equivariance, which the paper claims, needs the
+        same sense. Filters turn there in steps of 120 / 7 degrees, outputs in steps of 120 / 8, around an angle that is
+        not zero at scale 1; here one function serves both. There, the image is resized step by step, each copy from the
+        one before, which smooths where it shrinks; here in one step with anti-aliasing. The angle grows with the
+        filter's scale, there with the image's: a mirror image, with no other effect. The bias is ours (theirs has
+        none): it is added before the ReLU, and does not move the maximum.
 
-    Arguments that are not listed are those of :class:`~scalesteer.baselines.LocallyScaleInvariantConv2d`.
+    Arguments that are not listed are those of :class:`~scalesteer.ScaleSteerableConv2d`.
 
     Args:
         in_channels: Channels of the input, each a scalar or, with `vector_input`, a vector.
@@ -106,14 +104,13 @@ class VectorFieldConv2d(ResizedConv2d):
 
     def reset_buffers(self) -> None:
         """Make the directions again, in the weight's dtype and on its device."""
-        table = [[math.cos(a) for a in self.angles], [math.sin(a) for a in self.angles]]
-        like = self._like()
+        like, table = self._like(), [[turn(a) for a in self.angles] for turn in (math.cos, math.sin)]
         self.directions = torch.tensor(table, dtype=like.dtype, device=like.device)
 
     def filters(self) -> tuple[Tensor, ...]:
         """The filter at each scale, turned by its angle: `(C_out, C, k, k)`; for vectors C counts components."""
         if not self.vectors:
-            return (self.weight,) * len(self.scales)
+            return super().filters()
         work = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(self.weight.device.type, enabled=False):
             cos, sin = self.directions.to(work)
@@ -121,40 +118,17 @@ class VectorFieldConv2d(ResizedConv2d):
             turned = torch.einsum("sab,ocbhw->socahw", turn, self.weight.to(work))
         return turned.to(self.weight.dtype).flatten(2, 3).unbind(0)
 
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
-
-    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply the layer.
-
-        Args:
-            x: Images, or vector fields with `vector_input`.
-            return_scales: Also return the index into `scales` of the winner at each pixel, `(B, C_out, H', W')`.
-        """
-        if isinstance(x, Proxy):
-            return self._trace(x, return_scales)
-        self._check_input(x, self.weight, vectors=self.vectors)
-        best, winner = self.strongest(x.flatten(1, 2) if self.vectors else x, self.filters(), return_scales=True)
-        if self.bias is not None:
-            best = best + self.bias.to(best.dtype)[:, None, None]
+    def _convolve(self, x: Tensor, return_scales: bool) -> Tensor | tuple[Tensor, Tensor]:
+        best, winner = super()._convolve(x, return_scales=True)
         direction = self.directions.to(best.dtype)[:, winner].movedim(0, 2)  # (B, C_out, 2, H', W')
         field = F.relu(best).unsqueeze(2) * direction
-        return field if winner is None or not return_scales else (field, winner)
+        return (field, winner) if return_scales else field
 
 
 class VectorMaxPool2d(nn.Module):
     """Max-pooling by length: of each window the longest vector is kept, length and direction.
 
-    Args:
-        kernel_size: Window, an integer or a pair.
-        stride: Step between windows; the window itself if None.
-        padding: Border that never wins, at most half the window.
-
-    Shape:
-        `(B, C, 2, H, W)` -> `(B, C, 2, H', W')`, as `nn.MaxPool2d` has it.
+    Arguments are those of `nn.MaxPool2d`, and so is the output's size: `(B, C, 2, H, W)` -> `(B, C, 2, H', W')`.
     """
 
     def __init__(
@@ -195,15 +169,7 @@ class VectorBatchNorm2d(nn.Module):
         This is the definition of the authors' earlier paper on rotation (Marcos et al. 2017). Their released code
         divides by the root of the sum of squares over the batch, which depends on the batch's size.
 
-    Args:
-        num_features: Channels, each a vector.
-        eps: Added to the variance.
-        momentum: Weight of a new batch in the running variance.
-        device: Device of parameter and buffer.
-        dtype: Floating-point type of parameter and buffer.
-
-    Shape:
-        `(B, C, 2, H, W)` -> the same.
+    Arguments are those of `nn.BatchNorm2d`; `(B, C, 2, H, W)` -> the same.
     """
 
     running_var: Tensor

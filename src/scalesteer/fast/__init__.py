@@ -1,14 +1,13 @@
-"""The numbers of one convolution per scale, faster: the engines' contract, their choice, pieces and tiles, gradients.
+"""The numbers of one convolution per scale, faster: the choice of an engine, pieces and tiles, gradients.
 
-An engine is an algorithm for the maximum over scales. All take :class:`scalesteer.geometry.Filters` and the two axes
-along which windows lie, and all need point-symmetric filters, as a LogRadialBasis makes them:
+An engine is an algorithm for the maximum over scales; :class:`spectral.Engine` is what all have in common. They take
+:class:`scalesteer.geometry.Filters` and the two axes along which windows lie, and need point-symmetric filters, as a
+LogRadialBasis makes them:
 
-===================================  ==========================================================================
-:class:`spectral.Frequencies`        products of frequencies; every device
-:class:`taps.Taps`                   few input channels, CPU
-:class:`triton.FusedFrequencies`     the same as the first on CUDA, all scales in each product
-:class:`triton.FusedTaps`            the same as the second on CUDA
-===================================  ==========================================================================
+- :class:`spectral.Frequencies`: products of frequencies; every device
+- :class:`taps.Taps`: few input channels, CPU
+- :class:`triton.FusedFrequencies`: as the first, on CUDA, all scales in each product
+- :class:`triton.FusedTaps`: as the second, on CUDA
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ import shutil
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.common import holds_numbers, keep_larger
-from scalesteer.fast.spectral import Frequencies
+from scalesteer.fast.spectral import Engine, Frequencies, holds_numbers, keep_larger
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Filters, no_autocast
 
@@ -48,44 +46,7 @@ MOST_SCALES = 255  # winners are bytes
 RELATIVE_COST, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 0.25, 8
 # A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
 MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
-
-
-class Engine(Protocol):
-    """An algorithm for the maximum over scales and its gradients.
-
-    An engine is made for one pass over a batch, forward or backward. The batch is loaded piece by piece; what an engine
-    makes of the filters serves all pieces. Everything is float32 or float64, and nothing is followed by autograd.
-
-    Args of the constructor:
-        filters: Weights in the dtype of the work; the basis may have any.
-        axes: Where the windows lie.
-        groups: Groups of channels.
-        like: A tensor with the dtype and on the device of the work.
-        pieces: How many pieces will be loaded.
-        budget: Bytes that may be kept for the next piece.
-    """
-
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0): ...
-
-    @staticmethod
-    def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
-        """Floats at work for the filters, and for each image."""
-
-    def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor | None:
-        """Take the next piece `(B, C, H, W)`; returns what the backward pass is to give back as `kept`, if anything."""
-
-    def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        """Write the largest response and, if wanted, its scale (uint8), both `(B, O, H', W')`.
-
-        On a tie the lowest scale wins, also where windows see zeros only; this is sure only where `winner` is wanted.
-        What is not finite shows, as :func:`scalesteer.functional.max_over_scales` says.
-        """
-
-    def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        """Write the gradient of the piece, if wanted, and add to the gradient of the weights, if wanted."""
-
-    def weight_gradient(self) -> Tensor:
-        """The gradient of `filters.weights` from all pieces."""
+KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
 def being_traced() -> bool:
@@ -102,20 +63,14 @@ def being_traced() -> bool:
 def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True) -> str:
     """The backend that the measured cost favours for static shapes, "fast" or "direct"; the batch size does not enter.
 
-    Args:
-        axes: Where the windows lie.
-        filters: The filters; only their shapes matter.
-        groups: Groups of channels.
-        tiles: Whether a large image may be cut into tiles, as it is for the maximum over scales.
+    With `tiles` a large image may be cut into tiles, as it is for the maximum over scales.
     """
     in_channels = filters.weights.shape[1]
     if in_channels <= FEW_CHANNELS and groups == 1:
         return "fast" if max(filters.sizes) > SMALL_WINDOW else "direct"
     if any(isinstance(axis.length, torch.SymInt) for axis in axes):
         return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
-    if tiles and _is_large(axes):
-        axes = _tiles(axes)
-    rows, columns = axes
+    rows, columns = (_tiles(axes) if tiles else None) or axes
     pixels = rows.count * columns.count
     spectrum = rows.period * columns.period
     direct = pixels * in_channels * sum(filters.areas)
@@ -127,7 +82,10 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
 def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
     """The fastest engine for a layer, where nothing is being traced."""
     channels = filters.weights.shape[1]
-    if _kernels_take(x, groups):
+    # A kernel needs memory to read: a fake tensor has none, and neither has an empty batch.
+    real = holds_numbers(x) and x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
+    suited = real and x.dtype != torch.float64 and groups == 1
+    if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
         from scalesteer.fast import triton
 
         image_gradient = torch.is_grad_enabled() and x.requires_grad
@@ -145,17 +103,6 @@ def _works_with_basis(engine: type[Engine], filters: Filters) -> bool:
     if engine is Frequencies:
         return basis.device.type == "cpu" and len(filters.sizes) * len(basis) <= sum(filters.areas)
     return True
-
-
-KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
-
-
-def _kernels_take(x: Tensor, groups: int) -> bool:
-    # A kernel needs memory to read: a fake tensor has none, and neither has an empty batch.
-    real = holds_numbers(x) and x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
-    return (
-        real and x.dtype != torch.float64 and groups == 1 and x.device.type in KERNELS_RUN_ON and _has_triton(x.device)
-    )
 
 
 @lru_cache(maxsize=64)
@@ -177,27 +124,18 @@ def result_and_work_dtype(x: Tensor, weights: Tensor) -> tuple[torch.dtype, torc
 
 
 def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: bool = False) -> Iterator[Tensor]:
-    """Responses of one scale after the other, equal to those of the direct convolution; plain operations.
+    """Responses `(B, O, H', W')` of one scale after the other, equal to those of direct convolutions; plain operations.
 
-    Args:
-        x: Images.
-        filters: Point-symmetric filters.
-        axes: Where the windows lie.
-        groups: Groups of channels.
-        exact_ties: Whether responses must be exactly zero where windows see zeros only, as a maximum over them needs;
-            their gradients stay.
-
-    Yields:
-        Responses `(B, O, H', W')`, one for each scale.
+    With `exact_ties` they are exactly zero where windows see zeros only, as a maximum needs; their gradients stay.
     """
     dtype, work = result_and_work_dtype(x, filters.weights)
     filters = filters.finished()
     with no_autocast(x.device):
         filters = Filters(filters.weights.to(work), None, filters.sizes)
-        plain = Frequencies if being_traced() or pick_engine(x, filters, groups) is not Taps else Taps
-        engine = plain(filters, axes, groups, x.to(work))
+        kind = Frequencies if being_traced() or pick_engine(x, filters, groups) is not Taps else Taps
+        engine = kind(filters, axes, groups, x.to(work))
         engine.load_batch(x.to(work))
-        blank = engine.blank_scales() if exact_ties and isinstance(engine, Frequencies) else None
+        blank = engine.blank_scales() if exact_ties else None
         if blank is not None:
             blank = blank.repeat_interleave(filters.weights.shape[0] // groups, dim=1)
         for i in range(len(filters.sizes)):
@@ -212,32 +150,31 @@ def max_over_scales(
 ) -> tuple[Tensor, Tensor | None]:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
-    Args are those of :func:`responses`; both results are `(B, O, H', W')`. Without `winners` the second may be None.
+    Both are `(B, O, H', W')`; without `winners` the second may be None.
     """
     dtype, work = result_and_work_dtype(x, filters.weights)
-    images, whole = x, axes
-    if _is_large(whole):
-        images, axes = _cut(x, whole)
+    tiles = _tiles(axes)
     with no_autocast(x.device):
-        images = images.to(work)
+        images = (x if tiles is None else _cut(x, axes, tiles)).to(work)
         engine = pick_engine(images, filters, groups)
         if not _works_with_basis(engine, filters):
             filters = filters.finished()
-        weights, basis = filters.weights.to(work), filters.basis
-        task = _Task.plan(engine, Filters(weights, basis, filters.sizes), axes, groups, images)
+        weights = filters.weights.to(work)
+        task = _Task.plan(engine, filters, tiles or axes, groups, images)
         if torch.is_grad_enabled() and (images.requires_grad or weights.requires_grad):
-            best, winner = _MaxOverScales.apply(images, weights, basis, task)  # type: ignore[no-untyped-call]
+            best, winner = _MaxOverScales.apply(images, weights, task)  # type: ignore[no-untyped-call]
         else:
-            best, winner = task.run(images, weights, basis, winners)
-    if axes is not whole:
-        best, winner = _join(best, x.shape[0], whole), None if winner is None else _join(winner, x.shape[0], whole)
+            best, winner = task.run(images, weights, winners)
+    if tiles is not None:
+        best, winner = _join(best, x.shape[0], axes), None if winner is None else _join(winner, x.shape[0], axes)
     return best.to(dtype), winner
 
 
 class _Task(NamedTuple):
-    """What both passes need to know beside the tensors."""
+    """What both passes need to know beside the tensors that may have a gradient."""
 
     engine: type[Engine]
+    basis: Tensor | None
     sizes: tuple[int, ...]
     axes: Axes
     groups: int
@@ -245,29 +182,28 @@ class _Task(NamedTuple):
 
     @classmethod
     def plan(cls, engine: type[Engine], filters: Filters, axes: Axes, groups: int, x: Tensor) -> _Task:
-        for_filters, for_image = engine.floats(filters, axes, groups)
+        for_filters, for_image = (x.element_size() * floats for floats in engine.floats(filters, axes, groups))
         if x.device.type == "cpu":
             room = min(CPU_PIECE, memory_budget)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (1 if torch.is_grad_enabled() else 4), x.element_size() * for_filters)
-        return cls(
-            engine, filters.sizes, axes, groups, _step(len(x), min(MOST_IMAGES, room // (x.element_size() * for_image)))
-        )
+            room = max(memory_budget * (1 if torch.is_grad_enabled() else 4), for_filters)
+        step = _step(len(x), min(MOST_IMAGES, room // for_image))
+        return cls(engine, filters.basis, filters.sizes, axes, groups, step)
 
-    def start(self, x: Tensor, weights: Tensor, basis: Tensor | None) -> tuple[Engine, list[slice]]:
+    def start(self, x: Tensor, weights: Tensor) -> tuple[Engine, list[slice]]:
         """An engine, and the pieces of a batch."""
         pieces = [slice(i, i + self.step) for i in range(0, max(1, len(x)), self.step)]
-        filters = Filters(weights, basis, self.sizes)
+        filters = Filters(weights, self.basis, self.sizes)
         return self.engine(filters, self.axes, self.groups, x, len(pieces), memory_budget), pieces
 
     def run(
-        self, x: Tensor, weights: Tensor, basis: Tensor | None, winners: bool, kept: list[Tensor | None] | None = None
+        self, x: Tensor, weights: Tensor, winners: bool = True, kept: list[Tensor | None] | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
         best = x.new_empty(len(x), len(weights), self.axes[0].count, self.axes[1].count)
         winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            engine, pieces = self.start(x, weights, basis)
+            engine, pieces = self.start(x, weights)
             for piece in pieces:
                 found = engine.load_batch(x[piece])
                 if kept is not None:
@@ -280,11 +216,12 @@ class _MaxOverScales(torch.autograd.Function):
     """The maximum over scales; saves the image, the weights, the winner, and what the engine asks for."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, task: _Task) -> tuple[Tensor, Tensor]:
         kept: list[Tensor | None] = []
-        best, winner = task.run(x, weights, basis, winners=True, kept=kept)
-        ctx.save_for_backward(x, winner, weights, basis, *kept)
-        ctx.task, ctx.basis = task, basis  # the very object, by which the tables that were made of it are found again
+        best, winner = task.run(x, weights, kept=kept)
+        # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
+        ctx.save_for_backward(x, winner, weights, task.basis, *kept)
+        ctx.task = task
         ctx.mark_non_differentiable(winner)
         return best, winner  # type: ignore[return-value]
 
@@ -295,33 +232,26 @@ class _MaxOverScales(torch.autograd.Function):
         image, weight = ctx.needs_input_grad[:2]
         with no_autocast(x.device):
             if torch.is_grad_enabled() or being_traced():
-                return *_plain_gradients(x, weights, ctx.basis, task, winner, (image, weight), grads[0]), None, None
+                return *_plain_gradients(x, weights, task, winner, (image, weight), grads[0]), None
             grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if image else None
-            engine, pieces = task.start(x, weights, ctx.basis)
+            engine, pieces = task.start(x, weights)
             for piece, found in zip(pieces, kept, strict=True):
                 engine.load_batch(x[piece], found)
                 grad = grads[0][piece].to(x.dtype)
                 engine.gradients(winner[piece], grad, None if grad_x is None else grad_x[piece], weight)
-            return grad_x, engine.weight_gradient() if weight else None, None, None
+            return grad_x, engine.weight_gradient() if weight else None, None
 
 
 def _plain_gradients(
-    x: Tensor,
-    weights: Tensor,
-    basis: Tensor | None,
-    task: _Task,
-    winner: Tensor,
-    needs: tuple[bool, bool],
-    grad: Tensor,
+    x: Tensor, weights: Tensor, task: _Task, winner: Tensor, needs: tuple[bool, bool], grad: Tensor
 ) -> list[Tensor | None]:
     """Gradients of image and weights that can be differentiated again: plain operations, the winners given."""
     with torch.enable_grad():
         # Aliases, so that nothing is followed from the image back to weights that it may depend on.
         inputs = x.view_as(x), weights.view_as(weights)
         best = torch.zeros((), dtype=x.dtype, device=x.device)
-        for i, response in enumerate(
-            responses(inputs[0], Filters(inputs[1], basis, task.sizes), task.axes, task.groups)
-        ):
+        filters = Filters(inputs[1], task.basis, task.sizes)
+        for i, response in enumerate(responses(inputs[0], filters, task.axes, task.groups)):
             best = best + response * (winner == i)
         wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
         found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
@@ -333,28 +263,24 @@ def _step(images: int, most: int) -> int:
     return max(1, -(-images // max(1, -(-images // max(1, most)))))
 
 
-def _tiles(axes: Axes) -> Axes:
-    """The axes of one tile."""
+def _tiles(axes: Axes) -> Axes | None:
+    """The axes of one tile, if an image is so large that it is cut."""
     rows, columns = (axis.tile(max(TILE, TILE_REACHES * axis.reach)) for axis in axes)
-    return rows, columns
+    large = axes[0].count > MORE_THAN_TILES * rows.count or axes[1].count > MORE_THAN_TILES * columns.count
+    return (rows, columns) if large else None
 
 
-def _is_large(axes: Axes) -> bool:
-    """Whether an image is cut into tiles."""
-    return any(axis.count > MORE_THAN_TILES * tile.count for axis, tile in zip(axes, _tiles(axes), strict=True))
-
-
-def _cut(x: Tensor, axes: Axes) -> tuple[Tensor, Axes]:
-    """Overlapping tiles `(B ny nx, C, h, w)`, each with all that its own windows see, and the axes of a tile."""
-    tiles, padding = _tiles(axes), []
+def _cut(x: Tensor, axes: Axes, tiles: Axes) -> Tensor:
+    """Overlapping tiles `(B ny nx, C, h, w)`, each with all that its own windows see."""
+    padding: list[int] = []
     for axis, tile in zip(axes, tiles, strict=True):
         before = axis.beyond[0]
         length = (-(-axis.count // tile.count) - 1) * tile.count * axis.stride + tile.length
-        padding.append((before, length - before - axis.length))
-    cut = F.pad(x, (*padding[1], *padding[0]))
+        padding = [before, length - before - axis.length, *padding]  # columns come first
+    cut = F.pad(x, padding)
     for i, tile in enumerate(tiles):
         cut = cut.unfold(2 + i, tile.length, tile.count * tile.stride)
-    return cut.permute(0, 2, 3, 1, 4, 5).flatten(0, 2), tiles  # from (B, C, ny, nx, h, w)
+    return cut.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)  # from (B, C, ny, nx, h, w)
 
 
 def _join(maps: Tensor, batch: int, axes: Axes) -> Tensor:

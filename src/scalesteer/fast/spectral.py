@@ -21,23 +21,169 @@ are the real numbers kept, in the order (u, sign, v, {a, b}). The backward pass 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from scalesteer.fast.common import (
-    ScaleByScale,
-    Workspace,
-    batched_product,
-    cached_on,
-    holds_numbers,
-    keep_for_cuda_graph,
-)
 from scalesteer.geometry import Axes, Axis, Filters
+
+Value = TypeVar("Value")
+Matrices = tuple[Tensor, Tensor]  # of rows and of columns
+
+
+def holds_numbers(x: Tensor) -> bool:
+    """Whether a tensor is a plain one: the tensors of tracers hold no numbers, and ours would not fit theirs."""
+    return type(x) in (Tensor, torch.nn.Parameter)
+
+
+_kept_for_cuda_graphs: dict[int, Any] = {}
+
+
+def keep_for_cuda_graph(value: Value, device: torch.device) -> Value:
+    """What a CUDA graph that is being captured reads must outlive every cache: it is kept for good."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _kept_for_cuda_graphs[id(value)] = value
+    return value
+
+
+_tables: Any = WeakTensorKeyDictionary()
+MOST_TABLES = 16  # of one basis: image sizes, and kinds of tables
+
+
+def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
+    """What `make` computes in the dtype and on the device of `like`: from a basis once, until it changes or is gone."""
+    if basis is None or not holds_numbers(like):
+        return make()
+    key = (*key, like.dtype, like.device)
+    version = 0 if basis.is_inference() else basis._version
+    found: tuple[int, dict[Any, Any]] | None = _tables.get(basis)
+    if found is None or found[0] != version or len(found[1]) >= MOST_TABLES:
+        found = _tables[basis] = (version, {})
+    value: Value | None = found[1].get(key)
+    if value is None:
+        with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
+            value = make()
+        if basis.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(basis.device)  # whoever comes next may work on another stream
+        found[1][key] = value
+    return keep_for_cuda_graph(value, basis.device)
+
+
+class Workspace:
+    """Memory for intermediate results, used again for the next scale and the next piece of a batch.
+
+    New memory is slow on a CPU: the system hands it out page by page, and each first access of a page is a fault.
+    Without a tensor whose kind it is to have, every result gets memory of its own, as autograd needs.
+    """
+
+    def __init__(self, like: Tensor | None) -> None:
+        self.like = like
+        self.buffers: dict[str, Tensor] = {}
+
+    def buffer(self, name: str, *shape: int) -> Tensor | None:
+        """A tensor for the argument `out` of an operation, or None: without a name, too, memory is new."""
+        if self.like is None or not name:
+            return None
+        floats = math.prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < floats:
+            self.buffers[name] = self.like.new_empty(floats)
+        return self.buffers[name][:floats].view(shape)
+
+
+NEW_MEMORY = Workspace(None)
+
+
+def batched_product(matrix: Tensor, batch: Tensor, out: Tensor | None = None) -> Tensor:
+    """One matrix times each of a batch; `matmul` would fold the batch into columns and transpose it on the way."""
+    return torch.bmm(matrix.expand(batch.shape[0], *matrix.shape), batch, out=out)
+
+
+def keep_larger(best: Tensor, winner: Tensor | None, response: Tensor, i: int) -> None:
+    """Let scale `i` take part in a running maximum, in place; `winner` holds bytes."""
+    if winner is not None:  # a later winner has the larger index: the maximum of indices
+        torch.maximum(winner, torch.gt(response, best).view(torch.uint8).mul_(i), out=winner)
+    torch.maximum(best, response, out=best)
+
+
+class Engine:
+    """An algorithm for the maximum over scales and its gradients.
+
+    An engine is made for one pass over a batch, forward or backward. The batch is loaded piece by piece; what an engine
+    makes of the filters serves all pieces. Everything is float32 or float64.
+
+    One that takes one scale after the other has `response` and so on, in a layout of maps to which `inwards` and
+    `outwards` translate from `(B, O, H', W')`; one that does not has `max_over_scales` and `gradients` of its own.
+
+    The weights have the dtype and the device of `like`, as all work; the basis may have any. `pieces` are how many will
+    be loaded: with 0, operations are plain and autograd follows them. `budget` bytes may be kept for the next piece.
+    """
+
+    floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
+    # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
+    load_batch: Callable[..., Tensor | None]
+    weight_gradient: Callable[[], Tensor]  # of `filters.weights`, from all pieces
+    # For one scale after the other. The next call may overwrite a response; gradients come back by scale, with what is
+    # wanted, that of the image and that of the weights; the image's is the sum since the piece was loaded.
+    response: Callable[[int], Tensor]
+    pull_back: Callable[[int, Tensor, bool, bool], None]
+    image_gradient: Callable[[], Tensor]
+    inwards: Callable[[Tensor], Tensor]
+    outwards: Callable[[Tensor], Tensor]
+
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+        self.filters, self.axes, self.groups, self.like, self.budget = filters, axes, groups, like, budget
+        self.space = Workspace(like) if pieces > 0 else NEW_MEMORY
+        self.weight_grads: dict[int, Tensor] = {}
+
+    def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
+        """What `make` computes from the basis, if there is one; see :func:`cached_on`."""
+        basis = self.filters.basis
+        return None if basis is None else cached_on(basis, self.like, (*key, self.filters.sizes), lambda: make(basis))
+
+    def blank_scales(self) -> Tensor | None:
+        """See :func:`blank_scales`; None if no response needs to be set to zero."""
+        return None
+
+    def add_weight_gradient(self, found: Tensor, i: int = 0) -> None:
+        """Add to the gradient of scale `i`; `found` belongs to the engine from now on."""
+        self.weight_grads[i] = self.weight_grads[i].add_(found) if i in self.weight_grads else found
+
+    def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
+        """Write the largest response and, if wanted, its scale (uint8), both `(B, O, H', W')`.
+
+        On a tie the lowest scale wins, also where windows see zeros only; this is sure only where `winner` is wanted.
+        What is not finite shows, as :func:`scalesteer.functional.max_over_scales` says.
+        """
+        blank = None if winner is None else self.blank_scales()
+        for i in range(len(self.filters.sizes)):
+            response = self.response(i)
+            if blank is not None:
+                self.outwards(response).unflatten(1, (self.groups, -1)).masked_fill_(blank[:, :, None] > i, 0)
+            if i == 0:
+                top, index = response, None if winner is None else torch.zeros_like(response, dtype=torch.uint8)
+            else:
+                keep_larger(top, index, response, i)
+        if i > 0:  # what is not finite always shows
+            top += response.sub_(response)
+        best.copy_(self.outwards(top))
+        if winner is not None and index is not None:
+            winner.copy_(self.outwards(index))
+
+    def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
+        """Write the gradient of the piece, if wanted, and add to the gradient of the weights, if wanted."""
+        incoming, index = self.inwards(grad), self.inwards(winner)
+        wins, routed = torch.empty_like(index), torch.empty_like(incoming)
+        for i in range(len(self.filters.sizes)):
+            torch.eq(index, i, out=wins)
+            self.pull_back(i, routed.copy_(wins).mul_(incoming), grad_image is not None, weights)
+        if grad_image is not None:
+            grad_image.copy_(self.image_gradient())
 
 
 def _arange(count: int) -> Tensor:
@@ -45,125 +191,98 @@ def _arange(count: int) -> Tensor:
     return torch.arange(count, dtype=torch.float64, device="cpu")
 
 
-def angles(axis: Axis, positions: Tensor) -> Tensor:
-    """u times position for the positive half-integer frequencies: `(period / 2, positions)`."""
+def angles(axis: Axis, size: int) -> Tensor:
+    """u times offset, for the positive half-integer frequencies and the taps of a window: `(period / 2, size)`."""
     u = (_arange(axis.period // 2) + 0.5) * (2 * math.pi / axis.period)
-    return u[:, None] * positions
+    return u[:, None] * (axis.dilation * (_arange(size) - size // 2))
 
 
-def _waves(axis: Axis, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosine and sine `(period, positions)`, each frequency twice, and where it comes first `(period, 1)`."""
-    # In this order from the start: joining two axes of which one is a symbol would make torch.export constrain it.
-    k = _arange(axis.period)
-    turns = ((k / 2).floor() + 0.5)[:, None] * (2 * math.pi / axis.period) * positions
-    return turns.cos(), turns.sin(), (k % 2 == 0)[:, None]
-
-
-def _row_matrix(axis: Axis, positions: Tensor) -> Tensor:
-    """Cosine and sine of each row frequency: `(u {c, s}, positions)`."""
-    c, s, first = _waves(axis, positions)
-    return torch.where(first, c, s)
-
-
-def _column_matrix(axis: Axis, positions: Tensor) -> Tensor:
-    """From the rows' {c, s} to a and b of both signs: `({+, -} v {a, b}, {c, s} positions)`."""
-    c, s, first = _waves(axis, positions)
+def _analysis(axes: Axes, positions: Sequence[Tensor]) -> Matrices:
+    """Rows to cosine and sine of each frequency, `(u {c, s}, positions)`, and from there, columns to a and b of both
+    signs, `({+, -} v {a, b}, {c, s} positions)`.
+    """
+    waves = []
+    for axis, places in zip(axes, positions, strict=True):
+        # Each frequency twice from the start: joining two axes, one a symbol, would make torch.export constrain it.
+        k = _arange(axis.period)
+        turns = ((k / 2).floor() + 0.5)[:, None] * (2 * math.pi / axis.period) * places
+        waves.append((turns.cos(), turns.sin(), (k % 2 == 0)[:, None]))
+    (row_c, row_s, first_row), (c, s, first) = waves
     plus = torch.cat([torch.where(first, c, s), torch.where(first, -s, c)], dim=1)
     minus = torch.cat([torch.where(first, c, -s), torch.where(first, s, c)], dim=1)
-    return torch.cat([plus, minus])
+    return torch.where(first_row, row_c, row_s), torch.cat([plus, minus])
 
 
 @dataclass(frozen=True)
 class Plan:
     """The matrices of a correlation. Shapes: N, M the periods of rows and columns; u = N / 2, v = M / 2."""
 
-    analyse_rows: Tensor  # (N, H)
-    analyse_columns: Tensor  # (2M, 2W)
-    restore_rows: Tensor  # (H', N)
-    restore_columns: Tensor  # (2W', 2M)
-    filter_columns: tuple[Tensor, ...]  # (M, n) for each scale
-    filter_rows: tuple[Tensor, ...]  # (N, 2 (n // 2 + 1)) for each scale: the middle row and those below it
-    window_rows: tuple[Tensor, ...]  # (N, 2n) for each scale: all rows
-
-
-_plans: dict[tuple[Any, ...], Plan] = {}
-MOST_PLANS = 64
+    analyse: Matrices  # (N, H), (2M, 2W)
+    restore: Matrices  # (H', N), (2W', 2M)
+    filters: list[Matrices]  # (N, 2 (n // 2 + 1)), (M, n) for each scale: the middle row and those below it
+    windows: list[Matrices]  # (N, 2n), (M, n) for each scale: all rows
 
 
 def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor) -> Plan:
     """The matrices for these axes in the dtype and on the device of a tensor, kept for the next call."""
     if torch.compiler.is_compiling() or not holds_numbers(like):
-        return _make_plan(axes, sizes, like)
-    key = (axes, sizes, like.dtype, like.device)
-    plan = _plans.get(key)
-    if plan is None:
-        with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
-            plan = _make_plan(axes, sizes, like)
-        if len(_plans) >= MOST_PLANS:
-            _plans.clear()
-        _plans[key] = plan
-    return keep_for_cuda_graph(plan, like.device)
+        return _make_plan(axes, sizes, like.dtype, like.device)
+    return keep_for_cuda_graph(_kept_plan(axes, sizes, like.dtype, like.device), like.device)
 
 
-def _make_plan(axes: Axes, sizes: tuple[int, ...], like: Tensor) -> Plan:
+@lru_cache(maxsize=64)
+def _kept_plan(axes: Axes, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
+    with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
+        return _make_plan(axes, sizes, dtype, device)
+
+
+def _make_plan(axes: Axes, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
     rows, columns = axes
 
     def place(matrix: Tensor) -> Tensor:
-        return matrix.to(device=like.device, dtype=like.dtype).contiguous()
+        return matrix.to(device=device, dtype=dtype).contiguous()
 
-    filter_columns, filter_rows, window_rows = [], [], []
+    filters, windows = [], []
     for n in sizes:
-        offsets = _arange(n) - n // 2
-        turns = angles(columns, columns.dilation * offsets)
-        filter_columns.append(place(torch.cat([turns.cos(), turns.sin()])))  # ({c, s} v, n)
-        turns = angles(rows, rows.dilation * offsets)
+        turns = angles(columns, n)
+        column_matrix = place(torch.cat([turns.cos(), turns.sin()]))  # ({c, s} v, n)
+        turns = angles(rows, n)
         signs = [torch.stack([turns.cos(), sign * turns.sin()], dim=2) for sign in (-1, 1)]
         window = torch.stack(signs, dim=1).flatten(0, 1)  # (u {+, -}, n, {c, s})
-        window_rows.append(place(window.flatten(1)))
         # Half of the rows is enough, the others mirror it; the middle row stands alone.
-        weight = 2.0 - (offsets[n // 2 :] == 0).double()
-        filter_rows.append(place((window[:, n // 2 :] * weight[:, None]).flatten(1)))
-    pixels = [_arange(axis.length) for axis in axes]
-    centres = [axis.first + axis.stride * _arange(axis.count) for axis in axes]
-    scale = 2 / (rows.period * columns.period)
-    return Plan(
-        place(_row_matrix(rows, pixels[0])),
-        place(_column_matrix(columns, pixels[1])),
-        place(scale * _row_matrix(rows, centres[0]).T),
-        place(_column_matrix(columns, centres[1]).T),
-        tuple(filter_columns),
-        tuple(filter_rows),
-        tuple(window_rows),
-    )
+        half = torch.cat([window[:, n // 2, None], 2 * window[:, n // 2 + 1 :]], dim=1)
+        filters.append((place(half.flatten(1)), column_matrix))
+        windows.append((place(window.flatten(1)), column_matrix))
+    row_matrix, column_matrix = _analysis(axes, [_arange(axis.length) for axis in axes])
+    analyse = place(row_matrix), place(column_matrix)
+    row_matrix, column_matrix = _analysis(axes, [axis.first + axis.stride * _arange(axis.count) for axis in axes])
+    restore = place(2 / (rows.period * columns.period) * row_matrix.T), place(column_matrix.T)
+    return Plan(analyse, restore, filters, windows)
 
 
-def transform(
-    x: Tensor, row_matrix: Tensor, column_matrix: Tensor, space: Workspace | None = None, name: str = ""
-) -> Tensor:
-    """Pixels to frequencies: `(H, W, R)` -> `(u, K, R)`, with matrices `(2u, H)` and `(K, 2W)`.
+def adjoint(matrices: Matrices) -> Matrices:
+    """The matrices of the way back, for gradients."""
+    return matrices[0].T, matrices[1].T
 
-    With a workspace the result lies in its buffer `name`.
-    """
-    space = space or Workspace(x, reuse=False)
-    u, width, rest = row_matrix.shape[0] // 2, column_matrix.shape[1], x.shape[2]
-    buffer = space.buffer("rows", 2 * u, x.shape[1] * rest)
-    along_rows = torch.mm(row_matrix, x.flatten(1), out=buffer)  # (u {c, s}, W R)
+
+def transform(x: Tensor, matrices: Matrices, space: Workspace = NEW_MEMORY, name: str = "") -> Tensor:
+    """Pixels to frequencies: `(H, W, R)` -> `(u, K, R)`, with `(2u, H)` and `(K, 2W)`; in the buffer `name`."""
+    (row_matrix, column_matrix), rest = matrices, x.shape[2]
+    u, width = row_matrix.shape[0] // 2, column_matrix.shape[1]
+    along_rows = torch.mm(row_matrix, x.flatten(1), out=space.buffer("rows", 2 * u, x.shape[1] * rest))
     del x  # if nobody else holds it, its memory is free for the result
-    along_rows = _view(along_rows, u, width, rest)
+    along_rows = _view(along_rows, u, width, rest)  # from (u {c, s}, W R)
     return batched_product(column_matrix, along_rows, space.buffer(name, u, column_matrix.shape[0], rest))
 
 
-def restore(
-    spectrum: Tensor, row_matrix: Tensor, column_matrix: Tensor, space: Workspace | None = None, name: str = ""
-) -> Tensor:
-    """Frequencies to pixels: `(u, K, R)` -> `(H, W, R)`, with matrices `(H, 2u)` and `(2W, K)`."""
-    space = space or Workspace(spectrum, reuse=False)
-    (u, _, rest), width = spectrum.shape, column_matrix.shape[0] // 2
+def restore(spectrum: Tensor, matrices: Matrices, space: Workspace = NEW_MEMORY, name: str = "") -> Tensor:
+    """Frequencies to pixels: `(u, K, R)` -> `(H, W, R)`, with `(H, 2u)` and `(2W, K)`; in the buffer `name`."""
+    (row_matrix, column_matrix), (u, _, rest) = matrices, spectrum.shape
+    height, width = row_matrix.shape[0], column_matrix.shape[0] // 2
     along_rows = batched_product(column_matrix, spectrum, space.buffer("rows", u, 2 * width, rest))
     del spectrum
     along_rows = _view(along_rows, row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
-    pixels = torch.mm(row_matrix, along_rows, out=space.buffer(name, row_matrix.shape[0], width * rest))
-    return _view(pixels, row_matrix.shape[0], width, rest)
+    return _view(torch.mm(row_matrix, along_rows, out=space.buffer(name, height, width * rest)), height, width, rest)
 
 
 def _view(x: Tensor, *shape: int) -> Tensor:
@@ -171,22 +290,17 @@ def _view(x: Tensor, *shape: int) -> Tensor:
     return x.flatten().reshape(shape)
 
 
-def filter_transform(filters: Tensor, plan: Plan, i: int, space: Workspace | None = None, name: str = "") -> Tensor:
-    """Point-symmetric filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v R)`."""
-    space = space or Workspace(filters, reuse=False)
+def filter_transform(filters: Tensor, plan: Plan, i: int, space: Workspace = NEW_MEMORY, name: str = "") -> Tensor:
+    """Point-symmetric filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v, R)`."""
     half = filters[:, filters.shape[1] // 2 :].permute(1, 2, 0)  # (n/2, n, R), not moved in memory
-    row_matrix, column_matrix = plan.filter_rows[i], plan.filter_columns[i]
-    period, rest = column_matrix.shape[0], half.shape[2]
-    along_columns = batched_product(column_matrix, half, space.buffer("filter", half.shape[0], period, rest))
-    along_columns = _view(along_columns, row_matrix.shape[1], period // 2 * rest)  # (n/2 {c, s}, v R)
-    return torch.mm(row_matrix, along_columns, out=space.buffer(name, row_matrix.shape[0], along_columns.shape[1]))
+    return restore(half, plan.filters[i], space, name)
 
 
 def basis_transforms(filters: Filters, axes: Axes, like: Tensor) -> tuple[Tensor, ...]:
     """Transforms `(f, D)` of a basis at each scale, made in float64, in the dtype and on the device of a tensor."""
     basis = filters.basis.clone().double()  # type: ignore[union-attr]  # a clone can be used outside inference mode
     windows = Filters(basis[:, None], None, filters.sizes).windows()  # (D, 1, n, n)
-    plan = _make_plan(axes, filters.sizes, basis)
+    plan = _make_plan(axes, filters.sizes, basis.dtype, basis.device)
     spectra = (filter_transform(w.flatten(0, 1), plan, i) for i, w in enumerate(windows))
     return tuple(t.view(-1, len(basis)).to(device=like.device, dtype=like.dtype) for t in spectra)
 
@@ -196,55 +310,40 @@ def blank_scales(bright: Tensor, supports: Tensor, axes: Axes) -> Tensor:
 
     The responses of such scales are exactly zero, so that the first of them wins against the others. Between
     frequencies they are zero up to rounding, and rounding would choose the winner and the way of the gradient.
-
-    Args:
-        bright: 1 where a channel of the group is not zero, else 0.
-        supports: The taps of each scale that can be other than zero.
-        axes: Where the windows lie.
+    `bright` is 1 where a channel of the group is not zero, else 0; `supports` are the taps that can be other than zero.
     """
     (rows, columns), (batch, groups), scales = axes, bright.shape[:2], len(supports)
     if bright.device.type == "cpu" and holds_numbers(bright):
         # In float64, whatever precision products have elsewhere: whole numbers must not be off by one half.
         plan = plan_for(axes, (supports.shape[-1],), bright.double())
         table = filter_transform(supports.double(), plan, 0).view(-1, scales)  # (f, S)
-        pixels = bright.double().permute(2, 3, 0, 1).flatten(2)
-        spectrum = transform(pixels, plan.analyse_rows, plan.analyse_columns)
+        spectrum = transform(bright.double().permute(2, 3, 0, 1).flatten(2), plan.analyse)
         product = (spectrum.view(len(table), -1, 1) * table[:, None]).view(*spectrum.shape[:2], -1)  # (u, K, B G S)
-        seen = restore(product, plan.restore_rows, plan.restore_columns)
-        seen = seen.view(rows.count, columns.count, batch, groups, scales).permute(2, 3, 4, 0, 1)
+        seen = restore(product, plan.restore).view(rows.count, columns.count, batch, groups, scales)
     else:
         taps = supports.to(bright.dtype)[:, None].repeat(groups, 1, 1, 1)
         padded = F.pad(bright, (*columns.beyond, *rows.beyond))  # a negative border is cut off
         stride, dilation = (rows.stride, columns.stride), (rows.dilation, columns.dilation)
         seen = F.conv2d(padded, taps, None, stride, 0, dilation, groups).unflatten(1, (groups, -1))
-    blank = (seen < 0.5).int()  # (B, groups, S, H', W'): how many bright pixels were seen is a small whole number
-    return blank.cumprod(2, dtype=torch.int32).sum(2, dtype=torch.int32)
+        seen = seen.permute(3, 4, 0, 1, 2)
+    blank = (seen < 0.5).int()  # (H', W', B, groups, S): how many bright pixels were seen is a small whole number
+    return blank.cumprod(-1, dtype=torch.int32).sum(-1, dtype=torch.int32).permute(2, 3, 0, 1)
 
 
-class Frequencies(ScaleByScale):
-    """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first.
-
-    For `pieces` of a batch that are loaded one after the other, nothing is kept for autograd, and what `response`
-    returned is overwritten by the next call. Without, operations are plain and autograd follows them.
-    """
+class Frequencies(Engine):
+    """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first."""
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        self.filters, self.axes, self.groups = filters, axes, groups
+        super().__init__(filters, axes, groups, like, pieces, budget)
         self.out_channels, self.per_group = filters.weights.shape[:2]
         self.plan = plan_for(axes, filters.sizes, like)
-        self.space = Workspace(like, pieces > 0)
         self.transfers: dict[int, Tensor] = {}
-        self.weight_grads: dict[int, Tensor] = {}
-        self.tables: tuple[Tensor, ...] | None = None
-        if filters.basis is not None:
-            key = ("frequencies", filters.sizes, axes)
-            self.tables = cached_on(filters.basis, like, key, lambda: basis_transforms(filters, axes, like))
+        self.tables = self.from_basis(("frequencies", axes), lambda _: basis_transforms(filters, axes, like))
         # Transfers of all scales, and their gradients, serve every piece, unless they take too much memory.
         self.keeps = pieces > 1 and like.element_size() * self.floats(filters, axes)[0] <= budget // 2
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
-        """Floats at work for the filters, and for each image."""
         rows, columns = axes
         out_channels, per_group = filters.weights.shape[:2]
         period = rows.period * columns.period
@@ -253,19 +352,16 @@ class Frequencies(ScaleByScale):
         return len(filters.sizes) * out_channels * per_group * period // 2, image
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
-        """Transform the next piece of the batch."""
         self.x, (self.batch, self.channels) = x, x.shape[:2]
-        spectrum = transform(self.inwards(x), self.plan.analyse_rows, self.plan.analyse_columns, self.space, "spectrum")
+        spectrum = transform(self.inwards(x), self.plan.analyse, self.space, "spectrum")
         self.spectrum = self._by_frequency(spectrum, self.channels)
         self.grad_spectrum: Tensor | None = None
 
     def inwards(self, x: Tensor) -> Tensor:
         """`(B, C, H, W)` -> `(H, W, B C)`."""
-        batch, channels, height, width = x.shape
-        same = x.dtype == self.space.like.dtype
-        buffer = self.space.buffer("inwards", height, width, batch, channels) if same else None
         pixels = x.permute(2, 3, 0, 1)
-        return (pixels if buffer is None else buffer.copy_(pixels)).reshape(height, width, batch * channels)
+        buffer = self.space.buffer("inwards", *pixels.shape) if x.is_floating_point() else None  # winners are bytes
+        return (pixels if buffer is None else buffer.copy_(pixels)).flatten(2)
 
     def outwards(self, maps: Tensor, channels: int | None = None) -> Tensor:
         """`(H, W, B C)` -> `(B, C, H, W)`, by default with the channels of the output; a view."""
@@ -273,18 +369,16 @@ class Frequencies(ScaleByScale):
         return _view(maps, maps.shape[0], maps.shape[1], self.batch, channels).permute(2, 3, 0, 1)
 
     def response(self, i: int) -> Tensor:
-        """The response of scale i."""
         transfer = self._transfer(i)
         buffer = self.space.buffer("product", *self.spectrum.shape[:2], transfer.shape[1])
         product = torch.bmm(self.spectrum, transfer.mT, out=buffer)  # (f G, 2B, O / G)
         product = self._by_row(product, self.out_channels)
-        name = "best" if i == 0 else "response"
-        return restore(product, self.plan.restore_rows, self.plan.restore_columns, self.space, name)
+        return restore(product, self.plan.restore, self.space, "best" if i == 0 else "response")
 
     def blank_scales(self) -> Tensor | None:
-        """See :func:`blank_scales`; None if no window is blank, where that can be told without waiting for a GPU."""
-        x, filters, basis = self.x, self.filters, self.filters.basis
-        can_tell = self.space.reuse and x.device.type == "cpu" and holds_numbers(x)
+        """None if no window is blank, where that can be told without waiting for a GPU."""
+        x, filters = self.x, self.filters
+        can_tell = self.space.like is not None and x.device.type == "cpu" and holds_numbers(x)
         # A window with a bright pixel at its centre is not blank; and one bright channel is enough.
         can_tell = can_tell and all(axis.first >= 0 and axis.last < axis.length for axis in self.axes)
         if can_tell and bool(x[:, :: self.channels // self.groups].all()):
@@ -292,49 +386,26 @@ class Frequencies(ScaleByScale):
         bright = (x != 0).unflatten(1, (self.groups, -1)).any(2)
         if can_tell and bool(bright.all()):
             return None
-        if basis is None:
-            supports = filters.supports()
-        else:
-            supports = cached_on(basis, x, ("supports", filters.sizes), filters.supports)
+        supports = cached_on(filters.basis, x, ("supports", filters.sizes), filters.supports)
         return blank_scales(bright.to(x.dtype), supports, self.axes)
 
-    def silence_blank(self) -> Callable[[int, Tensor], None] | None:
-        """See :meth:`ScaleByScale.silence_blank`."""
-        blank = self.blank_scales()
-        if blank is None:
-            return None
-        blank = blank.permute(2, 3, 0, 1).unsqueeze(-1).contiguous()  # (H', W', B, G, 1)
-
-        def silence(i: int, response: Tensor) -> None:
-            response.view(*blank.shape[:-1], self.out_channels // self.groups).masked_fill_(blank > i, 0)
-
-        return silence
-
     def pull_back(self, i: int, grad: Tensor, image: bool, weights: bool) -> None:
-        """Add what arrives at the response of scale i to the gradients of the image and of the weights."""
-        grad_product = transform(grad, self.plan.restore_rows.T, self.plan.restore_columns.T, self.space, "product")
+        grad_product = transform(grad, adjoint(self.plan.restore), self.space, "product")
         grad_product = self._by_frequency(grad_product, self.out_channels)
-        if image:
-            transfer = self._transfer(i)
-            if self.grad_spectrum is None:
-                buffer = self.space.buffer("grad_spectrum", *self.spectrum.shape)
-                self.grad_spectrum = torch.bmm(grad_product, transfer, out=buffer)
-            else:
-                self.grad_spectrum.baddbmm_(grad_product, transfer)
-        if not weights:
-            return
-        if self.keeps and i in self.weight_grads:
+        if image and self.grad_spectrum is None:
+            buffer = self.space.buffer("grad_spectrum", *self.spectrum.shape)
+            self.grad_spectrum = torch.bmm(grad_product, self._transfer(i), out=buffer)
+        elif image:
+            self.grad_spectrum.baddbmm_(grad_product, self._transfer(i))  # type: ignore[union-attr]
+        if weights and self.keeps and i in self.weight_grads:
             self.weight_grads[i].baddbmm_(grad_product.mT, self.spectrum)
-            return
-        shape = len(grad_product), grad_product.shape[2], self.spectrum.shape[2]
-        buffer = None if self.keeps else self.space.buffer("transfer", *shape)
-        found = torch.bmm(grad_product.mT, self.spectrum, out=buffer)  # (f G, O / G, C / G)
-        if not self.keeps:
-            found = self._to_weights(i, found)
-        self.weight_grads[i] = self.weight_grads[i] + found if i in self.weight_grads else found
+        elif weights:
+            shape = len(grad_product), grad_product.shape[2], self.spectrum.shape[2]
+            buffer = self.space.buffer("" if self.keeps else "transfer", *shape)
+            found = torch.bmm(grad_product.mT, self.spectrum, out=buffer)  # (f G, O / G, C / G)
+            self.add_weight_gradient(found if self.keeps else self._to_weights(i, found), i)
 
     def weight_gradient(self) -> Tensor:
-        """The sum, over pieces and scales, of what `pull_back` added for the weights."""
         grads = [self.weight_grads.pop(i) for i in range(len(self.filters.sizes))]
         if self.keeps:
             grads = [self._to_weights(i, grad) for i, grad in enumerate(grads)]
@@ -342,16 +413,14 @@ class Frequencies(ScaleByScale):
         return torch.cat(grads, dim=2) if self.tables is None else torch.stack(grads).sum(0)
 
     def image_gradient(self) -> Tensor:
-        """The sum of what `pull_back` added since the piece was loaded."""
         spectrum = self._by_row(self.grad_spectrum, self.channels)  # type: ignore[arg-type]
-        matrices = self.plan.analyse_rows.T, self.plan.analyse_columns.T
-        return self.outwards(restore(spectrum, *matrices, self.space, "response"), self.channels)
+        return self.outwards(restore(spectrum, adjoint(self.plan.analyse), self.space, "response"), self.channels)
 
     def _transfer(self, i: int) -> Tensor:
         """Filters to frequencies: `(f G, O / G, C / G)`."""
         if i in self.transfers:
             return self.transfers[i]
-        name = "kept" if self.keeps else "transfer"
+        name = "" if self.keeps else "transfer"
         if self.tables is not None:
             weights = self.filters.weights.flatten(0, 1).T  # (D, O C/G)
             buffer = self.space.buffer(name, len(self.tables[i]), weights.shape[1])
@@ -361,37 +430,24 @@ class Frequencies(ScaleByScale):
         transfer = _view(spectrum, -1, self.out_channels // self.groups, self.per_group)
         if self.keeps:
             self.transfers[i] = transfer
-            self.space.hand_over(name)
         return transfer
 
     def _to_weights(self, i: int, grad: Tensor) -> Tensor:
         """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n n)` or `(O, C / G, D)`."""
         out_channels, per_group = self.out_channels, self.per_group
         if self.tables is not None:
-            found = _view(grad, -1, out_channels * per_group).T @ self.tables[i]
-            return found.view(out_channels, per_group, -1)
-        n = self.filters.sizes[i]
-        row_matrix, column_matrix = self.plan.window_rows[i].T, self.plan.filter_columns[i]
-        grad = _view(grad, row_matrix.shape[1], column_matrix.shape[0] // 2 * out_channels * per_group)
-        buffer = self.space.buffer("filter", row_matrix.shape[0], grad.shape[1])
-        along_columns = torch.mm(row_matrix, grad, out=buffer)  # (n {c, s}, v O C/G)
-        along_columns = along_columns.view(n, column_matrix.shape[0], out_channels * per_group)
-        taps = grad.new_empty(out_channels, per_group, n, n)
-        rows = taps.flatten(0, 1).transpose(0, 1)  # (n, O C/G, n)
-        torch.bmm(along_columns.mT, column_matrix.expand(n, *column_matrix.shape), out=rows)
-        return taps.flatten(2)
+            return (_view(grad, -1, out_channels * per_group).T @ self.tables[i]).view(out_channels, per_group, -1)
+        matrices = adjoint(self.plan.windows[i])
+        grad = _view(grad, matrices[0].shape[1], matrices[1].shape[1] // 2, out_channels * per_group)
+        return transform(grad, matrices, self.space).flatten(0, 1).T.view(out_channels, per_group, -1)
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""
-        frequencies = spectrum.shape[0] * spectrum.shape[1] // 2
-        if self.groups == 1:
-            return _view(spectrum, frequencies, 2 * self.batch, channels)
-        spectrum = _view(spectrum, frequencies, 2 * self.batch, self.groups, channels // self.groups)
-        return spectrum.transpose(1, 2).flatten(0, 1)
+        shape = spectrum.shape[0] * spectrum.shape[1] // 2, 2 * self.batch, self.groups, channels // self.groups
+        return _view(spectrum, *shape).transpose(1, 2).flatten(0, 1)
 
     def _by_row(self, product: Tensor, channels: int) -> Tensor:
         """The inverse of `_by_frequency`."""
-        if self.groups > 1:
-            product = product.unflatten(0, (-1, self.groups)).transpose(1, 2)
-        rows, columns = self.plan.restore_rows.shape[1] // 2, self.plan.restore_columns.shape[1]
-        return _view(product, rows, columns, self.batch * channels)
+        product = product.unflatten(0, (-1, self.groups)).transpose(1, 2)
+        row_matrix, column_matrix = self.plan.restore
+        return _view(product, row_matrix.shape[1] // 2, column_matrix.shape[1], self.batch * channels)

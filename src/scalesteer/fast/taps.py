@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.common import ScaleByScale, Workspace, batched_product, cached_on
+from scalesteer.fast.spectral import Engine, batched_product
 from scalesteer.geometry import Axes, Filters
 
 
@@ -48,38 +48,32 @@ def _pair_slices(axes: Axes) -> list[tuple[Any, Any]]:
     return [(slices(dy, dx), slices(-dy, -dx)) for dy, dx in half_window(2 * axes[0].radius + 1)]
 
 
-class Taps(ScaleByScale):
+class Taps(Engine):
     """Responses as one product per scale with pairs of pixels x(p + d) + x(p - d). Its maps are `(B, O, H' W')`.
 
     A filter is point-symmetric, so that half of its taps is enough; and a window is a prefix of every larger one. Where
-    a window sees zeros only, its response is exactly zero. `pieces` are those of :class:`spectral.Frequencies`.
+    a window sees zeros only, its response is exactly zero.
     """
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        self.filters, self.axes = filters, axes
+        super().__init__(filters, axes, groups, like, pieces, budget)
         self.counts = (axes[0].count, axes[1].count)
         self.slices = _pair_slices(axes)
         self.padding = (*axes[1].border, *axes[0].border)
-        self.space = Workspace(like, pieces > 0)
         self.padded_shape: tuple[int, ...] = ()
-        weights, basis, taps = filters.weights, filters.basis, half_taps(filters.sizes)[0]
-        self.table: Tensor | None = None
-        if basis is not None:
-            self.table = cached_on(basis, like, ("taps", filters.sizes), lambda: basis[:, taps].to(like))  # (D, T / 2)
+        weights, taps = filters.weights, half_taps(filters.sizes)[0]
+        self.table = self.from_basis(("taps",), lambda basis: basis[:, taps].to(like))  # (D, T / 2)
         half = weights[..., taps] if self.table is None else weights @ self.table
-        pairs = [(n * n + 1) // 2 for n in filters.sizes]
+        pairs = [(area + 1) // 2 for area in filters.areas]
         self.matrices = [part.transpose(1, 2).flatten(1) for part in half.split(pairs, dim=2)]  # (O, pairs C)
-        self.weight_grads: dict[int, Tensor] = {}
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
-        """Floats at work for the filters, which are few, and for each image."""
         out_channels, channels = filters.weights.shape[:2]
         pairs = channels * (max(filters.areas) + 1) // 2
-        return 0, axes[0].count * axes[1].count * (pairs + 3 * out_channels)
+        return 0, axes[0].count * axes[1].count * (pairs + 3 * out_channels)  # filters take little
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
-        """Make the pairs of the next piece of the batch."""
         batch, channels = x.shape[:2]
         padded = self.space.buffer("padded", batch, channels, *(a.length + sum(a.border) for a in self.axes))
         pairs = self.space.buffer("pairs", batch, len(self.slices), channels, *self.counts)
@@ -101,22 +95,18 @@ class Taps(ScaleByScale):
         self.grad_pairs: Tensor | None = None
 
     def inwards(self, maps: Tensor) -> Tensor:
-        """`(B, O, H', W')` -> `(B, O, H' W')`."""
-        return maps.reshape(maps.shape[0], maps.shape[1], self.counts[0] * self.counts[1])
+        return maps.flatten(2)
 
     def outwards(self, maps: Tensor) -> Tensor:
-        """`(B, O, H' W')` -> `(B, O, H', W')`, a view."""
-        return maps.view(maps.shape[0], maps.shape[1], *self.counts)
+        return maps.view(*maps.shape[:2], *self.counts)
 
     def response(self, i: int) -> Tensor:
-        """The response of scale i."""
         matrix = self.matrices[i]
         batch, _, pixels = self.pairs.shape
         buffer = self.space.buffer("best" if i == 0 else "response", batch, matrix.shape[0], pixels)
         return batched_product(matrix, self.pairs[:, : matrix.shape[1]], buffer)
 
     def pull_back(self, i: int, grad: Tensor, image: bool, weights: bool) -> None:
-        """Add what arrives at the response of scale i to the gradients of the image and of the weights."""
         matrix = self.matrices[i]
         if image:
             if self.grad_pairs is None:
@@ -124,11 +114,9 @@ class Taps(ScaleByScale):
                 self.grad_pairs = torch.zeros_like(self.pairs) if buffer is None else buffer.zero_()
             self.grad_pairs[:, : matrix.shape[1]].baddbmm_(matrix.T.expand(len(grad), -1, -1), grad)
         if weights:
-            found = torch.bmm(self.pairs[:, : matrix.shape[1]], grad.mT).sum(0)  # (pairs C, O)
-            self.weight_grads[i] = self.weight_grads[i] + found if i in self.weight_grads else found
+            self.add_weight_gradient(torch.bmm(self.pairs[:, : matrix.shape[1]], grad.mT).sum(0), i)  # (pairs C, O)
 
     def weight_gradient(self) -> Tensor:
-        """The sum, over pieces, of what `pull_back` added for the weights."""
         weights = self.filters.weights
         grads = torch.cat([self.weight_grads[i] for i in range(len(self.matrices))])
         found = grads.view(-1, weights.shape[1], weights.shape[0]).permute(2, 1, 0)  # (O, C, T / 2)
@@ -140,7 +128,6 @@ class Taps(ScaleByScale):
         return result
 
     def image_gradient(self) -> Tensor:
-        """The sum of what `pull_back` added since the piece was loaded."""
         batch, channels = self.padded_shape[:2]
         grads = self.grad_pairs.view(batch, len(self.slices), channels, *self.counts).unbind(1)  # type: ignore[union-attr]
         padded = grads[0].new_zeros(self.padded_shape)

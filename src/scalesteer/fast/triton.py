@@ -42,7 +42,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scalesteer.fast import spectral
-from scalesteer.fast.common import cached_on, keep_for_cuda_graph
+from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph
 from scalesteer.fast.taps import half_taps, half_window
 from scalesteer.geometry import Axes, Filters
 
@@ -69,10 +69,8 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     x, winner, out, bright, channels, pixels, images, scales,
     MASKED: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """`(B, C, P)` -> `(P, B, S, C)`: with MASKED each scale gets what it won, zero elsewhere.
-
-    Without, there is one scale, and `bright` `(C / BC, B, P)` tells where a block of channels has light.
-    """
+    """`(B, C, P)` -> `(P, B, S, C)`: with MASKED each scale gets what it won, zero elsewhere. Without there is one, and
+    `bright` `(C / BC, B, P)` tells where a block of channels has light."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     b = tl.program_id(2)
@@ -96,11 +94,9 @@ def _blank_scales_kernel(  # type: ignore[no-untyped-def]
     bright, offsets, first_scales, rings, out, blocks, images, height, width, pixels, out_width,
     first_row, first_column, row_stride, column_stride, count, scales, BP: tl.constexpr,
 ):  # fmt: skip
-    """How many scales see zeros only, for BP windows of one image: the smallest entry of `first_scales` with light.
-
-    The taps of the largest window come ring by ring, `rings` says where each begins: a block of windows that all have
-    light at their centres is done after the first.
-    """
+    """How many scales see zeros only, for BP windows of one image: the smallest entry of `first_scales` with light. The
+    taps of the largest window come ring by ring, `rings` says where each begins: a block of windows that all have light
+    at their centres is done after the first."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     b = tl.program_id(1)
     row = first_row + (p // out_width) * row_stride
@@ -125,10 +121,8 @@ def _max_over_scales_kernel(  # type: ignore[no-untyped-def]
     maps, blank, best_out, winner_out, channels, pixels, images, scales,
     MANY: tl.constexpr, WINNER: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """`(P, B, S, C)` -> `(B, C, P)`: the largest of MANY scales, or the only one; with WINNER also which.
-
-    With WINNER the first `blank` scales of each pixel are exactly zero, whatever rounding made of them.
-    """
+    """`(P, B, S, C)` -> `(B, C, P)`: the largest of MANY scales, or the only one. With WINNER also which, and the first
+    `blank` scales of each pixel are exactly zero, whatever rounding made of them."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     b = tl.program_id(2)
@@ -153,17 +147,13 @@ def _max_over_scales_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _accumulate(  # type: ignore[no-untyped-def]
-    response, s, t, counts, weights, pairs, taps, o, out_channels, scales,
-    PRECISION: tl.constexpr, BT: tl.constexpr,
+    response, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
     """Add to the response of a scale what a block of taps gives, if its window has them."""
     if s < scales:  # noqa: SIM102 (both sides of an `and` would be evaluated)
         if t < tl.load(counts + s):
-            w = tl.load(
-                weights + (s * taps + t + tl.arange(0, BT))[None, :] * out_channels + o[:, None],
-                mask=o[:, None] < out_channels,
-                other=0.0,
-            )
+            where = weights + (s * taps + t + tl.arange(0, BT))[None, :] * out_channels + o[:, None]
+            w = tl.load(where, mask=o[:, None] < out_channels, other=0.0)
             response = tl.dot(w, pairs, response, input_precision=PRECISION)
     return response
 
@@ -173,10 +163,8 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
     x, weights, offsets, starts, counts, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
     WINNER: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The largest response of BO channels at BP pixels of one image, and which scale it is from.
-
-    Pairs of pixels are gathered once for three scales; a window's taps are a prefix of every larger window's.
-    """
+    """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pairs of pixels are
+    gathered once for three scales; a window's taps are a prefix of every larger window's."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     image = x + tl.program_id(1).to(tl.int64) * image_numbers
@@ -213,12 +201,9 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     x, offsets, starts, blocks, grad, winner, out, images, image_numbers, out_channels, pixels, part, taps, scales,
     PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of BT taps of three scales and BO channels, from a part of the pixels of some images.
-
-    `blocks` names the scale and the first tap of each program; `part` pixels are a part. A program (its place along the
-    second axis says which) visits the same part in every so many-th image and writes sums of its own to `out`
-    `(programs, S, taps, O)`.
-    """
+    """The gradient of BT taps of three scales and BO channels, from a part (`part` pixels) of some images. `blocks` has
+    the scale and the first tap of each program. A program (its place along the second axis says which) visits the same
+    part in every so many-th image and writes sums of its own to `out` `(programs, S, taps, O)`."""
     s, t0 = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
     parts = tl.cdiv(pixels, part)
     piece = tl.program_id(1)
@@ -259,12 +244,9 @@ def _move_grid(channels: int, pixels: int, images: int) -> tuple[int, int, int]:
 
 
 def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Tensor, Tensor]:
-    """Images with pixels first; with winners, for each scale the pixels that it won and zero elsewhere.
+    """Images with pixels first, `(B, C, H, W)` -> `(H, W, B S C)`: with winners, for each scale what it won, else zero.
 
-    Without winners also where a block of channels has a pixel that is not zero (uint8).
-
-    Shape:
-        `(B, C, H, W)` -> `(H, W, B S C)`, `(blocks, B, H, W)`.
+    Without also `(blocks, B, H, W)`, bytes: where a block of channels has a pixel that is not zero.
     """
     x = x.contiguous()
     images, channels, height, width = x.shape
@@ -282,10 +264,9 @@ def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Te
 def max_over_scales(
     maps: Tensor, best: Tensor, scales: int = 1, winner: Tensor | None = None, blank: Tensor | None = None
 ) -> None:
-    """Write the largest of several scales and, if wanted, which one won (uint8); for one scale undo :func:`spread`.
+    """From `(H, W, B S C)`, write the largest of the scales and, if wanted, the winner (uint8), both `(B, C, H, W)`.
 
-    Shape:
-        `(H, W, B S C)` -> `best` and `winner` `(B, C, H, W)`; `blank` `(B, H, W)`, with `winner` only.
+    For one scale it undoes :func:`spread`. `blank` `(B, 1, H, W)` comes with `winner`.
     """
     images, channels, height, width = best.shape
     _max_over_scales_kernel[_move_grid(channels, height * width, images)](
@@ -295,34 +276,29 @@ def max_over_scales(
 
 
 @lru_cache(maxsize=64)
-def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
     """The largest window ring by ring: places of its taps, offsets (row, column) in pixels, where rings begin."""
-    ticks = np.arange(-radius, radius + 1)
-    rings = np.maximum(np.abs(ticks)[:, None], np.abs(ticks)).ravel()
+    dy, dx = np.mgrid[-radius : radius + 1, -radius : radius + 1].reshape(2, -1)
+    rings = np.maximum(np.abs(dy), np.abs(dx))
     places = np.argsort(rings, kind="stable")
-    size = len(ticks)
-    offsets = np.stack([dilation[0] * ticks[places // size], dilation[1] * ticks[places % size]], axis=1)
+    offsets = np.stack([dilation[0] * dy[places], dilation[1] * dx[places]], axis=1)
     begins = np.searchsorted(rings[places], np.arange(radius + 2))
     tables = places.astype(np.int64), offsets.astype(np.int32), begins.astype(np.int32)
-    places_, offsets_, begins_ = (torch.from_numpy(table).to(device) for table in tables)
-    return places_, offsets_, begins_
+    return tuple(torch.from_numpy(table).to(device) for table in tables)
 
 
 @lru_cache(maxsize=8)
 def _windows(axes: Axes, sizes: tuple[int, ...], device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """For each scale the transform of a window, cos(u dy ± v dx), and of the first half of a point-symmetric one.
 
-    Shape:
-        `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre.
+    They are `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre.
     """
     (rows, columns), wholes, halves = axes, [], []
     for n in sizes:
-        offsets = torch.arange(n, dtype=torch.float64, device="cpu") - n // 2
-        along_rows = spectral.angles(rows, rows.dilation * offsets)[:, None, None, :, None]
-        along_columns = spectral.angles(columns, columns.dilation * offsets)[None, None, :, None, :]
-        signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu").view(1, 2, 1, 1, 1)
-        matrix = torch.cos(along_rows + signs * along_columns)  # (u, sign, v, dy, dx)
-        matrix = matrix.flatten(3).flatten(0, 2)
+        along_rows = spectral.angles(rows, n)[:, None, :, None]
+        along_columns = spectral.angles(columns, n)[None, :, None, :]
+        matrix = torch.stack([along_rows + along_columns, along_rows - along_columns], dim=1).cos()
+        matrix = matrix.flatten(3).flatten(0, 2)  # from (u, sign, v, dy, dx)
         half = 2 * matrix[:, : n * n // 2 + 1]
         half[:, -1] /= 2
         wholes.append(matrix.to(device=device, dtype=torch.float32))
@@ -330,75 +306,55 @@ def _windows(axes: Axes, sizes: tuple[int, ...], device: torch.device) -> tuple[
     return tuple(wholes), tuple(halves)
 
 
-class FusedFrequencies:
-    """Responses as products of spectra, all scales in each; see :class:`scalesteer.fast.Engine`.
-
-    The image's transform is kept for the backward pass.
-    """
+class FusedFrequencies(Engine):
+    """Responses as products of spectra, all scales in each. The image's transform is kept for the backward pass."""
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        self.filters, self.axes = filters, axes
+        super().__init__(filters, axes, groups, like, pieces, budget)
         self.plan = spectral.plan_for(axes, filters.sizes, like)
-        self.table: Tensor | None = None
-        if filters.basis is None:
+        self.table = self.from_basis(  # (f S, D)
+            ("fused", axes), lambda _: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1)
+        )
+        if self.table is None:
             self.windows, self.halves = keep_for_cuda_graph(_windows(axes, filters.sizes, like.device), like.device)
-        else:
-            self.table = cached_on(
-                filters.basis,
-                like,
-                ("fused frequencies", filters.sizes, axes),
-                lambda: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1),  # (f S, D)
-            )
-        self.grad_weights: Tensor | None = None
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
-        """Floats at work for the filters, and for each image."""
         out_channels, channels = filters.weights.shape[:2]
         wide = axes[0].period * axes[1].period * len(filters.sizes) * out_channels
         return wide * channels // 2, 2 * wide
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Transform the next piece, `(f, 2B, C)`, or take its transform."""
         self.batch = len(x)
         if kept is None:
             pixels, self.bright = spread(x)
-            kept = spectral.transform(pixels, self.plan.analyse_rows, self.plan.analyse_columns)
-        self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])
+            kept = spectral.transform(pixels, self.plan.analyse)
+        self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])  # (f, 2B, C)
         return self.spectrum
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        """Write the largest response and the winner."""
-        row_matrix, column_matrix = self.plan.restore_rows, self.plan.restore_columns
+        row_matrix, column_matrix = self.plan.restore
         shape = row_matrix.shape[1] // 2, column_matrix.shape[1], -1
-        blank = None if winner is None else self._blank_scales()
-        # Large tensors are handed on, not named, so that each is free as soon as the next is there.
-        maps = spectral.restore(
-            torch.bmm(self.spectrum, self._transfers().mT).view(shape),  # (f, 2B, S O)
-            row_matrix,
-            column_matrix,
-        )
+        blank = None if winner is None else self.blank_scales()
+        # Large tensors are handed on, not named, so that each is free as soon as the next is there: (f, 2B, S O).
+        maps = spectral.restore(torch.bmm(self.spectrum, self._transfers().mT).view(shape), self.plan.restore)
         max_over_scales(maps, best, len(self.filters.sizes), winner, blank)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        """Write the gradient of the image and add to that of the weights."""
         scales = len(self.filters.sizes)
-        incoming = spectral.transform(
-            spread(grad, winner, scales)[0], self.plan.restore_rows.T, self.plan.restore_columns.T
-        ).view(-1, 2 * self.batch, scales * grad.shape[1])  # (f, 2B, S O)
+        incoming = spectral.transform(spread(grad, winner, scales)[0], spectral.adjoint(self.plan.restore))
+        shape = incoming.shape[0], incoming.shape[1], -1
+        incoming = incoming.view(-1, 2 * self.batch, scales * grad.shape[1])  # (f, 2B, S O)
         if grad_image is not None:
-            row_matrix, column_matrix = self.plan.analyse_rows.T, self.plan.analyse_columns.T
-            back = torch.bmm(incoming, self._transfers())  # (f, 2B, C)
-            back = back.view(row_matrix.shape[1] // 2, column_matrix.shape[1], -1)
-            max_over_scales(spectral.restore(back, row_matrix, column_matrix), grad_image)
+            back = torch.bmm(incoming, self._transfers()).view(shape)  # from (f, 2B, C)
+            max_over_scales(spectral.restore(back, spectral.adjoint(self.plan.analyse)), grad_image)
         if weights:
-            found = torch.bmm(incoming.mT, self.spectrum)  # (f, S O, C)
-            self.grad_weights = found if self.grad_weights is None else self.grad_weights.add_(found)
+            self.add_weight_gradient(torch.bmm(incoming.mT, self.spectrum))  # (f, S O, C)
 
     def weight_gradient(self) -> Tensor:
         """The adjoint of `_transfers`: `(f, S O, C)` -> `(O, C, D)`."""
-        grad, weights = self.grad_weights, self.filters.weights
-        grad = grad.view(-1, weights.shape[0] * weights.shape[1])  # type: ignore[union-attr]  # (f S, O C)
+        weights = self.filters.weights
+        grad = self.weight_grads[0].view(-1, weights.shape[0] * weights.shape[1])  # (f S, O C)
         if self.table is not None:
             return (grad.T @ self.table).view_as(weights)
         parts = grad.unflatten(0, (-1, len(self.filters.sizes))).unbind(1)
@@ -416,21 +372,18 @@ class FusedFrequencies:
             torch.mm(matrix, part[:, : matrix.shape[1]].T, out=out[:, i])
         return out.view(out.shape[0], -1, channels)
 
-    def _blank_scales(self) -> Tensor:
-        """How many scales, from the first on, see zeros only: see :func:`spectral.blank_scales`. `(B, H', W')`."""
-        (rows, columns), filters, basis, device = self.axes, self.filters, self.filters.basis, self.spectrum.device
+    def blank_scales(self) -> Tensor:
+        (rows, columns), filters, device = self.axes, self.filters, self.spectrum.device
         tables = _ring_tables(rows.radius, (rows.dilation, columns.dilation), device)
         places, offsets, rings = keep_for_cuda_graph(tables, device)
 
         def first_scales() -> Tensor:
             """The first scale that has each tap of the largest window, ring by ring."""
-            missing = (~filters.supports()).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32)  # (n, n)
-            return missing.flatten()[places]
+            return (~filters.supports()).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32).flatten()[places]
 
-        key = ("first scales", filters.sizes)
-        firsts = first_scales() if basis is None else cached_on(basis, self.spectrum, key, first_scales)
+        firsts = cached_on(filters.basis, self.spectrum, ("first scales", filters.sizes), first_scales)
         pixels = rows.count * columns.count
-        blank = torch.empty(self.batch, rows.count, columns.count, dtype=torch.uint8, device=device)
+        blank = torch.empty(self.batch, 1, rows.count, columns.count, dtype=torch.uint8, device=device)
         _blank_scales_kernel[(triton.cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
             self.bright, offsets, firsts, rings, blank, len(self.bright), self.batch, rows.length, columns.length,
             pixels, columns.count, rows.first, columns.first, rows.stride, columns.stride, len(rings) - 1,
@@ -446,14 +399,7 @@ def _tap_tables(
     """Where the taps of a few-channel layer lie in an image with rows of `row` and planes of `plane` numbers.
 
     Taps are pairs times channels, from the centre outwards, so that every window is a prefix; filled up to whole
-    blocks with taps of weight zero. The tables, P pixels and S scales:
-
-    - offsets `(2, taps)`: from a centre to the two pixels of each tap's pair, in floats;
-    - starts `(P)`: from the first centre to each, in floats;
-    - counts `(S)`: the taps of each window;
-    - read, factor `(S pairs)`: which tap of the filters a pair takes, and times what: nothing beyond the window;
-    - half `(T)`: the pair of every tap of the filters;
-    - blocks: scale and first tap of each program of the backward kernel.
+    blocks with taps of weight zero.
     """
     offsets = half_window(max(sizes))
     pairs = -(-len(offsets) // TAPS_MULTIPLE) * TAPS_MULTIPLE
@@ -471,69 +417,61 @@ def _tap_tables(
     threes = [(s, max(counts[s : s + 3])) for s in range(0, len(sizes), 3)]  # scales that share a program
     blocks = [(s, t) for s, count in threes for t in range(0, count, TAPS_BACKWARD_BLOCKS["BT"])]
     rows, columns = (axis.stride * np.arange(axis.count) for axis in axes)
-    tables = {
-        "offsets": signed.reshape(2, -1).astype(np.int32),
-        "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),
-        "counts": np.array(counts, np.int32),
-        "read": read.astype(np.int64),
-        "factor": factor,
-        "half": half.astype(np.int64),
-        "blocks": np.array(blocks, np.int32),
+    tables = {  # P pixels, S scales
+        "offsets": signed.reshape(2, -1).astype(np.int32),  # (2, taps): from a centre to a pair, in floats
+        "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),  # (P): from the first centre, in floats
+        "counts": np.array(counts, np.int32),  # (S): the taps of each window
+        "read": read.astype(np.int64),  # (S pairs): which tap of the filters a pair takes,
+        "factor": factor,  # and times what: nothing beyond the window
+        "half": half.astype(np.int64),  # (T): the pair of every tap of the filters
+        "blocks": np.array(blocks, np.int32),  # scale and first tap of each program of the backward kernel
     }
     return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
 
-class FusedTaps:
-    """Responses as products with pairs of pixels that are never written; see :class:`scalesteer.fast.Engine`.
+class FusedTaps(Engine):
+    """Responses as products with pairs of pixels that are never written. It has no gradient of the image.
 
-    Where a window sees zeros only, its response is exactly zero. It has no gradient of the image. The image with a
-    border is kept for the backward pass.
+    Where a window sees zeros only, its response is exactly zero. The image with a border is kept for the backward pass.
     """
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+        super().__init__(filters, axes, groups, like, pieces, budget)
         rows, columns = axes
-        self.filters, self.budget, self.padding = filters, budget, (*columns.border, *rows.border)
+        self.padding = (*columns.border, *rows.border)
         height, width = (axis.length + sum(axis.border) for axis in axes)
         self.origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
         tables = _tap_tables(axes, width, height * width, filters.weights.shape[1], filters.sizes, like.device)
         self.tables = keep_for_cuda_graph(tables, like.device)
-        self.table: Tensor | None = None
-        self.grad_weights: Tensor | None = None
-        basis, read, factor = filters.basis, self.tables["read"], self.tables["factor"]
-        if basis is not None:
-            self.table = cached_on(
-                basis, like, ("fused taps", filters.sizes), lambda: (basis[:, read].float() * factor).T.contiguous()
-            )
+        read, factor = tables["read"], tables["factor"]
+        self.table = self.from_basis(("fused taps",), lambda basis: (basis[:, read].float() * factor).T.contiguous())
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
-        """Floats at work for the filters, which are few, and for each image."""
-        return 0, axes[0].count * axes[1].count * len(filters.weights)
+        return 0, axes[0].count * axes[1].count * len(filters.weights)  # filters take little
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Give the next piece its border."""
         self.padded = F.pad(x, self.padding).contiguous() if kept is None else kept
+        self.image = self.padded.flatten()[self.origin :]  # offsets count from the centre of the first window
         return self.padded
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        """Write the largest response and the winner."""
         out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
         flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
-        if self.table is not None:
-            weights = self.table @ flat.flatten(1)  # (S pairs, C O)
-        else:
+        if self.table is None:
             weights = flat[self.tables["read"]] * self.tables["factor"][:, None, None]
+        else:
+            weights = self.table @ flat.flatten(1)  # (S pairs, C O)
         blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
         grid = triton.cdiv(pixels, blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
-            self._origin(), weights.contiguous(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
+            self.image, weights.contiguous(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
             best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
             self.tables["offsets"].shape[1], len(self.filters.sizes), winner is not None, PRECISION=_precision(),
             **blocks,
         )  # fmt: skip
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        """Add to the gradient of the weights; the image's is never asked for here."""
         padded, out_channels = self.padded, len(self.filters.weights)
         taps, scales, pixels = self.tables["offsets"].shape[1], len(self.filters.sizes), grad[0, 0].numel()
         part = max(TAPS_BACKWARD_BLOCKS["BP"], -(-pixels // SUMS_PER_IMAGE))
@@ -544,21 +482,15 @@ class FusedTaps:
         blocks = {**TAPS_BACKWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
         grid = len(self.tables["blocks"]), programs, triton.cdiv(out_channels, blocks["BO"])
         _taps_backward_kernel[grid](
-            self._origin(), self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
+            self.image, self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
             winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
             PRECISION=_precision(), **blocks,
         )  # fmt: skip
-        found = out.sum(0)
-        self.grad_weights = found if self.grad_weights is None else self.grad_weights + found
+        self.add_weight_gradient(out.sum(0))
 
     def weight_gradient(self) -> Tensor:
-        """The gradient of the weights, from that of every tap of every scale."""
         channels, out_channels = self.filters.weights.shape[1], len(self.filters.weights)
-        found = self.grad_weights.view(-1, channels * out_channels)  # type: ignore[union-attr]  # (S pairs, C O)
+        found = self.weight_grads[0].view(-1, channels * out_channels)  # (S pairs, C O)
         found = found.masked_fill(self.tables["factor"][:, None] == 0, 0)  # what no block has written
         found = self.table.T @ found if self.table is not None else found[self.tables["half"]] / 2
         return found.view(-1, channels, out_channels).permute(2, 1, 0)
-
-    def _origin(self) -> Tensor:
-        """The image from the centre of the first window on, so that offsets count from there."""
-        return self.padded.flatten()[self.origin :]

@@ -22,118 +22,81 @@ LARGEST_SCALE, MOST_VALUES = 16, 32  # of the filters: windows of up to 113 pixe
 class RunConfig:
     """One training of one model on one split. Each field is a flag of `scalesteer train`."""
 
-    model: str = "ss-cnn"
-    """The network; `scalesteer models` lists them."""
-    dataset: str = "mnist-scale"
-    """mnist-scale, fmnist-scale or mnist-scale-local-2."""
-    split: int = 0
-    """Which draw of the dataset; the paper has 0 to 5."""
-    seed: int = 0
-    """Seed of the first weights, the order of the images and dropout."""
-    epochs: int = 60
-    """Passes over the training images."""
-    batch_size: int = 128
-    """Images per step; the last, smaller batch of an epoch is left out."""
-    lr: float = 0.005
-    """Largest learning rate of AdamW."""
-    weight_decay: float = 0.01
-    """Weight decay of AdamW."""
-    label_smoothing: float = 0.1
-    """Share of each label that is spread over all classes."""
+    model: str = "ss-cnn"  # The network; `scalesteer models` lists them.
+    dataset: str = "mnist-scale"  # mnist-scale, fmnist-scale or mnist-scale-local-2.
+    split: int = 0  # Which draw of the dataset; the paper has 0 to 5.
+    seed: int = 0  # Seed of the first weights, the order of the images and dropout.
+    epochs: int = 60  # Passes over the training images.
+    batch_size: int = 128  # Images per step; the last, smaller batch of an epoch is left out.
+    lr: float = 0.005  # Largest learning rate of AdamW.
+    weight_decay: float = 0.01  # Weight decay of AdamW.
+    label_smoothing: float = 0.1  # Share of each label that is spread over all classes.
     schedule: Schedule = "one-cycle"
     """Learning rate over time: up for 30 % then down to zero; down to zero; a tenth after a half and after three
     quarters; or constant."""
-    precision: Precision = "float32"
-    """Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast."""
-    upsample: int | None = None
-    """Enlarge the input by 1 or 2; by default what the paper used for the model."""
-    basis: str | None = None
-    """Preset of the filters of ss-cnn: paper, area or released-code; by default paper."""
-    train_images: int | None = None
-    """Use only the first so many training images; by default all."""
-    scale_range: tuple[float, float] | None = None
-    """Factors that images are shrunk by; by default the dataset's own."""
+    precision: Precision = "float32"  # Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast.
+    upsample: int | None = None  # Enlarge the input by 1 or 2; by default what the paper used for the model.
+    basis: str | None = None  # Preset of the filters of ss-cnn: paper, area or released-code; by default paper.
+    train_images: int | None = None  # Use only the first so many training images; by default all.
+    scale_range: tuple[float, float] | None = None  # Factors that images are shrunk by; by default the dataset's own.
     sizes: tuple[int, int, int] | None = None
     """Training, validation and test images to draw; by default the dataset's own."""
-    resampler: Literal["bilinear", "antialias"] = "bilinear"
-    """How images are shrunk."""
-    scales: tuple[float, ...] | None = None
-    """Scales of the filters of ss-cnn; by default the paper's six."""
+    resampler: Literal["bilinear", "antialias"] = "bilinear"  # How images are shrunk.
+    scales: tuple[float, ...] | None = None  # Scales of the filters of ss-cnn; by default the paper's six.
     orders: tuple[float, ...] | None = None
     """Orders k of the filters of ss-cnn; by default the preset's, as with the next two."""
-    m: float | None = None
-    """Radial decay of the filters of ss-cnn."""
+    m: float | None = None  # Radial decay of the filters of ss-cnn.
     support: Literal["disc", "crop"] | None = None
     """Pixels that belong to the filters of ss-cnn: a disc that grows with the scale, or crops of the largest one."""
-    tuning: bool = False
-    """Choose settings: the test set is not looked at."""
+    tuning: bool = False  # Choose settings: the test set is not looked at.
 
     def __post_init__(self) -> None:
+        own = vars(self)  # where values become plain ones, whatever they came as
         _checks.choice("model", self.model, list_models())
         _checks.choice("schedule", self.schedule, get_args(Schedule))
         _checks.choice("precision", self.precision, get_args(Precision))
-        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0)):
-            object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=minimum))
+        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1)):
+            if own[name] is not getattr(RunConfig, name):  # the default, which may be None
+                own[name] = _checks.integer(name, own[name], minimum=minimum)
         for name in ("lr", "weight_decay", "label_smoothing"):
-            object.__setattr__(self, name, _checks.real(name, getattr(self, name)))
-        if self.seed >= 2**63:
-            raise ValueError(f"`seed` must be below 2**63 (got {self.seed}).")
-        # Beyond these a step of AdamW is no number of single precision.
-        if not 0 < self.lr <= 1e30:
-            raise ValueError(f"`lr` must be positive and at most 1e30 (got {self.lr}).")
-        if not 0 <= self.weight_decay <= 1e6:
-            raise ValueError(f"`weight_decay` must not be negative and at most 1e6 (got {self.weight_decay}).")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` must be from 0 to below 1 (got {self.label_smoothing}).")
-        object.__setattr__(self, "tuning", _checks.boolean("tuning", self.tuning))
-        self._check_filters()
-        if self.upsample is not None and _checks.integer("upsample", self.upsample, minimum=1) > 2:
-            raise ValueError(f"`upsample` must be 1 or 2 (got {self.upsample}).")
-        data = self.data
-        object.__setattr__(self, "split", data.split)
-        for name in ("scale_range", "sizes"):  # as plain tuples, whatever sequence they came as
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, getattr(data, name))
-        train = data.sizes[0]
-        if self.train_images is not None:
-            count = _checks.integer("train_images", self.train_images, minimum=1)
-            object.__setattr__(self, "train_images", count)
-            if count > train:
-                raise ValueError(f"`train_images` must be at most {train}, the split's (got {count}).")
-            train = count
-        if self.batch_size > train:
-            raise ValueError(f"`batch_size` must be at most {train}, the training images (got {self.batch_size}).")
-        if min(data.sizes) == 0:
-            raise ValueError(f"`sizes` must leave images for validation and test (got {data.sizes}).")
-
-    def _check_filters(self) -> None:
+            own[name] = _checks.real(name, own[name])
+        own["tuning"] = _checks.boolean("tuning", self.tuning)
         for name in ("basis", "scales", *BASIS_FIELDS):
-            value = getattr(self, name)
-            if value is not None and self.model != "ss-cnn":
-                raise ValueError(f"`{name}` (got {value!r}) applies to model='ss-cnn' only (got {self.model!r}).")
+            if own[name] is not None and self.model != "ss-cnn":
+                raise ValueError(f"`{name}` (got {own[name]!r}) applies to model='ss-cnn' only (got {self.model!r}).")
         if self.scales is not None:
-            object.__setattr__(self, "scales", _checks.scales(self.scales))
-            # Whoever opens a checkpoint builds its filters: they must not take all memory.
-            if self.scales[-1] > LARGEST_SCALE or len(self.scales) > MOST_VALUES:
-                got = f"{len(self.scales)}, the largest {self.scales[-1]:g}"
-                raise ValueError(f"`scales` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
-        basis = self.model_options.get("basis")
-        for name in BASIS_FIELDS:  # as plain numbers, whatever they came as
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, getattr(basis, name))
-        if self.orders is not None and len(self.orders) > MOST_VALUES:
-            raise ValueError(f"`orders` must be at most {MOST_VALUES} numbers (got {len(self.orders)}).")
+            own["scales"] = _checks.scales(self.scales)
+        data, basis = self.data, self.model_options.get("basis")
+        for source, names in ((data, ("split", "scale_range", "sizes")), (basis, BASIS_FIELDS)):
+            own |= {name: getattr(source, name) for name in names if own[name] is not None}
+
+        images, scales, orders = self.train_images or data.sizes[0], self.scales or (1.0,), self.orders or ()
+        limits = {
+            "seed": (self.seed < 2**63, "be below 2**63"),
+            # Beyond these a step of AdamW is no number of single precision.
+            "lr": (0 < self.lr <= 1e30, "be positive and at most 1e30"),
+            "weight_decay": (0 <= self.weight_decay <= 1e6, "not be negative and at most 1e6"),
+            "label_smoothing": (0 <= self.label_smoothing < 1, "be from 0 to below 1"),
+            "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
+            "train_images": (images <= data.sizes[0], f"be at most {data.sizes[0]}, the split's"),
+            "batch_size": (self.batch_size <= images, f"be at most {images}, the training images"),
+            "sizes": (min(data.sizes) > 0, "leave images for validation and test"),
+        }
+        for name, (sound, rule) in limits.items():
+            if not sound:
+                raise ValueError(f"`{name}` must {rule} (got {own[name]}).")
+        # Whoever opens a checkpoint builds its filters: they must not take all memory.
+        if len(orders) > MOST_VALUES:
+            raise ValueError(f"`orders` must be at most {MOST_VALUES} numbers (got {len(orders)}).")
+        if scales[-1] > LARGEST_SCALE or len(scales) > MOST_VALUES:
+            got = f"{len(scales)}, the largest {scales[-1]:g}"
+            raise ValueError(f"`scales` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
 
     @property
     def data(self) -> SplitSpec:
         """The split this run trains on."""
-        return SplitSpec(
-            self.dataset,
-            self.split,
-            scale_range=self.scale_range,  # type: ignore[arg-type]
-            resampler=self.resampler,
-            sizes=self.sizes,  # type: ignore[arg-type]
-        )
+        options: Any = self.scale_range, self.resampler, self.sizes  # None for the dataset's own
+        return SplitSpec(self.dataset, self.split, *options)
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -152,28 +115,18 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunConfig:
-        """A configuration from plain values.
-
-        Raises:
-            ValueError: If a name is unknown, as in a configuration written by a newer version.
-        """
+        """A configuration from plain values; an unknown name, as of a newer version, is a ValueError."""
         if not isinstance(values, dict):
             raise ValueError(f"a configuration must be a mapping (got {type(values).__name__}).")
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"unknown settings in the configuration: {', '.join(unknown)}; known are {sorted(known)}.")
+        known = sorted(field.name for field in fields(cls))
+        if unknown := ", ".join(sorted(values.keys() - known)):
+            raise ValueError(f"unknown settings in the configuration: {unknown}; known are {known}.")
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**arguments)
 
     @property
     def identity(self) -> str:
-        """A short digest of everything that is not the default, so that a field added later changes no identity.
-
-        Example:
-            >>> RunConfig().identity == RunConfig().identity != RunConfig(seed=1).identity
-            True
-        """
+        """A short digest of everything that is not the default, so that a field added later changes no identity."""
         defaults = {field.name: field.default for field in fields(self)}
         chosen = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

@@ -47,25 +47,12 @@ def arithmetic(precision: str) -> Iterator[None]:
         products.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
-def make_optimizer(model: nn.Module, lr: float, weight_decay: float, device: torch.device) -> torch.optim.AdamW:
-    """AdamW; on CUDA with the learning rate in a tensor, where a recorded step finds it."""
-    on_gpu = device.type == "cuda"
-    rate: Any = torch.tensor(lr, device=device) if on_gpu else lr
-    return torch.optim.AdamW(
-        model.parameters(), lr=rate, weight_decay=weight_decay, capturable=on_gpu, fused=on_gpu or None
-    )
-
-
 def recorded(
     step: Callable[[Tensor], Tensor], rows: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[[Tensor], Tensor]:
     """A training step as a CUDA graph: to launch its kernels one by one takes longer than they do.
 
-    Args:
-        step: Trains on the images of these rows and returns the loss.
-        rows: Rows of the right shape and type, to try the step with; it must stay unchanged afterwards.
-        model: What the step trains. The trial leaves it, its optimizer and the random numbers as they were.
-        optimizer: What the step trains with.
+    Trying it on `rows` changes neither model, optimizer nor random numbers. Nobody else may write to `rows` afterwards.
     """
     with torch.cuda.device(rows.device), _restored(model, optimizer, rows.device):
         warm_up(lambda: step(rows))
@@ -115,20 +102,18 @@ def capture(step: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = step()
-    return graph, output
+        return graph, step()
 
 
 def environment(images: ImageSet) -> dict[str, Any]:
     """What a number depends on beside the configuration."""
-    device = images.device
     return {
         "commit": commit(),
         "scalesteer": scalesteer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": torch.cuda.get_device_name(images.device) if images.device.type == "cuda" else platform.machine(),
         "data": {k: v for k, v in images.about.items() if k != "part"},
     }
 
@@ -162,8 +147,7 @@ def _git(root: Path, *words: str) -> str:
     options = ["core.fsmonitor=false", "core.hooksPath=/dev/null", "protocol.allow=never"]
     command = ["git", "--no-pager", *(word for option in options for word in ("-c", option)), *words]
     quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
-    done = subprocess.run(command, cwd=root, env=quiet, capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout
+    return subprocess.run(command, cwd=root, env=quiet, capture_output=True, text=True, timeout=10, check=True).stdout
 
 
 def _blob(path: Path, length: int) -> str | None:
@@ -172,5 +156,4 @@ def _blob(path: Path, length: int) -> str | None:
         content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
     except OSError:
         return None
-    hasher = hashlib.sha256 if length == 64 else hashlib.sha1
-    return hasher(b"blob %d\0" % len(content) + content).hexdigest()
+    return hashlib.new("sha256" if length == 64 else "sha1", b"blob %d\0" % len(content) + content).hexdigest()

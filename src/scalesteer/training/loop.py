@@ -18,7 +18,7 @@ from torch import Tensor
 from scalesteer.data import ImageSet
 from scalesteer.models import Network, create_model
 from scalesteer.training.config import RunConfig
-from scalesteer.training.device import arithmetic, make_optimizer, recorded
+from scalesteer.training.device import arithmetic, recorded
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
 SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
@@ -41,14 +41,9 @@ class State:
 class Watcher(Protocol):
     """Who looks after a training: saves it, shows how far it is, and may end it by an exception."""
 
-    def after_step(self, state: State) -> None:
-        """Called after every step."""
-
-    def after_epoch(self, state: State) -> None:
-        """Called when an epoch is in the history."""
-
-    def between_batches(self, state: State) -> None:
-        """Called while a model is evaluated."""
+    def after_step(self, state: State) -> None: ...
+    def after_epoch(self, state: State) -> None: ...  # when it is in the history
+    def between_batches(self, state: State) -> None: ...  # while a model is evaluated
 
 
 def initial_state(config: RunConfig, images: ImageSet) -> State:
@@ -57,20 +52,19 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     model = create_model(config.model, config.dataset, **config.model_options)
     model.input_std.fill_(images.std)
     model.to(images.device)
-    optimizer = make_optimizer(model, config.lr, config.weight_decay, images.device)
-    return State(model, optimizer, torch.zeros(steps_per_epoch(config, images), device=images.device))
-
-
-def steps_per_epoch(config: RunConfig, images: ImageSet) -> int:
-    """How many whole batches the training images give."""
-    return len(images) // config.batch_size
+    on_gpu = images.device.type == "cuda"
+    rate: Any = torch.tensor(config.lr, device=images.device) if on_gpu else config.lr  # a recorded step reads a tensor
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rate, weight_decay=config.weight_decay, capturable=on_gpu, fused=on_gpu or None
+    )
+    steps = len(images) // config.batch_size  # in an epoch: whole batches only
+    return State(model, optimizer, torch.zeros(steps, device=images.device))
 
 
 def fit(state: State, config: RunConfig, parts: dict[str, ImageSet], watcher: Watcher) -> dict[str, Any]:
     """Train to the end, from wherever the state is, and test the model that validation chose.
 
-    Returns:
-        The outcome: `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
+    Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
     """
     model, images, steps = state.model, parts["train"], len(state.losses)
     update = _make_update(state, config, images)
@@ -170,18 +164,14 @@ def learning_rate(config: RunConfig, progress: float) -> float:
 
 @torch.no_grad()
 def evaluate(
-    model: Network,
-    images: ImageSet,
-    precision: str = "float32",
-    between_batches: Callable[[], None] | None = None,
+    model: Network, images: ImageSet, precision: str = "float32", between_batches: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """Error, mean loss and error by scale of a model on a set of images."""
     model.eval()
     wrong, total = [], torch.zeros((), dtype=torch.float64, device=images.device)
     half = torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16")
     for x, labels in images.batches(EVALUATION_BATCH.get(images.device.type, 500)):
-        if between_batches is not None:
-            between_batches()
+        between_batches()
         with arithmetic(precision), half:
             logits = model(x).float()
         total += F.cross_entropy(logits, labels, reduction="sum").double()

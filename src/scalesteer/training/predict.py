@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,29 +23,20 @@ class ImageError(ValueError):
     """An image that cannot be used."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of one image.
-
-    Attributes:
-        label: The most probable class.
-        confidence: Its probability.
-        scale: Which of the first layer's scales won where its response is largest; None if it has no scales.
-        inverted: Whether the image was dark on light, and turned round.
-    """
+class Prediction(NamedTuple):
+    """What a model says of one image."""
 
     label: int
-    confidence: float
-    scale: float | None
-    inverted: bool
+    confidence: float  # the probability of the label
+    scale: float | None  # which of the first layer's scales won where its response is largest, if it has scales
+    inverted: bool  # the image was dark on light, and turned round
 
 
 @torch.no_grad()
 def predict(model: Network, path: Path) -> Prediction:
-    """Classify an image file."""
+    """Classify an image file; one that cannot be used is an ImageError."""
     pixels, inverted = fit(read_grey(path), model.image_size, str(path))
-    x = torch.from_numpy(pixels).float()[None, None] / 255  # (1, 1, H, W)
-    x = x.to(model.input_std.device)
+    x = torch.from_numpy(pixels).to(model.input_std.device).float()[None, None] / 255  # (1, 1, H, W)
     shares = model.eval()(x).softmax(1)[0]
     scale = None
     if isinstance(model.first, ScaleSteerableConv2d):
@@ -56,11 +46,7 @@ def predict(model: Network, path: Path) -> Prediction:
 
 
 def read_grey(path: Path) -> NDArray[np.uint8]:
-    """The grey values of a PNG or JPEG file, upright; transparent parts as the background that shows the rest best.
-
-    Raises:
-        ImageError: If it is no such file, damaged or too large.
-    """
+    """The grey values of a PNG or JPEG file, upright; transparent parts as the background that shows the rest best."""
     pil, ops = require("PIL.Image"), require("PIL.ImageOps")
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -82,34 +68,19 @@ def read_grey(path: Path) -> NDArray[np.uint8]:
         raise error if isinstance(error, ImageError) else ImageError(f"{path} cannot be read: {error}.") from error
     shown = alpha / 255
     background = 255 * (np.average(grey, weights=shown) < 128 if shown.any() else 0)
-    blended: NDArray[Any] = grey * shown + background * (1 - shown)
-    return blended.round().astype(np.uint8)
+    return np.asarray((grey * shown + background * (1 - shown)).round(), np.uint8)
 
 
 def fit(grey: NDArray[np.uint8], size: tuple[int, int], name: str = "the image") -> tuple[NDArray[np.uint8], bool]:
     """Make an image like those of the datasets: light on black, of the model's size.
 
     An image of just that size keeps its layout. Of any other, the part that differs from the background is resized,
-    proportions kept, to what MNIST leaves a digit, and centred.
-
-    Args:
-        grey: The image.
-        size: The model's height and width.
-        name: What to call the image in errors.
-
-    Returns:
-        The image, and whether it was inverted.
-
-    Raises:
-        ImageError: If the image is blank.
-
-    Shape:
-        (H, W) uint8 -> (size) uint8
+    proportions kept, to what MNIST leaves a digit, and centred. Returns it and whether it was inverted.
     """
-    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    inverted = bool(np.median(border) > 127)
-    light = 255 - grey if inverted else grey
-    ink = light.astype(np.float64) - (255 - np.median(border) if inverted else np.median(border))
+    ground = np.median(np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]]))
+    inverted = bool(ground > 127)
+    light, ground = (255 - grey, 255 - ground) if inverted else (grey, ground)
+    ink = light.astype(np.float64) - ground
     if ink.max() < 16:
         raise ImageError(f"{name} is blank: nothing in it differs from its background.")
     if grey.shape == size:

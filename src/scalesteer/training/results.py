@@ -1,23 +1,19 @@
-"""Published results: a few files of JSON lines, one line for each run, sorted by the run's name.
+"""Published results: ``runs/<dataset>.jsonl``, one line of JSON for each run, sorted by the run's name.
 
-``runs/<dataset>.jsonl`` holds the runs of one dataset, ``repeats.jsonl`` runs that were made again and are not used in
-tables, ``distortion.jsonl`` what networks do on distorted test images. Reading checks every line against one schema.
+paper/ keeps results of other kinds in such files too, and checks all that a line must hold when it reads them.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from scalesteer import files
 from scalesteer.training.config import RunConfig
 
-Result = dict[str, Any]
-Kind = Literal["runs", "repeats", "distortion"]
 LOCK_WAIT_S = 60
+HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
 # What parsing and checking raise on bad input: wrong types, nesting too deep, a number too large for a float.
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
@@ -26,152 +22,50 @@ class ResultError(ValueError):
     """A line that does not hold a result, or a file that cannot be written."""
 
 
-HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
-Schema = dict[str, str]  # what each field holds, in the words of `_holds`
-RUN: Schema = {"status": "text", "identity": "text", "config": "object", "environment": "object"}
-RUN |= {"parameters": "count", "seconds": "number", "history": "history"}
-FAILED: Schema = RUN | {"reason": "text"}
-TUNED: Schema = RUN | {"val_error": "rate", "val_loss": "number", "best_epoch": "count"}
-TESTED: Schema = TUNED | {"test_error": "rate", "test_error_by_scale": "bins"}
-DISTORTED: Schema = {
-    "config": "object",
-    "sigma": "number",
-    "errors": "rates",
-    "moved": "rates",
-    "environment": "object",
-}
-_VERSIONS: Schema = dict.fromkeys(("scalesteer", "python", "torch", "numpy"), "text")
-ENVIRONMENT: Schema = _VERSIONS | {"command": "text", "commit": "text or null", "device": "text", "data": "data"}
-OPTIONAL: Schema = {"note": "text"}  # in the environment: what else must be known about how a number was made
-BIN: Schema = {"from": "number", "to": "number", "images": "count", "error": "rate"}
+def publish(result: dict[str, Any], folder: Path) -> Path:
+    """Put the result of a run into the file of its dataset, in place of an earlier one, and return the file.
 
-
-def _holds(value: Any, kind: str) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    match kind:
-        case "text" | "text or null":
-            return isinstance(value, str) or (value is None and kind == "text or null")
-        case "number":
-            return number
-        case "count":
-            return number and isinstance(value, int) and value >= 0
-        case "rate":
-            return number and 0 <= value <= 1
-        case "bins":
-            return isinstance(value, list) and all(
-                row.keys() == BIN.keys() and all(_holds(row[k], BIN[k]) for k in row) for row in value
-            )
-        case "history":  # columns of equal length
-            columns = [value[name] for name in HISTORY] if value.keys() == set(HISTORY) else []
-            numbers = all(_holds(entry, "number") for column in columns for entry in column)
-            return len(set(map(len, columns))) == 1 and numbers and all(_holds(e, "rate") for e in value["val_error"])
-    if not isinstance(value, dict):
-        return False
-    if kind == "data":
-        return isinstance(value.get("digest"), str) and isinstance(value.get("source"), dict)
-    return kind == "object" or all(_holds(entry, "rate") for entry in value.values())  # rates
-
-
-def check(result: object, kind: Kind = "runs") -> RunConfig:
-    """The configuration of a result that keeps to the schema.
+    Several processes may publish to one folder.
 
     Raises:
-        ValueError: If it does not, naming the field.
+        ResultError: If it is not a result, or the file cannot be written or has a line that is none.
     """
-    if not isinstance(result, dict):
-        raise ValueError("not a JSON object")
-    config = RunConfig.from_dict(result.get("config"))  # type: ignore[arg-type]
-    if kind == "distortion":
-        schema = DISTORTED
-    elif result.get("status") == "finished":
-        schema = TUNED if config.tuning else TESTED
-    else:
-        schema = FAILED
-    _check_fields(result, schema)
-    _check_fields(result["environment"], ENVIRONMENT, OPTIONAL)
-    if result.get("status") not in ((None,) if kind == "distortion" else ("finished", "failed")):
-        raise ValueError(f"`status` must be finished or failed (got {result['status']!r})")
-    if "identity" in result and result["identity"] != config.identity:
-        raise ValueError(f"`identity` {result['identity']} is not that of its `config`, {config.identity}")
-    return config
+    line = to_line(result)
+    config = _find_config(line, "this is not a result to publish")
+    return add_line(folder / "runs" / f"{config.dataset}.jsonl", config, line)
 
 
-def _check_fields(values: dict[str, Any], schema: Schema, optional: Schema | None = None) -> None:
-    known = {**schema, **(optional or {})}
-    for problem, names in (("unknown", values.keys() - known.keys()), ("missing", schema.keys() - values.keys())):
-        if names:
-            raise ValueError(f"{problem} field {', '.join(sorted(map(repr, names)))}")
-    for name, value in values.items():
-        if not _holds(value, known[name]):
-            raise ValueError(f"`{name}` cannot be {json.dumps(value)[:80]}")
-
-
-def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
-    """Write a result where :func:`read` finds it, small: the history as columns, rounded to five digits.
-
-    A result of the same run is replaced; among repeats it is kept beside the new one. Several processes may publish to
-    one folder.
-
-    Args:
-        result: What `train` returned.
-        folder: The folder of all results.
-        kind: Which of its parts.
-
-    Returns:
-        The file that has it now.
-
-    Raises:
-        ResultError: If it is not a whole result, or the file cannot be read or written.
-    """
-    if isinstance(result.get("history"), list):
-        columns = {name: [float(f"{epoch[name]:.5g}") for epoch in result["history"]] for name in HISTORY}
-        result = result | {"history": columns}
+def to_line(result: dict[str, Any]) -> bytes:
+    """A result as one line, small: the history as columns, rounded to five digits."""
     try:
-        config = check(result, kind)
+        if isinstance(history := result.get("history"), list):
+            columns = {name: [float(f"{epoch[name]:.5g}") for epoch in history] for name in HISTORY}
+            result = result | {"history": columns}
+        return json.dumps(result, separators=(",", ":"), allow_nan=False).encode()
     except MALFORMED as error:
         raise ResultError(f"this is not a result to publish: {error}.") from error
-    path = folder / "runs" / f"{config.dataset}.jsonl" if kind == "runs" else folder / f"{kind}.jsonl"
+
+
+def add_line(path: Path, config: RunConfig, line: bytes, *, repeats: bool = False) -> Path:
+    """Put a line into a file, in place of one of the same run; `repeats` are kept beside each other."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.locked(path.with_name(f".{path.name}.lock"), LOCK_WAIT_S):
-            before = _read_lines(path, kind) if path.exists() else []
-            kept = [(other.name, line) for other, _, line in before if kind == "repeats" or other != config]
-            line = json.dumps(result, separators=(",", ":"), allow_nan=False)
-            lines = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order
-            with files.replacing(path) as file:
-                file.write("".join(f"{line}\n" for _, line in lines).encode())
+            lines = path.read_bytes().splitlines() if path.exists() else []
+            before = [(_find_config(old, f"{path}, line {number}"), old) for number, old in enumerate(lines, 1)]
+            kept = [(other.name, old) for other, old in before if repeats or other != config]
+            entries = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order
+            files.write_atomically(path, b"".join(text + b"\n" for _, text in entries))
     except OSError as error:
         raise ResultError(f"{path} cannot be written ({error.strerror or error}).") from error
     return path
 
 
-def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
-    """All results of one kind, sorted by name; those of a folder that is not there are none.
-
-    Raises:
-        ResultError: If a line is not a whole result, or a run is there twice; names file and line.
-    """
-    paths: Iterable[Path] = (folder / "runs").glob("*.jsonl") if kind == "runs" else folder.glob(f"{kind}.jsonl")
-    return [(config, result) for path in sorted(paths) for config, result, _ in _read_lines(path, kind)]
-
-
-def _read_lines(path: Path, kind: Kind) -> list[tuple[RunConfig, Result, str]]:
+def _find_config(line: bytes, place: str) -> RunConfig:
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultError(f"{path} cannot be read ({error}).") from error
-    found: list[tuple[RunConfig, Result, str]] = []
-    seen: dict[RunConfig, int] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            result = json.loads(line)
-            config = check(result, kind)
-            if kind == "runs" and path.stem != config.dataset:
-                raise ValueError(f"a run on {config.dataset} belongs into {config.dataset}.jsonl")
-            if kind != "repeats" and config in seen:
-                raise ValueError(f"the same run as in line {seen[config]}")
-        except MALFORMED as error:
-            raise ResultError(f"{path}, line {number}: {error or type(error).__name__}.") from error
-        seen[config] = number
-        found.append((config, result, line))
-    return found
+        result = json.loads(line)
+        if not isinstance(result, dict):
+            raise ValueError("not a JSON object")
+        return RunConfig.from_dict(result.get("config"))  # type: ignore[arg-type]
+    except MALFORMED as error:
+        raise ResultError(f"{place}: {error or type(error).__name__}.") from error

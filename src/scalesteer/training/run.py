@@ -13,6 +13,7 @@ import logging
 import math
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +25,8 @@ from torch import Tensor
 
 from scalesteer import files
 from scalesteer.data import ImageSet, load_split
-from scalesteer.files import LockedError, locked, require
 from scalesteer.models import Network, count_parameters, create_model
-from scalesteer.training import checkpoint, results
-from scalesteer.training.checkpoint import CheckpointError
+from scalesteer.training import checkpoint
 from scalesteer.training.config import RunConfig, differences
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.loop import State, fit, initial_state
@@ -52,63 +51,43 @@ class BusyError(RunError):
 def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
     """Train, or go on training, and return the result; a run that has one returns it at once.
 
-    SIGINT and SIGTERM write a checkpoint and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also
-    written after every epoch, if that takes seconds, and every minute.
-
-    Args:
-        config: What to train.
-        directory: The run's own directory, made if it is not there, once data and device are known to be good.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-        data_dir: Where the original files are, if not in the cache.
+    `directory` is the run's own, made once data and device are known to be good. SIGINT and SIGTERM write a checkpoint
+    and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also written after every epoch, if that takes
+    seconds, and every minute.
 
     Returns:
         The content of result.json. Its `status` is "finished", or "failed" with a `reason` if the loss stopped being
         a number: such a run would fail again, and is never averaged.
 
     Raises:
-        ValueError: If the device is not there.
         BusyError: If another process works on the directory.
         RunError: If the directory holds another configuration's run or cannot be written to, or the memory does not
             suffice. What was saved stays, and the same call goes on from there.
     """
-    result = saved_result(config, directory)
+    result = _saved_result(config, directory)
     if result is None:
-        require("safetensors.torch")  # told now, not when the first checkpoint is saved
+        files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = pick_device(device)
         used = ("train", "val") if config.tuning else ("train", "val", "test")
         parts = {part: load(config, part, data_dir).to(place) for part in used}
-        own_random = torch.random.fork_rng([place] if place.type == "cuda" else [])
-        with own_random, arithmetic(config.precision):
+        with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
             advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
             if config.scales is not None:
                 advice += f", or smaller `scales` (the largest is {config.scales[-1]:g})"
             with _claim(config, directory), _memory(advice):
-                result = saved_result(config, directory) or _train(config, directory, state, parts)
+                result = _saved_result(config, directory) or _train(config, directory, state, parts)
     if result["status"] == "finished":  # no run resumes from these any more
-        for path in [*_checkpoints(directory), *directory.glob("damaged-*")]:
+        for path in [*_checkpoints(directory).values(), *directory.glob("damaged-*")]:
             path.unlink(missing_ok=True)
-    return result
-
-
-def train_and_publish(
-    config: RunConfig, runs: Path, published: Path, *, device: str = "auto", data_dir: Path | None = None
-) -> dict[str, Any]:
-    """Train in the run's directory below `runs`, as :func:`train` does, and publish the result, finished or failed.
-
-    Raises:
-        ResultError: If the result cannot be published; the run itself is kept, and the same call publishes it.
-    """
-    result = train(config, runs / config.name, device=device, data_dir=data_dir)
-    results.publish(result, published)
     return result
 
 
 def _train(config: RunConfig, directory: Path, state: State, parts: dict[str, ImageSet]) -> dict[str, Any]:
     _resume(state, config, directory)
     steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
-    bar = require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=None)
+    bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=None)
     with _Stop() as stop, bar:
         outcome = fit(state, config, parts, _Keeper(config, directory, stop, bar))
         if outcome["status"] == "finished":
@@ -134,24 +113,20 @@ def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet
 
 
 def load_model(path: Path) -> tuple[Network, RunConfig]:
-    """A trained model, in evaluation mode on the CPU.
+    """A trained model, in evaluation mode on the CPU; if there is none, whole and finite, a CheckpointError.
 
-    Args:
-        path: A run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).
-
-    Raises:
-        CheckpointError: If there is no model of ours, whole and finite.
+    `path` is a run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).
     """
     if path.is_dir():
-        found = [p for p in [path / "model.safetensors", *reversed(_checkpoints(path))] if p.exists()]
+        found = [*_checkpoints(path).values(), *path.glob("model.safetensors")]
         if not found:
-            raise CheckpointError(f"{path} holds no model: it must be the directory of a run.")
-        path = found[0]
+            raise checkpoint.CheckpointError(f"{path} holds no model: it must be the directory of a run.")
+        path = found[-1]
     tensors, about = checkpoint.load(path)
     try:
         config = RunConfig.from_dict(about["config"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
+        raise checkpoint.CheckpointError(f"{path} does not say which model it holds: {error}.") from error
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
     model = create_model(config.model, config.dataset, **config.model_options)
@@ -159,31 +134,21 @@ def load_model(path: Path) -> tuple[Network, RunConfig]:
     return model.eval(), config
 
 
-def saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
-    """The result in a run's directory, if there is one; touches nothing.
-
-    Raises:
-        RunError: If the directory holds another configuration's run, or what it holds cannot be read.
-    """
-    path = directory / "config.json"
+def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
+    """The result in a run's directory, if there is one; another configuration's run there is a RunError."""
+    path, result = directory / "config.json", None
     try:
-        if not path.exists():
-            return None
-        other = RunConfig.from_dict(json.loads(path.read_text()))
-        if other != config:
-            raise RunError(f"{directory} holds another run ({differences(other, config)}); choose another directory.")
-        path = directory / "result.json"
-        if not path.exists():
-            return None
-        result: dict[str, Any] = json.loads(path.read_text())
-        if result["identity"] != config.identity or result["status"] not in ("finished", "failed"):
-            raise ValueError("it is not the result of this run")
-        return result
-    except RunError:
-        raise
+        other = RunConfig.from_dict(json.loads(path.read_text())) if path.exists() else None
+        if other == config and (path := directory / "result.json").exists():
+            result = json.loads(path.read_text())
+            if result["identity"] != config.identity or result["status"] not in ("finished", "failed"):
+                raise ValueError("it is not the result of this run")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise RunError(f"{path} cannot be read ({reason}); choose another directory.") from error
+    if other not in (None, config):
+        raise RunError(f"{directory} holds another run ({differences(other, config)}); choose another directory.")
+    return result
 
 
 @contextmanager
@@ -191,14 +156,13 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
     """Make a run's directory and hold it; what cannot be written inside is said in terms of the run."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with locked(directory / ".lock"):
+        with files.locked(directory / ".lock"):
             for left in directory.glob(".*.tmp"):
                 left.unlink()
-            if not (directory / "config.json").exists():
-                content = json.dumps(config.to_dict(), indent=1).encode()
-                files.write_atomically(directory / "config.json", content)
+            if not (path := directory / "config.json").exists():
+                files.write_atomically(path, json.dumps(config.to_dict(), indent=1).encode())
             yield
-    except LockedError as error:
+    except files.LockedError as error:
         raise BusyError(str(error)) from error
     except OSError as error:
         raise RunError(f"{directory} cannot be written to ({error.strerror or error}); {KEPT}.") from error
@@ -248,27 +212,20 @@ class _Keeper:
 
     def save(self, state: State) -> None:
         """Write a checkpoint beside the previous one, which stays until the next."""
+        about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
+        about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
+        tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
+        tensors |= {f"best.{k}": v for k, v in state.best.items()}
+        for name, parameter in state.model.named_parameters():
+            tensors |= {f"optimizer.{name}.{k}": v for k, v in state.optimizer.state.get(parameter, {}).items()}
+        tensors["random"] = torch.get_rng_state()
+        if state.losses.device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(state.losses.device)
         existing = _checkpoints(self.directory)
-        path = self.directory / f"last-{1 + (_number(existing[-1]) if existing else 0):06d}.safetensors"
-        values = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
-        values |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
-        checkpoint.save(path, _tensors(state), values)
-        for old in existing[:-1]:
+        checkpoint.save(self.directory / f"last-{1 + max(existing, default=0):06d}.safetensors", tensors, about)
+        for old in list(existing.values())[:-1]:
             old.unlink()
         self.saved = time.perf_counter()
-
-
-def _tensors(state: State) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by name."""
-    tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
-    tensors |= {f"best.{k}": v for k, v in state.best.items()}
-    names = [name for name, _ in state.model.named_parameters()]
-    for index, values in state.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{names[index]}.{k}": v for k, v in values.items()}
-    tensors["random"] = torch.get_rng_state()
-    if state.losses.device.type == "cuda":
-        tensors["random_cuda"] = torch.cuda.get_rng_state(state.losses.device)
-    return tensors
 
 
 def _write_metrics(state: State, directory: Path) -> None:
@@ -276,26 +233,21 @@ def _write_metrics(state: State, directory: Path) -> None:
     files.write_atomically(directory / "metrics.jsonl", lines.encode())
 
 
-def _checkpoints(directory: Path) -> list[Path]:
-    """Those that a run can go on from, the newest last; other files with similar names are not ours."""
-    return sorted((path for path in directory.glob("last-*") if _number(path) >= 0), key=_number)
-
-
-def _number(path: Path) -> int:
-    found = re.fullmatch(r"last-(\d{6,})\.safetensors", path.name, re.ASCII)
-    return int(found[1]) if found else -1
+def _checkpoints(directory: Path) -> dict[int, Path]:
+    """Those that a run can go on from by number, the newest last; other files with similar names are not ours."""
+    found = ((re.fullmatch(r"last-([0-9]{6,})\.safetensors", path.name), path) for path in directory.glob("last-*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def _resume(state: State, config: RunConfig, directory: Path) -> None:
     """Go on from the newest checkpoint that is whole, saying so if it is not the newest; put the others aside."""
     complaint = ""
-    for path in reversed(_checkpoints(directory)):
+    for path in reversed(_checkpoints(directory).values()):
         try:
             tensors, about = checkpoint.load(path)
-            problems = _problems(state, config, tensors, about)
-            if problems:
-                raise CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
-        except CheckpointError as error:
+            if problems := _problems(state, config, tensors, about):
+                raise checkpoint.CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
+        except checkpoint.CheckpointError as error:
             complaint += f"{error} "
             path.replace(path.with_name(f"damaged-{path.name}"))
             continue
@@ -356,20 +308,15 @@ def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 class _Stop:
     """Turns SIGINT and SIGTERM into a request that the loop honours after its current step.
 
-    If that takes longer than `STOP_WITHIN_S`, or the request is repeated, it leaves at once; the last checkpoint, at
-    most `SAVE_EVERY_S` older, stands.
+    If that takes longer than `STOP_WITHIN_S`, or is requested again, it leaves at once; the last checkpoint stands.
     """
 
-    def __init__(self) -> None:
-        self.requested = 0
+    requested = 0  # the signal's number
 
     def __enter__(self) -> _Stop:
-        self.before = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-                self.before[number] = signal.signal(number, self._note)
-        except ValueError:  # not in the main thread: whoever runs that handles signals
-            self.before.clear()
+        main = threading.current_thread() is threading.main_thread()  # whoever runs that handles signals
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if main else ()
+        self.before = {number: signal.signal(number, self._note) for number in handled}
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -388,7 +335,5 @@ class _Stop:
             signal.setitimer(signal.ITIMER_REAL, STOP_WITHIN_S)
 
     def leave_if_requested(self) -> None:
-        if self.requested == signal.SIGINT:
-            raise KeyboardInterrupt
         if self.requested:
-            raise SystemExit(128 + self.requested)
+            raise KeyboardInterrupt if self.requested == signal.SIGINT else SystemExit(128 + self.requested)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scalesteer.training import results
+from paper import results
+from paper.results import publish, read
 from scalesteer.training.config import RunConfig
-from scalesteer.training.results import ResultError, publish, read
+from scalesteer.training.results import ResultError
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {

@@ -1,0 +1,144 @@
+"""Published results of all kinds, each line checked against one schema.
+
+``runs/<dataset>.jsonl`` holds the runs of one dataset, ``repeats.jsonl`` runs that were made again and are not used in
+tables, ``distortion.jsonl`` what networks do on distorted test images.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from scalesteer.training import RunConfig
+from scalesteer.training.results import HISTORY, MALFORMED, ResultError, add_line, to_line
+
+Result = dict[str, Any]
+Kind = Literal["runs", "repeats", "distortion"]
+Schema = dict[str, str]  # what each field holds, in the words of `_holds`
+RUN: Schema = {"status": "text", "identity": "text", "config": "object", "environment": "object"}
+RUN |= {"parameters": "count", "seconds": "number", "history": "history"}
+FAILED: Schema = RUN | {"reason": "text"}
+TUNED: Schema = RUN | {"val_error": "rate", "val_loss": "number", "best_epoch": "count"}
+TESTED: Schema = TUNED | {"test_error": "rate", "test_error_by_scale": "bins"}
+DISTORTED: Schema = {
+    "config": "object",
+    "sigma": "number",
+    "errors": "rates",
+    "moved": "rates",
+    "environment": "object",
+}
+_VERSIONS: Schema = dict.fromkeys(("scalesteer", "python", "torch", "numpy"), "text")
+ENVIRONMENT: Schema = _VERSIONS | {"command": "text", "commit": "text or null", "device": "text", "data": "data"}
+OPTIONAL: Schema = {"note": "text"}  # in the environment: what else must be known about how a number was made
+BIN: Schema = {"from": "number", "to": "number", "images": "count", "error": "rate"}
+
+
+def _holds(value: Any, kind: str) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    match kind:
+        case "text" | "text or null":
+            return isinstance(value, str) or (value is None and kind == "text or null")
+        case "number":
+            return number
+        case "count":
+            return number and isinstance(value, int) and value >= 0
+        case "rate":
+            return number and 0 <= value <= 1
+        case "bins":
+            return isinstance(value, list) and all(
+                row.keys() == BIN.keys() and all(_holds(row[k], BIN[k]) for k in row) for row in value
+            )
+        case "history":  # columns of equal length
+            columns = [value[name] for name in HISTORY] if value.keys() == set(HISTORY) else []
+            numbers = all(_holds(entry, "number") for column in columns for entry in column)
+            return len(set(map(len, columns))) == 1 and numbers and all(_holds(e, "rate") for e in value["val_error"])
+    if not isinstance(value, dict):
+        return False
+    if kind == "data":
+        return isinstance(value.get("digest"), str) and isinstance(value.get("source"), dict)
+    return kind == "object" or all(_holds(entry, "rate") for entry in value.values())  # rates
+
+
+def check(result: object, kind: Kind = "runs") -> RunConfig:
+    """The configuration of a result that keeps to the schema.
+
+    Raises:
+        ValueError: If it does not, naming the field.
+    """
+    if not isinstance(result, dict):
+        raise ValueError("not a JSON object")
+    config = RunConfig.from_dict(result.get("config"))  # type: ignore[arg-type]
+    if kind == "distortion":
+        schema = DISTORTED
+    elif result.get("status") == "finished":
+        schema = TUNED if config.tuning else TESTED
+    else:
+        schema = FAILED
+    _check_fields(result, schema)
+    _check_fields(result["environment"], ENVIRONMENT, OPTIONAL)
+    if result.get("status") not in ((None,) if kind == "distortion" else ("finished", "failed")):
+        raise ValueError(f"`status` must be finished or failed (got {result['status']!r})")
+    if "identity" in result and result["identity"] != config.identity:
+        raise ValueError(f"`identity` {result['identity']} is not that of its `config`, {config.identity}")
+    return config
+
+
+def _check_fields(values: dict[str, Any], schema: Schema, optional: Schema | None = None) -> None:
+    known = {**schema, **(optional or {})}
+    for problem, names in (("unknown", values.keys() - known.keys()), ("missing", schema.keys() - values.keys())):
+        if names:
+            raise ValueError(f"{problem} field {', '.join(sorted(map(repr, names)))}")
+    for name, value in values.items():
+        if not _holds(value, known[name]):
+            raise ValueError(f"`{name}` cannot be {json.dumps(value)[:80]}")
+
+
+def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
+    """Write a result where :func:`read` finds it, in place of one of the same run; repeats are all kept.
+
+    Raises:
+        ResultError: If it is not a whole result, or the file cannot be read or written.
+    """
+    line = to_line(result)
+    try:
+        config = check(json.loads(line), kind)
+    except MALFORMED as error:
+        raise ResultError(f"this is not a result to publish: {error}.") from error
+    path = folder / "runs" / f"{config.dataset}.jsonl" if kind == "runs" else folder / f"{kind}.jsonl"
+    if path.exists():
+        _read_file(path, kind)  # nothing is added to a file that could not be read
+    return add_line(path, config, line, repeats=kind == "repeats")
+
+
+def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
+    """All results of one kind, sorted by name; those of a folder that is not there are none.
+
+    Raises:
+        ResultError: If a line is not a whole result, or a run is there twice; names file and line.
+    """
+    paths = (folder / "runs").glob("*.jsonl") if kind == "runs" else folder.glob(f"{kind}.jsonl")
+    return [entry for path in sorted(paths) for entry in _read_file(path, kind)]
+
+
+def _read_file(path: Path, kind: Kind) -> list[tuple[RunConfig, Result]]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path} cannot be read ({error}).") from error
+    found: list[tuple[RunConfig, Result]] = []
+    seen: dict[RunConfig, int] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            result = json.loads(line)
+            config = check(result, kind)
+            if kind == "runs" and path.stem != config.dataset:
+                raise ValueError(f"a run on {config.dataset} belongs into {config.dataset}.jsonl")
+            if kind != "repeats" and config in seen:
+                raise ValueError(f"the same run as in line {seen[config]}")
+        except MALFORMED as error:
+            raise ResultError(f"{path}, line {number}: {error or type(error).__name__}.") from error
+        seen[config] = number
+        found.append((config, result))
+    return found
