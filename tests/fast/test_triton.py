@@ -18,10 +18,10 @@ def _fused(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def both(layer, x, image_gradient=False, raw=False):
+def both(layer, x, image_gradient=False, raw=False, backends=("direct", "fast")):
     """Output, winners and gradients of both backends."""
     results = []
-    for backend in ("direct", "fast"):
+    for backend in backends:
         image = x.clone().requires_grad_(image_gradient)
         layer.zero_grad()
         filters = layer._stored_filters().finished() if raw else layer._stored_filters()
@@ -119,9 +119,9 @@ def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in,
     x = torch.rand(2, fan_in, 17, 24, device=DEVICE)
     x[..., :15] = 0
     x[1, : fan_in - 1, 9:] = 0  # some channels are blank, not all
-    fused, winners = both(layer, x, image_gradient=True, raw=raw)[1]
+    fused, winners = both(layer, x, image_gradient=True, raw=raw, backends=("fast",))[0]
     # On the CPU, because some of cuDNN's algorithms for "direct" leave rounding where windows are blank.
-    direct, expected = both(layer.cpu(), x.cpu(), image_gradient=True, raw=raw)[0]
+    direct, expected = both(layer.cpu(), x.cpu(), image_gradient=True, raw=raw, backends=("direct",))[0]
     fused, winners = [tensor.cpu() for tensor in fused], winners.cpu()
     blank = direct[0] == 0  # the bias is zero: so is the largest response there
     assert blank.any()

@@ -263,11 +263,13 @@ def test_precision_decides_about_tf32_while_training_and_evaluating(cache, tmp_p
 def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monkeypatch, name):
     # A recorded step draws other random numbers for its dropout: leave it out.
     monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)
+    # As the run does in float32: Adam's first steps would make much of the rounding of TF32.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     config = replace(CHANGES[name] if name else PLAIN, epochs=2)
     result = train(config, tmp_path, device="cuda")
     history = plain_training(config, "cuda")[0]
     for entry, expected in zip(result["history"], history, strict=True):
         assert entry["loss"] == pytest.approx(expected["loss"], rel=2e-3)
     if name:
-        unchanged = plain_training(replace(PLAIN, epochs=4), "cuda")[0]
+        unchanged = plain_training(replace(PLAIN, epochs=2), "cuda")[0]
         assert result["history"][-1]["loss"] != pytest.approx(unchanged[-1]["loss"], rel=5e-3)
