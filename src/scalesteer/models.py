@@ -63,13 +63,7 @@ class Plan:
         return height * width
 
 
-class _Entry(NamedTuple):
-    build: Builder
-    upsample: int
-    widths: tuple[int, ...]
-
-
-_MODELS: dict[str, _Entry] = {}
+_MODELS: dict[str, tuple[Builder, int, tuple[int, ...]]] = {}  # with the usual upsampling and widths
 
 
 def register_model(
@@ -85,7 +79,7 @@ def register_model(
         raise ValueError(f"a model named {name!r} is registered already.")
 
     def add(build: Builder) -> Builder:
-        _MODELS[name] = _Entry(build, upsample, widths)
+        _MODELS[name] = build, upsample, widths
         return build
 
     return add
@@ -112,24 +106,24 @@ def create_model(name: str, dataset: str = "mnist-scale", upsample: int | None =
         >>> model(torch.rand(2, 1, 28, 28)).shape, count_parameters(model)
         (torch.Size([2, 10]), 443078)
     """
-    entry = _MODELS[_checks.choice("name", name, list_models())]
+    build, usual_upsample, usual_widths = _MODELS[_checks.choice("name", name, list_models())]
     task = DATASETS[_checks.choice("dataset", dataset, list(DATASETS))]
-    upsample = entry.upsample if upsample is None else _checks.integer("upsample", upsample, minimum=1)
+    upsample = usual_upsample if upsample is None else _checks.integer("upsample", upsample, minimum=1)
     if upsample not in (1, 2):
         raise ValueError(f"`upsample` must be 1 or 2 (got {upsample}).")
-    own = [p.name for p in inspect.signature(entry.build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    own = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         try:
             _checks.choice("options", option, [*own, "widths", "hidden", "dropout"])
         except ValueError as error:
             raise TypeError(f"{name} has no option {option!r}: {error}") from None
-    widths = options.pop("widths", entry.widths)
-    if not isinstance(widths, (tuple, list)) or len(widths) != len(entry.widths):
-        raise ValueError(f"`widths` must be {len(entry.widths)} integers, one for each convolution (got {widths!r}).")
+    widths = options.pop("widths", usual_widths)
+    if not isinstance(widths, (tuple, list)) or len(widths) != len(usual_widths):
+        raise ValueError(f"`widths` must be {len(usual_widths)} integers, one for each convolution (got {widths!r}).")
     hidden, dropout = options.pop("hidden", 256), options.pop("dropout", 0.7)
     widths = tuple(_checks.integer(f"widths[{i}]", w, minimum=1) for i, w in enumerate(widths))
     plan = Plan((task.image_size[0] * upsample, task.image_size[1] * upsample), widths, upsample)
-    return Network(entry.build(plan, **options), task, plan, hidden, dropout)
+    return Network(build(plan, **options), task, plan, hidden, dropout)
 
 
 def count_parameters(model: nn.Module) -> int:
