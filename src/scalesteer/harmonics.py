@@ -14,8 +14,8 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from functools import lru_cache, partial
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,9 +94,7 @@ class LogRadialBasis:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        def put(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
+        put = partial(object.__setattr__, self)
         for name in ("orders", "orientations"):
             put(name, _checks.reals(name, getattr(self, name)))
         for name in ("sigma", "beta", "m"):
@@ -111,25 +109,17 @@ class LogRadialBasis:
                 put(name, _checks.integer(name, getattr(self, name), minimum=3))
         if self.sampling == "area":
             if self.m >= 2:
-                raise ValueError(
-                    f"`m` must be below 2 with sampling='area' (got {self.m}): r^-m has no average over the centre "
-                    "pixel; use a smaller `m` or sampling='point'."
-                )
+                raise ValueError(f"`m` must be below 2 with sampling='area' (got {self.m}): r^-m has no mean around 0.")
             if self.sigma < 1e-3:
                 raise ValueError(f"`sigma` must be at least 0.001 with sampling='area' (got {self.sigma}).")
             if self.centre != "one":
-                raise ValueError(
-                    f"`centre` (got {self.centre!r}) applies to sampling='point' only: an area average needs no "
-                    "exception at r = 0."
-                )
+                raise ValueError(f"`centre` (got {self.centre!r}) applies to sampling='point' only; leave it at 'one'.")
 
     @classmethod
     def preset(cls, name: str) -> LogRadialBasis:
         """Return a named family: ``"paper"``, ``"area"`` or ``"released-code"``.
 
-        Note:
-            ``"released-code"`` describes what the authors' published program computes where it differs from the paper.
-            Its layer also has no bias, and its parts-wise normalisation makes steering inexact.
+        The layer of the authors' code also has no bias, and its parts-wise normalisation makes steering inexact.
         """
         return PRESETS[_checks.choice("preset", name, tuple(PRESETS))]
 
@@ -175,8 +165,7 @@ class LogRadialBasis:
         return self.window
 
 
-_HINTS = get_type_hints(LogRadialBasis)
-_CHOICES = {name: get_args(hint) for name, hint in _HINTS.items() if get_origin(hint) is Literal}
+_CHOICES = {name: get_args(t) for name, t in get_type_hints(LogRadialBasis).items() if get_origin(t) is Literal}
 
 PRESETS = {
     "paper": LogRadialBasis(),
