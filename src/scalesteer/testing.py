@@ -36,9 +36,6 @@ def steering_error(layer: ScaleSteerableConv2d | FoldedScaleConv2d, image: Image
     Returns:
         One error for each scale after the first.
 
-    Raises:
-        TypeError: If `layer` is not a scale-steerable one.
-
     Example:
         >>> _ = torch.manual_seed(0)
         >>> layer = ScaleSteerableConv2d(1, 64, basis="area")
@@ -56,8 +53,7 @@ def steering_error(layer: ScaleSteerableConv2d | FoldedScaleConv2d, image: Image
         filters = layer.filters()
     responses = []
     for scale, weight in zip(layer.scales, filters, strict=True):
-        unit = layer.geometry.kernel_size * scale / 17
-        n = weight.shape[-1]
+        unit, n = layer.geometry.kernel_size * scale / 17, weight.shape[-1]
         ticks = (torch.arange(n, dtype=torch.float64, device=weight.device) - n // 2) / unit
         pixels = image(ticks[None, :], -ticks[:, None])  # (n, n)
         responses.append((weight.detach().double() * pixels).sum((-2, -1)).flatten())
@@ -172,11 +168,10 @@ def _random_blobs(images: int, channels: int, size: int, zoom: float, seed: int)
     """Sums of 30 Gaussian blobs, enlarged by `zoom` about the centre: `(images, channels, size, size)`, float64."""
     generator = torch.Generator().manual_seed(seed)
     draw = torch.rand((4, images, channels, 30, 1), generator=generator, dtype=torch.float64)
-    centre_x, centre_y = (draw[:2] - 0.5) * size * 1.2
     width = 2 + 3 * draw[2]
     ticks = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / zoom
-    along_x = torch.exp(-((ticks - centre_x) ** 2) / (2 * width**2))  # (images, channels, 30, size)
-    along_y = torch.exp(-((ticks - centre_y) ** 2) / (2 * width**2))
+    centres = (draw[:2] - 0.5) * size * 1.2
+    along_x, along_y = torch.exp(-((ticks - centres) ** 2) / (2 * width**2))  # (images, channels, 30, size) each
     return torch.einsum("icbh,icbw->ichw", (draw[3] * 2 - 1) * along_y, along_x)
 
 
