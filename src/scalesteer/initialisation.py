@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalesteer import harmonics
-
-Single = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @lru_cache(maxsize=64)
@@ -45,7 +43,7 @@ def initial_mixing(basis: harmonics.LogRadialBasis, kernel_size: int, scales: tu
     return np.asarray(mixing / math.sqrt(gain))
 
 
-def _simulated_gain(steered: list[Single], mixing: Single) -> float:
+def _simulated_gain(steered: list[NDArray[np.float32]], mixing: NDArray[np.float32]) -> float:
     """Mean growth of the second moment in one layer, for white noise through six layers of 16 channels with ReLU."""
     channels, layers = 16, 6
     size = max(32, steered[-1].shape[-1] + 1)  # wraps around: no border, so that the image's size does not matter
