@@ -12,6 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+IntPair = int | tuple[int, int]
+Device = torch.device | str | None
+Dtype = torch.dtype | None
+
 
 def integer(name: str, value: Any, *, minimum: int) -> int:
     """Return `value` as a Python int of at least `minimum`; numpy integers pass, bools and floats do not."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from scalesteer import _checks, functional, harmonics
+from scalesteer._checks import Device, Dtype, IntPair
 from scalesteer.geometry import Filters, Geometry, no_autocast
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.initialisation import initial_mixing
@@ -32,17 +33,16 @@ class MultiScaleConv2d(nn.Module):
     transposed = False
     output_padding = (0, 0)
     bias: Tensor | None
-    _derived: tuple[str, ...] = ()
-    """Names of the buffers that :meth:`reset_buffers` makes."""
+    _derived: tuple[str, ...] = ()  # the buffers that `reset_buffers` makes
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int],
-        padding: str | int | tuple[int, int],
-        dilation: int | tuple[int, int],
+        kernel_size: IntPair,
+        stride: IntPair,
+        padding: str | IntPair,
+        dilation: IntPair,
         groups: int,
         padding_mode: str,
         scales: Sequence[float],
@@ -60,9 +60,7 @@ class MultiScaleConv2d(nn.Module):
         self.scales = _checks.scales(scales)
         self.register_load_state_dict_post_hook(_renew_buffers)  # type: ignore[no-untyped-call]
 
-    def _add_parameters(
-        self, name: str, shape: Sequence[int], bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def _add_parameters(self, name: str, shape: Sequence[int], bias: bool, device: Device, dtype: Dtype) -> None:
         """The second half of construction: what is learned, without numbers yet."""
         learned, place = _checks.boolean("bias", bias), _checks.place(device, dtype)
         self.register_parameter(name, nn.Parameter(torch.empty(*shape, **place)))
@@ -140,14 +138,9 @@ class MultiScaleConv2d(nn.Module):
 
     def _shown(self) -> dict[str, tuple[Any, Any]]:
         """What :meth:`extra_repr` shows: names with values and defaults."""
-        return {
-            "stride": (self.stride, (1, 1)),
-            "padding": (self.padding, (0, 0)),
-            "dilation": (self.dilation, (1, 1)),
-            "groups": (self.groups, 1),
-            "bias": (self.bias is not None, True),
-            "padding_mode": (self.padding_mode, "zeros"),
-        }
+        now = {**vars(self), "bias": self.bias is not None}
+        usual = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "bias": True}
+        return {name: (now[name], default) for name, default in {**usual, "padding_mode": "zeros"}.items()}
 
     def extra_repr(self) -> str:
         """Arguments that differ from the defaults."""
@@ -228,8 +221,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         dilation: Distance between the pixels that a filter reads, an integer or a pair. All scales are stretched by it.
         groups: Number of groups of channels that do not see each other; both numbers of channels are divisible by it.
         bias: Whether to learn a number for each output channel that is added after the maximum.
-        padding_mode: What is beyond the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``. Larger
-            windows see more of it than `padding` says.
+        padding_mode: What is beyond the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
         device: Device of parameters and buffers.
         dtype: Floating-point type of parameters and buffers.
         scales: How much larger than at scale 1 the filter is, positive and ascending. The largest over the smallest
@@ -276,27 +268,26 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | tuple[int, int] = 7,
-        stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
+        kernel_size: IntPair = 7,
+        stride: IntPair = 1,
+        padding: str | IntPair = 0,
+        dilation: IntPair = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
         *,
         scales: Sequence[float] = PAPER_SCALES,
         basis: LogRadialBasis | str = "paper",
         reduce: Literal["max"] | None = "max",
         backend: str = "auto",
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
-        )
+        conv = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode)
+        super().__init__(*conv, scales)
         self.sizes = harmonics.window_sizes(self.geometry.kernel_size, self.scales)
         self.basis = LogRadialBasis.of(basis).resolve(self.sizes[-1])
-        if reduce not in functional.REDUCTIONS:
+        if reduce not in ("max", None):
             raise ValueError(f"`reduce` must be 'max' or None (got {reduce!r}).")
         self.reduce = reduce
         self.backend = _checks.choice("backend", backend, functional.BACKENDS)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from scalesteer._checks import Device, Dtype, IntPair
 from scalesteer.baselines._resized import ResizedConv2d
 
 # The authors resize the image by 0.63, 0.7937, 1, 1.2599, 1.5874 and 2; the filter's scale is the inverse of that.
@@ -43,6 +42,7 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         bias: Learned, `(C_out,)`, or None.
 
     Example:
+        >>> import torch
         >>> layer = LocallyScaleInvariantConv2d(3, 8, 7, padding="same")
         >>> y, scale = layer(torch.randn(2, 3, 32, 32), return_scales=True)
         >>> y.shape, len(layer.scales)
@@ -53,20 +53,19 @@ class LocallyScaleInvariantConv2d(ResizedConv2d):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | tuple[int, int] = 7,
-        stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
+        kernel_size: IntPair = 7,
+        stride: IntPair = 1,
+        padding: str | IntPair = 0,
+        dilation: IntPair = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
         *,
         scales: Sequence[float] = KANAZAWA_SCALES,
         antialias: bool = False,
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
-        )
+        conv = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode)
+        super().__init__(*conv, scales)
         self._add_weight(bias, device, dtype, antialias=antialias)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks
+from scalesteer._checks import Device, Dtype, IntPair
 
 
 class SpatialTransformer2d(nn.Module):
@@ -56,12 +57,12 @@ class SpatialTransformer2d(nn.Module):
     def __init__(
         self,
         in_channels: int,
-        image_size: int | tuple[int, int],
+        image_size: IntPair,
         channels: tuple[int, int] = (16, 16),
         hidden: int = 32,
         shrink: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.in_channels = _checks.integer("in_channels", in_channels, minimum=1)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
+from scalesteer._checks import Device, Dtype, IntPair
 from scalesteer.baselines._resized import ResizedConv2d
 
 # The authors resize the image by 1.26^n for n from -4 to 3; the filter's scale is the inverse of that.
@@ -75,23 +76,22 @@ class VectorFieldConv2d(ResizedConv2d):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | tuple[int, int] = 7,
-        stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
+        kernel_size: IntPair = 7,
+        stride: IntPair = 1,
+        padding: str | IntPair = 0,
+        dilation: IntPair = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
         *,
         scales: Sequence[float] = MARCOS_SCALES,
         antialias: bool = True,
         vector_input: bool = False,
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, scales
-        )
+        conv = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode)
+        super().__init__(*conv, scales)
         self._add_weight(bias, device, dtype, antialias=antialias, vectors=vector_input)
         self.register_buffer("directions", None, persistent=False)
         self.reset_buffers()
@@ -131,12 +131,7 @@ class VectorMaxPool2d(nn.Module):
     Arguments are those of `nn.MaxPool2d`, and so is the output's size: `(B, C, 2, H, W)` -> `(B, C, 2, H', W')`.
     """
 
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-    ) -> None:
+    def __init__(self, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> None:
         super().__init__()
         self.kernel_size = _checks.pair("kernel_size", kernel_size, minimum=1)
         self.stride = self.kernel_size if stride is None else _checks.pair("stride", stride, minimum=1)
@@ -175,12 +170,7 @@ class VectorBatchNorm2d(nn.Module):
     running_var: Tensor
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__()
         self.num_features = _checks.integer("num_features", num_features, minimum=1)
