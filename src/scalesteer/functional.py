@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer import _checks, fast
-from scalesteer.geometry import Axes, Filters, Geometry
+from scalesteer.geometry import Axes, Filters, Geometry, Maximum
 
 BACKENDS = ("auto", "direct", "fast", "spectral")  # the last is the old name of "fast"
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
-REDUCTIONS = ("max", None)
 
 
 def scale_conv2d(
@@ -84,9 +83,7 @@ def direct_responses(x: Tensor, filters: Filters, axes: Axes, groups: int) -> It
         yield F.conv2d(window, weight, None, stride, [max(b, 0) for b in beyond], dilation, groups)
 
 
-def max_over_scales(
-    responses: Iterator[Tensor], count: int, return_scales: bool = False
-) -> tuple[Tensor, Tensor | None]:
+def max_over_scales(responses: Iterator[Tensor], count: int, return_scales: bool = False) -> Maximum:
     """Running maximum over scales; on a tie the lowest scale wins and takes the gradient.
 
     A non-finite response of the largest scale always wins: its window holds every pixel that a smaller window

@@ -61,11 +61,11 @@ class Axis:
 
     def tile(self, count: int) -> Axis:
         """The axis of one tile that gives `count` outputs by itself."""
-        length = (count - 1) * self.stride + 1 + 2 * self.reach
-        return replace(self, length=length, first=self.reach, count=count)
+        return replace(self, length=(count - 1) * self.stride + 1 + 2 * self.reach, first=self.reach, count=count)
 
 
 Axes = tuple[Axis, Axis]  # rows and columns
+Maximum = tuple[Tensor, Tensor | None]  # the largest responses and, where it is wanted, the index of the winner
 
 
 @dataclass(frozen=True)

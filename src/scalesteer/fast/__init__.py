@@ -25,7 +25,7 @@ from torch import Tensor
 
 from scalesteer.fast.spectral import Engine, Frequencies, holds_numbers, keep_larger
 from scalesteer.fast.taps import Taps
-from scalesteer.geometry import Axes, Filters, no_autocast
+from scalesteer.geometry import Axes, Filters, Maximum, no_autocast
 
 __all__ = ["being_traced", "choose_backend", "keep_larger", "max_over_scales", "memory_budget", "responses"]
 
@@ -71,8 +71,7 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
     if any(isinstance(axis.length, torch.SymInt) for axis in axes):
         return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
     rows, columns = (_tiles(axes) if tiles else None) or axes
-    pixels = rows.count * columns.count
-    spectrum = rows.period * columns.period
+    pixels, spectrum = rows.count * columns.count, rows.period * columns.period
     direct = pixels * in_channels * sum(filters.areas)
     fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + spectrum * in_channels)
     cost = RELATIVE_COST_IN_GROUPS if groups > 1 and in_channels < FEW_IN_GROUP else RELATIVE_COST
@@ -88,8 +87,7 @@ def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
     if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
         from scalesteer.fast import triton
 
-        image_gradient = torch.is_grad_enabled() and x.requires_grad
-        few = channels <= FEW_CHANNELS_CUDA and not image_gradient
+        few = channels <= FEW_CHANNELS_CUDA and not (torch.is_grad_enabled() and x.requires_grad)
         return triton.FusedTaps if few else triton.FusedFrequencies
     # Pairs are made of hundreds of slices: a GPU would launch each.
     return Taps if channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
@@ -145,9 +143,7 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
             yield response.to(dtype).contiguous()
 
 
-def max_over_scales(
-    x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True
-) -> tuple[Tensor, Tensor | None]:
+def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True) -> Maximum:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
     Both are `(B, O, H', W')`; without `winners` the second may be None.
@@ -196,9 +192,7 @@ class _Task(NamedTuple):
         filters = Filters(weights, self.basis, self.sizes)
         return self.engine(filters, self.axes, self.groups, x, len(pieces), memory_budget), pieces
 
-    def run(
-        self, x: Tensor, weights: Tensor, winners: bool = True, kept: list[Tensor | None] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def run(self, x: Tensor, weights: Tensor, winners: bool = True, kept: list[Any] | None = None) -> Maximum:
         """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
         best = x.new_empty(len(x), len(weights), self.axes[0].count, self.axes[1].count)
         winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
