@@ -198,9 +198,7 @@ def angles(axis: Axis, size: int) -> Tensor:
 
 
 def _analysis(axes: Axes, positions: Sequence[Tensor]) -> Matrices:
-    """Rows to cosine and sine of each frequency, `(u {c, s}, positions)`, and from there, columns to a and b of both
-    signs, `({+, -} v {a, b}, {c, s} positions)`.
-    """
+    """Rows to cosine and sine, `(u {c, s}, positions)`; then columns, `({+, -} v {a, b}, {c, s} positions)`."""
     waves = []
     for axis, places in zip(axes, positions, strict=True):
         # Each frequency twice from the start: joining two axes, one a symbol, would make torch.export constrain it.
