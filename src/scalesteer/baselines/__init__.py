@@ -10,14 +10,5 @@ from scalesteer.baselines.vector_field import (
     VectorMaxPool2d,
 )
 
-__all__ = [
-    "KANAZAWA_SCALES",
-    "MARCOS_SCALES",
-    "LocallyScaleInvariantConv2d",
-    "SpatialTransformer2d",
-    "VectorBatchNorm2d",
-    "VectorFieldConv2d",
-    "VectorMagnitude",
-    "VectorMaxPool2d",
-    "affine_sample",
-]
+__all__ = ["KANAZAWA_SCALES", "LocallyScaleInvariantConv2d", "SpatialTransformer2d", "affine_sample"]
+__all__ += ["MARCOS_SCALES", "VectorBatchNorm2d", "VectorFieldConv2d", "VectorMagnitude", "VectorMaxPool2d"]
