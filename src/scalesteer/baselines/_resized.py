@@ -268,9 +268,6 @@ class Waves(NamedTuple):
     row_reach: Tensor  # (H', H)
 
 
-FREQUENCY_COST = 2.5  # of an operation of the frequency form, in those of a convolution; measured on two CPU cores
-
-
 def _frequencies_pay(batch: int, filters: torch.Size, rows: ResizedAxis, columns: ResizedAxis) -> bool:
     """Whether frequencies take far fewer operations than the definition, and filters at most twice the images' room."""
     fan_out, fan_in, taps, _ = filters
@@ -282,7 +279,7 @@ def _frequencies_pay(batch: int, filters: torch.Size, rows: ResizedAxis, columns
     frequencies = batch * (there + product + back) + made
     convolution = batch * fan_in * fan_out * taps**2 * rows.responses * columns.responses
     few = fan_in * fan_out <= batch * (fan_in + fan_out)
-    return few and FREQUENCY_COST * frequencies < convolution
+    return few and 2.5 * frequencies < convolution  # measured on two CPU cores: an operation costs so much more
 
 
 def _waves(rows: ResizedAxis, columns: ResizedAxis, **place: Any) -> Waves:
