@@ -363,10 +363,8 @@ class FoldedScaleConv2d(_ScaleConv2d):
                     hook(layer, ())
                     del self._forward_pre_hooks[key]
             with torch.no_grad():
-                taps = layer._stored_filters().finished().weights
-                bias = None if layer.bias is None else layer.bias.detach().clone()
-        self.register_buffer("taps", taps)
-        self.register_buffer("bias", bias)
+                self.register_buffer("taps", layer._stored_filters().finished().weights)
+                self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
         self.train(layer.training)
 
     def _stored_filters(self) -> Filters:
