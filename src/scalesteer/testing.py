@@ -101,9 +101,6 @@ def equivariance_error(
     Returns:
         The relative error; 0 is perfect, about 1 is no relation at all.
 
-    Raises:
-        TypeError: If the module returns something else than one tensor of such a shape.
-
     Example:
         >>> equivariance_error(nn.Identity(), 1.5, channels=1) < 1e-3
         True
