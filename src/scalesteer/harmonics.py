@@ -277,7 +277,6 @@ def average(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
     origin = (x == 0) & (y == 0)
     angles[origin] = np.array([-1, 1, 1, 3]) * math.pi / 4
     low, high = angles.min(1), angles.max(1)
-
     breaks = [angles]
     # The angular factor has a kink where a lobe meets the other's tail; narrow lobes have decayed to nothing there.
     turn, narrow = (0.0, 0.36) if basis.lobes == "sum" else (math.pi / 2, 0.18)
@@ -287,7 +286,6 @@ def average(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
         breaks.append(np.clip(kinks, low[:, None], high[:, None]))
     edges = np.sort(np.concatenate(breaks, axis=1), axis=1)  # (P, E)
     left, width = edges[:, :-1], np.diff(edges, axis=1)
-
     # Pieces short enough for 20 nodes: at most 4 sigma wide, at most about 4 radians of phase.
     step = min(4 * basis.sigma, 4.0 / (1e-9 + np.abs(basis.frequencies).max()), 1.0)
     pieces = np.maximum(1, np.ceil(width.max(1) / step)).astype(int)  # (P,)
