@@ -66,11 +66,6 @@ class Source:
     package: str = ""  # as pip names it
     package_sha256: str = ""
 
-    @property
-    def current(self) -> str:
-        """The name of the release that is used unless a directory with another one is named."""
-        return next(iter(self.releases))
-
 
 _FASHION_LABELS = (
     "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -299,8 +294,8 @@ def identify(source: str, data_dir: DataDir = None) -> tuple[Identity, Payloads 
     """Which data :func:`fetch` would give, and the files in the directory that is named, if one is."""
     named = data_dir or os.environ.get("SCALESTEER_DATA")
     if not named:
-        current = SOURCES[source].current
-        return Identity(source, current, SOURCES[source].releases[current].pool), None
+        name, current = next(iter(SOURCES[source].releases.items()))
+        return Identity(source, name, current.pool), None
     payloads = from_directory(source, Path(named).expanduser())
     return recognise(source, payloads, named), payloads
 
