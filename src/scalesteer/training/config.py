@@ -151,9 +151,3 @@ class RunConfig:
                 values = value if isinstance(value, tuple) else () if value is True else (value,)
                 words.append(" ".join([f"--{field.name.replace('_', '-')}", *map(str, values)]))
         return " ".join(words)
-
-
-def differences(first: RunConfig, second: RunConfig) -> str:
-    """What two configurations do not agree in, as one line."""
-    one, two = first.to_dict(), second.to_dict()
-    return ", ".join(f"{k}: {one[k]!r} there, {two[k]!r} here" for k in one if one[k] != two[k])

@@ -26,7 +26,7 @@ from torch import Tensor
 from scalesteer import files
 from scalesteer.data import ImageSet, load_split
 from scalesteer.models import Network, count_parameters, create_model
-from scalesteer.training.config import RunConfig, differences
+from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.loop import State, fit, initial_state
 
@@ -96,15 +96,10 @@ def _train(config: RunConfig, directory: Path, state: State, parts: dict[str, Im
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
-        result = {
-            **outcome,
-            "identity": config.identity,
-            "config": config.to_dict(),
-            "parameters": count_parameters(state.model),
-            "seconds": round(state.seconds, 1),
-            "history": state.history,
-            "environment": {"command": config.command, **environment(parts["train"])},
-        }
+        result = {**outcome, "identity": config.identity, "config": config.to_dict()}
+        result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
+        made_by = {"command": config.command, **environment(parts["train"])}
+        result |= {"history": state.history, "environment": made_by}
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
     return result
 
@@ -177,8 +172,10 @@ def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise RunError(f"{path} cannot be read ({reason}); choose another directory.") from error
-    if other not in (None, config):
-        raise RunError(f"{directory} holds another run ({differences(other, config)}); choose another directory.")
+    if other is not None and other != config:
+        there, here = other.to_dict(), config.to_dict()
+        unlike = ", ".join(f"{k}: {there[k]!r} there, {here[k]!r} here" for k in here if there[k] != here[k])
+        raise RunError(f"{directory} holds another run ({unlike}); choose another directory.")
     return result
 
 
