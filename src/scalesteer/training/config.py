@@ -140,9 +140,8 @@ class RunConfig:
     def command(self) -> str:
         """The command line that makes this run.
 
-        Example:
-            >>> RunConfig(split=3, sizes=(200, 50, 50), batch_size=50).command
-            'scalesteer train --split 3 --batch-size 50 --sizes 200 50 50'
+        >>> RunConfig(split=3, sizes=(200, 50, 50), batch_size=50).command
+        'scalesteer train --split 3 --batch-size 50 --sizes 200 50 50'
         """
         words = ["scalesteer train"]
         for field in fields(self):
