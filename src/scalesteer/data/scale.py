@@ -192,8 +192,7 @@ def _pair_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]
     return Part(canvas, label.astype(np.uint8), scales.T.copy(), indices.T.copy())
 
 
-def _key(spec: SplitSpec, what: str) -> int:
-    """The key of a split's own stream of random numbers."""
+def _key(spec: SplitSpec, what: str) -> int:  # of a split's own stream of random numbers
     return stream_key(spec.dataset, spec.seed, spec.split, what)
 
 
