@@ -481,7 +481,7 @@ def data_sources() -> str:
     rows = [("source", "release", "pool, SHA-256", "")]
     for name, source in SOURCES.items():
         for release, known in source.releases.items():
-            rows.append((name, release, f"`{known.pool}`", "used" if release == source.current else known.remark))
+            rows.append((name, release, f"`{known.pool}`", known.remark or "used"))
     return table(rows, left=4)
 
 

@@ -266,23 +266,23 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing(path, monkeypatch, s
 
     before = path.read_bytes()
     monkeypatch.setattr(os, step, full)
-    with bad(r"cannot write to the cache at .* \(No space left on device\)"), files.building(path):
-        save(path, {"a": torch.zeros(9)}, {})
+    with bad(r"cannot write to the cache at .* \(No space left on device\)"):
+        files.cached(path, "", lambda meta: False, lambda: ({"a": torch.zeros(9)}, {}))
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.glob(".*") if p.suffix != ".lock"] == []
 
 
 def test_cache_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with bad("set SCALESTEER_CACHE"), files.building(tmp_path / "file" / "x"):
-        pass
+    with bad("set SCALESTEER_CACHE"):
+        Cached(tmp_path / "file" / "x").get()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_cache_is_an_error(tmp_path):
     (tmp_path / "cache").mkdir(mode=0o555)
-    with bad("set SCALESTEER_CACHE"), files.building(tmp_path / "cache" / "x"):
-        pass
+    with bad("set SCALESTEER_CACHE"):
+        Cached(tmp_path / "cache" / "x").get()
 
 
 def test_lock_names_its_holder_and_leaves_no_note(tmp_path):
@@ -318,7 +318,7 @@ def test_cached_file_is_made_once(tmp_path):
 def test_second_process_waits_for_the_first_says_so_and_makes_nothing(tmp_path, caplog):
     cached = Cached(tmp_path / "x.safetensors")
     thread = threading.Thread(target=cached.get)
-    with files.building(cached.path):
+    with files.locked(tmp_path / ".x.safetensors.lock"):
         thread.start()
         while not caplog.messages:
             time.sleep(0.01)

@@ -32,9 +32,7 @@ app.command(data, name="data", help="Obtain, build, check and look at the datase
 
 # Flags that several commands share, with their help.
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
-Originals = Annotated[
-    Path | None, arg(metavar="DIR", help="Where the original files are; see `scalesteer data fetch --help`.")
-]
+Originals = Annotated[Path | None, arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.")]
 Folder = Annotated[Path, arg(metavar="DIR")]
 Part = Literal["train", "val", "test"]
 Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]

@@ -205,12 +205,22 @@ def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def building(path: Path) -> Iterator[None]:
-    """Hold the lock on a file of the cache while it is made; a second process waits 15 minutes for the first.
+def cached(path: Path, prefix: str, is_sound: Callable[[dict[str, Any]], bool], make: Callable[[], Content]) -> Content:
+    """What :func:`read` gives of a file in the cache. It is made first if it is missing, damaged or of another version.
 
-    What a killed holder left half written is removed, and so is the same file as an older version wrote it (.npz).
+    `is_sound` says whether the dictionary that is read is the right one; `make` gives the tensors and the description.
+    While one process makes the file a second one waits, for 15 minutes at most. What a killed process left half written
+    is removed, and so is the same file as an older version wrote it (.npz).
     """
+
+    def load() -> Content:
+        tensors, meta = read(path, prefix)
+        if not is_sound(meta):
+            raise DataError(f"{path} does not hold what its name says.")
+        return tensors, meta
+
+    with suppress(FileNotFoundError, DataError):
+        return load()
     lock = path.with_name(f".{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -222,32 +232,14 @@ def building(path: Path) -> Iterator[None]:
                 held.enter_context(locked(lock, LOCK_WAIT_S))
             for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
                 leftover.unlink(missing_ok=True)
-            yield
+            try:
+                with suppress(FileNotFoundError):
+                    return load()  # by now made by another process
+            except DataError as error:
+                log.warning("%s It is made again.", error)
+            write_atomically(path, encode(*make()))
             path.with_suffix(".npz").unlink(missing_ok=True)
+            return read(path, prefix)
     except OSError as error:
         hint = "set SCALESTEER_CACHE to a directory with room that you can write to"
         raise DataError(f"cannot write to the cache at {path.parent} ({error.strerror or error}): {hint}.") from error
-
-
-def cached(path: Path, prefix: str, is_sound: Callable[[dict[str, Any]], bool], make: Callable[[], Content]) -> Content:
-    """What :func:`read` gives of a file in the cache. It is made first if it is missing, damaged or of another version.
-
-    `is_sound` says whether the dictionary that is read is the right one; `make` gives the tensors and the description.
-    """
-
-    def load() -> Content:
-        tensors, meta = read(path, prefix)
-        if not is_sound(meta):
-            raise DataError(f"{path} does not hold what its name says.")
-        return tensors, meta
-
-    with suppress(FileNotFoundError, DataError):
-        return load()
-    with building(path):
-        try:
-            with suppress(FileNotFoundError):
-                return load()  # by now made by another process
-        except DataError as error:
-            log.warning("%s It is made again.", error)
-        write_atomically(path, encode(*make()))
-        return read(path, prefix)

@@ -75,7 +75,7 @@ def test_pools_are_the_current_releases(pools):
     for source, release in (("mnist", "original"), ("fashion-mnist", "official")):
         known = SOURCES[source].releases[release]
         assert pools[source].identity == sources.Identity(source, release, known.pool)
-        assert SOURCES[source].current == release
+        assert next(iter(SOURCES[source].releases)) == release
         assert not known.remark
 
 
@@ -538,7 +538,7 @@ def test_mirror_has_the_current_files(pools, source, mirror):
         raise  # it was reached, and has no such file
     except OSError as error:
         pytest.skip(f"not reachable from here: {error}")
-    assert hashlib.sha256(payload).hexdigest() == SOURCES[source].releases[SOURCES[source].current].payloads[3]
+    assert hashlib.sha256(payload).hexdigest() == next(iter(SOURCES[source].releases.values())).payloads[3]
 
 
 @pytest.mark.slow

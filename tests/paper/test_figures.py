@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from paper import figures, measures
-from scalesteer import LogRadialBasis, ScaleSteerableConv2d, create_model
+from scalesteer import LogRadialBasis, ScaleSteerableConv2d, create_model, files
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
 from scalesteer.testing import two_blobs
-from scalesteer.training import checkpoint, load
+from scalesteer.training import load
 
 SMALL = {"upsample": 1, "widths": (4, 3, 3), "hidden": 8}
 
@@ -94,7 +94,8 @@ def runs(tiny, tmp_path):
         config = replace(tiny, model=name, upsample=1)
         found[flag], weights = tmp_path / flag, create_model(name, upsample=1).state_dict()
         found[flag].mkdir()
-        checkpoint.save(found[flag] / "model.safetensors", weights, {"config": config.to_dict()})
+        content = files.encode(weights, {"config": config.to_dict()})
+        files.write_atomically(found[flag] / "model.safetensors", content)
     return found
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from scalesteer import cli
-from scalesteer.training import checkpoint, loop, train
+from scalesteer import cli, files
+from scalesteer.training import loop, train
 from scalesteer.training import run as running
 
 
@@ -35,7 +35,7 @@ def command(cache, log, argv, phase, ready, linger):
     phases = {
         "training": (torch.optim.AdamW, "step"),
         "evaluating": (loop, "evaluate"),
-        "saving": (checkpoint, "save"),
+        "saving": (files, "encode"),
     }
     owner, name = phases[phase]
     original = getattr(owner, name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scalesteer import LogRadialBasis, cli, create_model
-from scalesteer.training.config import RunConfig, differences
+from scalesteer.training.config import RunConfig
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,3 @@ def test_filters_are_the_presets_but_for_what_is_set():
     assert layer.scales == config.scales == (1.0, 1.5)
     assert layer.basis == LogRadialBasis(sampling="area", orders=(1.0, 2.0), m=0.0)
     assert create_model("ss-cnn", **RunConfig().model_options).first.basis == LogRadialBasis()
-
-
-def test_differences_are_listed():
-    shown = differences(RunConfig(lr=0.1), RunConfig(seed=2))
-    assert shown == "seed: 0 there, 2 here, lr: 0.1 there, 0.005 here"

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from scalesteer import LogRadialBasis, create_model
 from scalesteer.data import load_split
-from scalesteer.training import checkpoint, evaluate, load, loop, train
+from scalesteer.training import evaluate, load, loop, train
 from scalesteer.training.config import RunConfig
+from scalesteer.training.run import read_checkpoint
 
 PLAIN = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=1)
 STEERED = replace(PLAIN, model="ss-cnn")
@@ -111,7 +112,7 @@ def plain_training(config, device="cpu"):
 
 
 def kept_weights(directory):
-    return checkpoint.load(directory / "model.safetensors")[0]
+    return read_checkpoint(directory / "model.safetensors")[0]
 
 
 def same(first, second):

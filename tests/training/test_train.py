@@ -18,7 +18,7 @@ import torch
 from scalesteer import files
 from scalesteer.files import locked
 from scalesteer.models import create_model
-from scalesteer.training import BusyError, RunError, checkpoint, evaluate, load, load_model, loop, train
+from scalesteer.training import BusyError, RunError, evaluate, load, load_model, loop, train
 from scalesteer.training import run as running
 from scalesteer.training.config import RunConfig
 from scalesteer.training.loop import learning_rate
@@ -28,7 +28,7 @@ from tests.training import jobs
 
 def outcome(directory):
     """All that must not depend on interruptions: weights, and every number but times."""
-    weights, about = checkpoint.load(directory / "model.safetensors")
+    weights, about = running.read_checkpoint(directory / "model.safetensors")
     result = json.loads((directory / "result.json").read_text())
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [{**line, "seconds": 0} for line in lines] == [{**entry, "seconds": 0} for entry in result["history"]]
@@ -268,12 +268,12 @@ def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undistu
     elif damage == "empty":
         newest.write_bytes(b"")
     else:
-        tensors, about = checkpoint.load(newest)
+        tensors, about = running.read_checkpoint(newest)
         if damage == "nan":
             tensors["model.classifier.fc2.bias"][0] = math.nan
         else:
             about["config"]["lr"] = 0.1
-        checkpoint.save(newest, tensors, about)
+        files.write_atomically(newest, files.encode(tensors, about))
     train(tiny, tmp_path, device="cpu")
     (said,) = warnings(caplog)
     assert "last-000003.safetensors" in said
@@ -322,9 +322,9 @@ def test_checkpoint_that_lacks_something_is_told_and_the_one_before_used(
 ):
     shutil.copytree(halfway, tmp_path / "run")
     newest = tmp_path / "run" / "last-000003.safetensors"
-    tensors, about = checkpoint.load(newest)
+    tensors, about = running.read_checkpoint(newest)
     change(tensors, about)
-    checkpoint.save(newest, tensors, about)
+    files.write_atomically(newest, files.encode(tensors, about))
     train(tiny, tmp_path / "run", device="cpu")
     (said,) = warnings(caplog)
     assert complaint in said

@@ -12,7 +12,6 @@ from scalesteer.data.streams import Integers, random_bits, stream_key
 
 ELASTIC_ALPHAS = (0.0, 10.0, 20.0, 30.0, 40.0)
 ELASTIC_SIGMA = 4.0
-
 _FINE = 256  # displacements are multiples of 1/256 pixel
 _UNIT = 1 << 16  # noise and smoothing weights are multiples of 1/65536
 _CHUNK = 256

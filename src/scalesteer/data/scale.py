@@ -192,8 +192,7 @@ def _pair_part(pool: Pool, spec: SplitSpec, part: str, chosen: NDArray[np.int64]
     return Part(canvas, label.astype(np.uint8), scales.T.copy(), indices.T.copy())
 
 
-def _key(spec: SplitSpec, what: str) -> int:
-    """The key of a split's own stream of random numbers."""
+def _key(spec: SplitSpec, what: str) -> int:  # of a split's own stream of random numbers
     return stream_key(spec.dataset, spec.seed, spec.split, what)
 
 
@@ -235,13 +234,11 @@ def load_part(spec: SplitSpec, part: str = "train", *, data_dir: DataDir = None)
 def _open(spec: SplitSpec, prefix: str, data_dir: DataDir) -> files.Content:
     identity, _ = sources.identify(spec.source, data_dir)
     about = _about(spec, identity)
-    names = {f"{part}/{field.name}" for part in PARTS for field in fields(Part)}
+    sound = about, {f"{part}/{field.name}" for part in PARTS for field in fields(Part)}
 
     def make() -> files.Content:
         parts = build_split(sources.fetch(spec.source, data_dir), spec)
         return {f"{p}/{name}": torch.from_numpy(array) for p in PARTS for name, array in vars(parts[p]).items()}, about
 
-    def is_sound(meta: dict[str, Any]) -> bool:
-        return bool(meta["about"] == about and meta["arrays"].keys() == names)
-
-    return files.cached(split_path(spec, identity), prefix, is_sound, make)
+    path = split_path(spec, identity)
+    return files.cached(path, prefix, lambda meta: (meta["about"], meta["arrays"].keys()) == sound, make)

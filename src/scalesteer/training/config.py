@@ -140,9 +140,8 @@ class RunConfig:
     def command(self) -> str:
         """The command line that makes this run.
 
-        Example:
-            >>> RunConfig(split=3, sizes=(200, 50, 50), batch_size=50).command
-            'scalesteer train --split 3 --batch-size 50 --sizes 200 50 50'
+        >>> RunConfig(split=3, sizes=(200, 50, 50), batch_size=50).command
+        'scalesteer train --split 3 --batch-size 50 --sizes 200 50 50'
         """
         words = ["scalesteer train"]
         for field in fields(self):
@@ -151,9 +150,3 @@ class RunConfig:
                 values = value if isinstance(value, tuple) else () if value is True else (value,)
                 words.append(" ".join([f"--{field.name.replace('_', '-')}", *map(str, values)]))
         return " ".join(words)
-
-
-def differences(first: RunConfig, second: RunConfig) -> str:
-    """What two configurations do not agree in, as one line."""
-    one, two = first.to_dict(), second.to_dict()
-    return ", ".join(f"{k}: {one[k]!r} there, {two[k]!r} here" for k in one if one[k] != two[k])

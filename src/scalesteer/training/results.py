@@ -25,10 +25,8 @@ class ResultError(ValueError):
 def publish(result: dict[str, Any], folder: Path) -> Path:
     """Put the result of a run into the file of its dataset, in place of an earlier one, and return the file.
 
-    Several processes may publish to one folder.
-
-    Raises:
-        ResultError: If it is not a result, or the file cannot be written or has a line that is none.
+    Several processes may publish to one folder. What is not a result, or a file that cannot be written or has a line
+    that is none, is a ResultError.
     """
     line = to_line(result)
     config = _find_config(line, "this is not a result to publish")

@@ -15,7 +15,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from torch import Tensor
 from scalesteer import files
 from scalesteer.data import ImageSet, load_split
 from scalesteer.models import Network, count_parameters, create_model
-from scalesteer.training import checkpoint
-from scalesteer.training.config import RunConfig, differences
+from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.loop import State, fit, initial_state
 
@@ -46,6 +45,10 @@ class RunError(ValueError):
 
 class BusyError(RunError):
     """A run that another process is working on."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged or not what is asked for."""
 
 
 def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
@@ -92,16 +95,11 @@ def _train(config: RunConfig, directory: Path, state: State, parts: dict[str, Im
         outcome = fit(state, config, parts, _Keeper(config, directory, stop, bar))
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
-            checkpoint.save(directory / "model.safetensors", state.best, about)
-        result = {
-            **outcome,
-            "identity": config.identity,
-            "config": config.to_dict(),
-            "parameters": count_parameters(state.model),
-            "seconds": round(state.seconds, 1),
-            "history": state.history,
-            "environment": {"command": config.command, **environment(parts["train"])},
-        }
+            files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
+        result = {**outcome, "identity": config.identity, "config": config.to_dict()}
+        result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
+        made_by = {"command": config.command, **environment(parts["train"])}
+        result |= {"history": state.history, "environment": made_by}
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
     return result
 
@@ -120,18 +118,46 @@ def load_model(path: Path) -> tuple[Network, RunConfig]:
     if path.is_dir():
         found = [*_checkpoints(path).values(), *path.glob("model.safetensors")]
         if not found:
-            raise checkpoint.CheckpointError(f"{path} holds no model: it must be the directory of a run.")
+            raise CheckpointError(f"{path} holds no model: it must be the directory of a run.")
         path = found[-1]
-    tensors, about = checkpoint.load(path)
+    tensors, about = read_checkpoint(path)
     try:
         config = RunConfig.from_dict(about["config"])
     except (KeyError, TypeError, ValueError) as error:
-        raise checkpoint.CheckpointError(f"{path} does not say which model it holds: {error}.") from error
+        raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
     model = create_model(config.model, config.dataset, **config.model_options)
-    checkpoint.load_into(model, tensors, str(path))
+    if wrong := misfits(model.state_dict(), tensors):
+        raise CheckpointError(f"{path} does not fit the model: {'; '.join(wrong)}.")
+    model.load_state_dict(tensors)
     return model.eval(), config
+
+
+def read_checkpoint(path: Path) -> files.Content:
+    """The tensors of a checkpoint, on the CPU, and its description; any other file is a CheckpointError."""
+    try:
+        tensors, meta = files.read(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror}.") from error
+    except files.DataError as error:
+        raise CheckpointError(str(error)) from error
+    return tensors, meta["about"]
+
+
+def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is missing, unexpected, of another shape or type than expected, or not finite."""
+    wrong = [f"missing {name}" for name in expected if name not in tensors]
+    wrong += [f"unexpected {name}" for name in tensors if name not in expected]
+    for name in expected.keys() & tensors.keys():
+        own, other = expected[name], tensors[name]
+        if own.shape != other.shape:
+            wrong.append(f"{name} is {tuple(other.shape)}, not {tuple(own.shape)}")
+        elif own.dtype != other.dtype:
+            wrong.append(f"{name} is {other.dtype}, not {own.dtype}")
+        elif other.is_floating_point() and not bool(torch.isfinite(other).all()):
+            wrong.append(f"{name} has values that are not finite")
+    return sorted(wrong)
 
 
 def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
@@ -146,8 +172,10 @@ def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise RunError(f"{path} cannot be read ({reason}); choose another directory.") from error
-    if other not in (None, config):
-        raise RunError(f"{directory} holds another run ({differences(other, config)}); choose another directory.")
+    if other is not None and other != config:
+        there, here = other.to_dict(), config.to_dict()
+        unlike = ", ".join(f"{k}: {there[k]!r} there, {here[k]!r} here" for k in here if there[k] != here[k])
+        raise RunError(f"{directory} holds another run ({unlike}); choose another directory.")
     return result
 
 
@@ -222,7 +250,8 @@ class _Keeper:
         if state.losses.device.type == "cuda":
             tensors["random_cuda"] = torch.cuda.get_rng_state(state.losses.device)
         existing = _checkpoints(self.directory)
-        checkpoint.save(self.directory / f"last-{1 + max(existing, default=0):06d}.safetensors", tensors, about)
+        path = self.directory / f"last-{1 + max(existing, default=0):06d}.safetensors"
+        files.write_atomically(path, files.encode(tensors, about))
         for old in list(existing.values())[:-1]:
             old.unlink()
         self.saved = time.perf_counter()
@@ -244,10 +273,10 @@ def _resume(state: State, config: RunConfig, directory: Path) -> None:
     complaint = ""
     for path in reversed(_checkpoints(directory).values()):
         try:
-            tensors, about = checkpoint.load(path)
+            tensors, about = read_checkpoint(path)
             if problems := _problems(state, config, tensors, about):
-                raise checkpoint.CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
-        except checkpoint.CheckpointError as error:
+                raise CheckpointError(f"{path} does not hold this training: {'; '.join(problems)}.")
+        except CheckpointError as error:
             complaint += f"{error} "
             path.replace(path.with_name(f"damaged-{path.name}"))
             continue
@@ -282,7 +311,7 @@ def _problems(state: State, config: RunConfig, tensors: dict[str, Tensor], about
     expected["random"] = torch.get_rng_state()
     if "random_cuda" in tensors:  # it was begun on a GPU
         expected["random_cuda"] = tensors["random_cuda"]
-    return checkpoint.misfits(expected, tensors)
+    return misfits(expected, tensors)
 
 
 def _restore(state: State, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
