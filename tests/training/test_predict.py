@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 import zlib
 
@@ -140,6 +141,13 @@ def test_anything_else_is_refused(tmp_path, content, message):
     (tmp_path / "x.png").write_bytes(content)
     with pytest.raises(ImageError, match=message):
         read_grey(tmp_path / "x.png")
+
+
+def test_directory_and_pipe_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    for path in (tmp_path, tmp_path / "pipe.png"):
+        with pytest.raises(ImageError, match="it is not a file"):
+            read_grey(path)
 
 
 def test_missing_large_and_many_pixels_are_refused(tmp_path, bar, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a run is. Its configuration is its identity: the same one gives the same directory and the same result."""
+"""What a run is. Its configuration is its identity: it gives the directory and, on a CPU, always the same result."""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ def read_grey(path: Path) -> NDArray[np.uint8]:
     """The grey values of a PNG or JPEG file, upright; transparent parts as the background that shows the rest best."""
     pil, ops = require("PIL.Image"), require("PIL.ImageOps")
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ImageError(f"{path} cannot be read: it is not a file.")
         if path.stat().st_size > MAX_BYTES:
             raise ImageError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
         with warnings.catch_warnings(), pil.open(path, formats=("PNG", "JPEG")) as image:
