@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ from scalesteer._checks import choice
 from scalesteer.data import scale, sheets, sources
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
 from scalesteer.training import RunConfig, results
+from scalesteer.training.config import Join
 from scalesteer.training.predict import ImageError, predict
 
 log = logging.getLogger("scalesteer")
@@ -178,27 +179,45 @@ class Train:
 @app.command(name="evaluate")
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure the error of a trained model, over all images and by scale.
+    """Measure the error of a trained model, over all images and by size.
 
     Example: scalesteer evaluate runs/NAME --elastic 20
+
+    Example: scalesteer evaluate runs/NAME --channels 0.7 1 1.4 --join mean
     """
 
     checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
     part: Part = "test"  # Which part of the split that it was trained on.
     elastic: Annotated[float | None, arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
+    channels: Annotated[tuple[float, ...] | None, arg(metavar="SCALE...")] = None
+    """Look at each image at these sizes (1.4: enlarged by 1.4), with networks that take images of any size; by default
+    as the run was tested."""
+    join: Join | None = None  # How the answers at these sizes become one; by default as in the run.
     device: Device = "auto"
     data_dir: Originals = None
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
         device = training.pick_device(self.device)
-        images = training.load(config, self.part, self.data_dir).to(device)
-        images = images if self.elastic is None else images.distorted(self.elastic)
+        config = replace(config, test_channels=self.channels or config.test_channels)
+        scales = config.test_channels or (config.channels if self.join else None)
+        if scales is not None:
+            model = training.at_sizes(model, scales, self.join or config.join)
+        elif self.join is not None:
+            raise ValueError(f"`join` (got {self.join!r}) needs `channels`, the sizes to look at.")
+        images = training.load_part(config, self.part, device, self.data_dir)
+        images = images if self.elastic is None else (part.distorted(self.elastic) for part in images)
         found = training.evaluate(model.to(device), images, config.precision)
-        print(f"{self.part} error {_percent(found['error'])} ({len(images):,} images)")
-        for row in found["by_scale"]:
-            print(f"  scale {row['from']} to {row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
+        rows = found["by_scale"]
+        print(f"{self.part} error {_percent(found['error'])} ({found['images']:,} images)")
+        for row in rows:
+            size = f"size {row['from']:g}" if row["from"] == row["to"] else f"scale {row['from']} to {row['to']}"
+            print(f"  {size}  {_percent(row['error']):>8}  ({row['images']:,})")
+        for name, error in training.by_training_size(rows, config).items():
+            print(f"mean {name.removeprefix('test_error_')} the training sizes {_percent(error)}")
+        if "size_correlation" in found:
+            print(f"rank correlation of the size that answered with the true size {found['size_correlation']:.3f}")
 
 
 @app.command(name="models")
@@ -225,7 +244,9 @@ class Predict:
     """Classify your own PNG or JPEG images with a trained model.
 
     Any size will do: an image is made grey, inverted if it is dark on light, cut to what differs from the background,
-    resized and centred. One that has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout.
+    resized and centred. One that has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a
+    model of colour images it is resized and cut to the model's size. A model with scale channels also says which size
+    answered: 2 is an object twice as large as usual.
 
     Example: scalesteer predict runs/NAME digit.png photo.jpg
     """
@@ -246,6 +267,7 @@ class Predict:
                 failed += 1
                 continue
             scale = "" if said.scale is None else f", scale {said.scale:.2f}"
+            scale = scale if said.size is None else f", size {said.size:.2f}"
             inverted = " (dark on light: inverted)" if said.inverted else ""
             print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
         if failed:

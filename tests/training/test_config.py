@@ -3,6 +3,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+import torch
 
 from scalesteer import LogRadialBasis, cli, create_model
 from scalesteer.training.config import RunConfig
@@ -41,13 +42,19 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({"seed": 2**63}, r"`seed` must be below 2\*\*63"),
         ({"lr": 1e31}, r"`lr` must be positive and at most 1e30 \(got 1e\+31\)"),
         ({"weight_decay": 1e7}, "`weight_decay` must not be negative and at most 1e6"),
-        ({"scales": (1.0, 17.0)}, r"`scales` must be at most 32 numbers up to 16 \(got \(1.0, 17.0\)\)"),
+        ({"scales": (1.0, 17.0)}, r"`scales` must be at most 32 numbers up to 16 \(got 2, the largest 17\)"),
         ({"scales": tuple(1 + i / 99 for i in range(33))}, "`scales` must be at most 32 numbers"),
         ({"orders": tuple(range(33))}, "`orders` must be at most 32 numbers"),
         ({"scale_range": (0.9, 0.3)}, "`scale_range` must be"),
         ({"train_sizes": (17, 32)}, r"`train_sizes` \(got \(17.0, 32.0\)\) does not apply to dataset='mnist-scale'"),
         ({**STIR, "train_sizes": (32, 17)}, r"`train_sizes` must be \(low, high\)"),
-        ({**STIR, "sizes": (9, 9, 9)}, "`sizes` .* does not apply to dataset='stir-mnist'"),
+        ({**STIR, "scale_range": (0.5, 1)}, "`scale_range` .* does not apply to dataset='stir-mnist'"),
+        ({**STIR, "resampler": "antialias"}, "`resampler` .* does not apply to dataset='stir-mnist'"),
+        ({**STIR, "train_sizes": (70, 80)}, "`train_sizes` must be"),
+        ({**STIR, "test_sizes": (16,)}, "`test_sizes` must be"),
+        ({**STIR, "sizes": (3, 3, 3), "train_sizes": (20, 21)}, "`batch_size` must be at most 6, the training images"),
+        ({**STIR, "readout": "maxx"}, "Did you mean 'max'?"),
+        ({"readout": "max"}, "`readout` .* applies to pooled-cnn, .* only"),
         ({**STIR, "test_sizes": (32, 17)}, "`test_sizes` must be positive and strictly ascending"),
         ({"resize": (2.0, 0.5)}, r"`resize` must be \(low, high\)"),
         ({"resize": (0.01, 2.0)}, "`resize` must be factors from 1/16 to 16"),
@@ -60,7 +67,7 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({**STIR, "join": "mean"}, "`join` must be 'logsumexp' without `channels`"),
         ({**STIR, "drop": 0.5}, "`drop` must be from 0 to below 1, with `channels`"),
         ({**STIR, "drop": 1.0, "channels": (1, 2)}, "`drop` must be from 0 to below 1"),
-        ({**STIR, "upsample": 2}, "`upsample` .* applies to ss-cnn, plain-cnn, .* only"),
+        ({**STIR, "upsample": 2}, "`upsample` .* applies to .*ss-cnn.* only"),
         ({**STIR, "kernel_size": 4}, "`kernel_size` must be odd"),
         ({**STIR, "kernel_size": 33}, "`kernel_size` must be at most 31"),
         ({**STIR, "widths": (0, 1)}, r"`widths\[0\]` must be at least 1"),
@@ -140,6 +147,24 @@ def test_identities_of_earlier_runs_stay():
     [
         RunConfig("plain-cnn", "fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75)),
         RunConfig(basis="area", scales=(1, 9 / 7), orders=(1,), m=0.5, support="crop", tuning=True),
+        RunConfig(
+            "steered-cnn",
+            "stir-mnist",
+            train_sizes=(17, 32),
+            test_sizes=(17, 64),
+            resize=(0.5, 2),
+            flip=True,
+            shift=1,
+            widths=(4, 8),
+            kernel_size=5,
+            readout="mean",
+            dropout=0.1,
+            channels=(0.5, 1),
+            join="max",
+            drop=0.25,
+            test_channels=(0.25, 1),
+            scales=(1, 1.4),
+        ),
     ],
 )
 def test_command_gives_the_configuration_back(config):
@@ -154,3 +179,17 @@ def test_filters_are_the_presets_but_for_what_is_set():
     assert layer.scales == config.scales == (1.0, 1.5)
     assert layer.basis == LogRadialBasis(sampling="area", orders=(1.0, 2.0), m=0.0)
     assert create_model("ss-cnn", **RunConfig().model_options).first.basis == LogRadialBasis()
+
+
+def test_networks_are_made_as_a_run_says():
+    config = RunConfig(
+        "steered-cnn", "stir-emoji", widths=(4, 6), kernel_size=5, readout="mean", dropout=0.25, scales=(1, 1.4),
+        basis="paper", m=0.5, channels=(0.5, 1), join="mean", drop=0.5,
+    )  # fmt: skip
+    model = create_model(config.model, config.dataset, **config.model_options)
+    assert (model.scales, model.join, model.drop) == ((0.5, 1.0), "mean", 0.5)
+    layer = model.net.first
+    assert (layer.scales, layer.kernel_size, layer.basis) == ((1.0, 1.4), (5, 5), LogRadialBasis(m=0.5))
+    assert model.net.readout == "mean"
+    assert model(torch.rand(1, 1, 64, 64)).shape == (1, 36)
+    assert "channels" not in RunConfig("steered-cnn").model_options

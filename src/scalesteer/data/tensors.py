@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from scalesteer._checks import integer, real, reals
 from scalesteer.data.elastic import ELASTIC_SIGMA, distort
 from scalesteer.data.scale import SplitSpec, load_part
+from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
 from scalesteer.data.sources import DataDir
 
 Statistic = float | tuple[float, ...]
@@ -137,12 +138,16 @@ def load_split(
     """One part of a split as tensors; obtained, built and cached on first use.
 
     Args:
-        dataset: "mnist-scale", "fmnist-scale" or "mnist-scale-local-2".
+        dataset: "mnist-scale", "fmnist-scale" or "mnist-scale-local-2"; or, with objects at several sizes each,
+            "stir-mnist", "stir-emoji", "mnist-large-scale" or "rescaled-cifar10".
         split: 0 to 5.
         part: "train", "val" or "test".
         data_dir: A directory with the original files; otherwise see :func:`.sources.fetch`.
-        **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`.
+        **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`; or `train_sizes`,
+            `test_sizes` and `sizes` as in :class:`.sized.SizedSpec`.
     """
+    if dataset in SIZED_DATASETS:
+        return ImageSet(*load_sized(SizedSpec(dataset, split, **options), part, data_dir))
     loaded, meta = load_part(SplitSpec(dataset, split, **options), part, data_dir=data_dir)
     images, labels, scales = map(torch.from_numpy, (loaded.images, loaded.labels, loaded.scales))
     return ImageSet(images, labels.long(), scales, {**meta["about"], "part": part, "digest": meta["digest"]})

@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks
-from scalesteer.data import SplitSpec
+from scalesteer.data import DATASETS, SplitSpec
+from scalesteer.data.sized import SIZED_DATASETS, SizedSpec
 from scalesteer.harmonics import LogRadialBasis
-from scalesteer.models import list_models
+from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
 
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -20,16 +21,11 @@ Join = Literal["mean", "max", "logsumexp"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
 LARGEST_SCALE, MOST_VALUES = 16, 32  # of the filters: windows of up to 113 pixels
 MOST_CHANNELS, LARGEST_KERNEL = 2048, 31  # of a layer
-PAPER_MODELS = (
-    "ss-cnn", "plain-cnn", "locally-scale-invariant-cnn", "vector-field-cnn", "spatial-transformer"
-)  # fmt: skip
-STEERED_MODELS = ("ss-cnn", "steered-cnn", "steered-resnet")
-POOLED_MODELS = ("pooled-cnn", "pooled-resnet", "steered-cnn", "steered-resnet")
-SIZED_DATASETS = ("stir-mnist", "stir-emoji", "mnist-large-scale", "rescaled-cifar10")
-# Which models a field applies to; the others have no such option.
-APPLIES: dict[str, tuple[str, ...]] = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), STEERED_MODELS)
-APPLIES |= dict.fromkeys(("kernel_size", "readout", "channels", "drop", "test_channels"), POOLED_MODELS)
-APPLIES["upsample"] = PAPER_MODELS
+# Fields that only networks with a certain option of `create_model` have, with that option.
+NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
+NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
+NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
+DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
 
 
 def _ascending(name: str, value: Any) -> tuple[float, ...]:
@@ -65,6 +61,7 @@ OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
     "scales": _ascending, "channels": _ascending, "test_channels": _ascending, "test_sizes": _ascending,
     "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
     "kernel_size": lambda _, value: _checks.kernel_size(value),
+    "readout": lambda name, value: _checks.choice(name, value, READOUTS),
 }  # fmt: skip
 
 
@@ -92,7 +89,8 @@ class RunConfig:
     train_images: int | None = None  # Use only the first so many training images; by default all.
     scale_range: tuple[float, float] | None = None  # Factors that images are shrunk by; by default the dataset's own.
     sizes: tuple[int, int, int] | None = None
-    """Training, validation and test images to draw; by default the dataset's own."""
+    """Training, validation and test images to draw, or objects where each is shown at several sizes; by default the
+    dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"  # How images are shrunk.
     scales: tuple[float, ...] | None = None
     """Scales of steered filters; by default the network's own, for ss-cnn the paper's six."""
@@ -112,7 +110,7 @@ class RunConfig:
     widths: tuple[int, ...] | None = None
     """Channels of the layers; by default the network's own, as with the next three."""
     kernel_size: int | None = None  # Side of the filters of networks that read out by pooling.
-    readout: str | None = None  # How those networks go from maps to one answer.
+    readout: str | None = None  # How those networks pool over space: max, mean or logsumexp.
     dropout: float | None = None  # Share of the last features that is left out at random in training.
     channels: tuple[float, ...] | None = None
     """Sizes at which a network that reads out by pooling looks at the image (1.4: enlarged by 1.4); by default one."""
@@ -124,7 +122,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         own = vars(self)  # where values become plain ones, whatever they came as
-        _checks.choice("model", self.model, sorted({*list_models(), *POOLED_MODELS}))
+        _checks.choice("model", self.model, list_models())
         _checks.choice("schedule", self.schedule, get_args(Schedule))
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("join", self.join, get_args(Join))
@@ -139,18 +137,20 @@ class RunConfig:
         for name, check in OPTIONAL.items():
             if own[name] is not None:
                 own[name] = check(name, own[name])
-        for name, models in APPLIES.items():
-            if own[name] != getattr(RunConfig, name) and self.model not in models:
-                only = f"applies to {', '.join(models)} only (got model={self.model!r})"
-                raise ValueError(f"`{name}` (got {own[name]!r}) {only}.")
-        for name in ("train_sizes", "test_sizes") if self.dataset not in SIZED_DATASETS else ("scale_range", "sizes"):
-            if own[name] is not None:
-                raise ValueError(f"`{name}` (got {own[name]!r}) does not apply to dataset={self.dataset!r}.")
+        options = list_options(self.model)
+        for name, option in NEEDS.items():
+            if own[name] != getattr(RunConfig, name) and option not in options:
+                suited = ", ".join(model for model in list_models() if option in list_options(model))
+                raise ValueError(f"`{name}` (got {own[name]!r}) applies to {suited} only (got model={self.model!r}).")
         data, basis = self.data, self.model_options.get("basis")
-        for source, names in ((data, ("split", "scale_range", "sizes")), (basis, BASIS_FIELDS)):
-            own |= {name: getattr(source, name) for name in names if own[name] is not None}
+        for name in DATA_FIELDS:
+            if own[name] != getattr(RunConfig, name) and not hasattr(data, name):
+                raise ValueError(f"`{name}` (got {own[name]!r}) does not apply to dataset={self.dataset!r}.")
+        for source, names in ((data, DATA_FIELDS), (basis, BASIS_FIELDS)):
+            own |= {name: getattr(source, name) for name in names if own[name] is not None and hasattr(source, name)}
 
-        images, looks = self.train_images or data.sizes[0], bool(self.channels or self.test_channels)
+        all_images = data.sizes[0] * (1 if isinstance(data, SplitSpec) else len(data.sizes_of("train")))
+        images, looks = self.train_images or all_images, bool(self.channels or self.test_channels)
         limits = {
             "seed": (self.seed < 2**63, "be below 2**63"),
             # Beyond these a step of AdamW is no number of single precision.
@@ -159,7 +159,7 @@ class RunConfig:
             "label_smoothing": (0 <= self.label_smoothing < 1, "be from 0 to below 1"),
             "dropout": (0 <= (self.dropout or 0) < 1, "be from 0 to below 1"),
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
-            "train_images": (images <= data.sizes[0], f"be at most {data.sizes[0]}, the split's"),
+            "train_images": (images <= all_images, f"be at most {all_images}, the split's"),
             "batch_size": (self.batch_size <= images, f"be at most {images}, the training images"),
             "sizes": (min(data.sizes) > 0, "leave images for validation and test"),
             "drop": (
@@ -174,20 +174,23 @@ class RunConfig:
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
             "kernel_size": ((self.kernel_size or 3) <= LARGEST_KERNEL, f"be at most {LARGEST_KERNEL}"),
         }
-        for name in ("scales", "channels", "test_channels"):
-            few = len(own[name] or ()) <= MOST_VALUES and max(own[name] or (1,)) <= LARGEST_SCALE
-            limits[name] = few, f"be at most {MOST_VALUES} numbers up to {LARGEST_SCALE}"
         for name, (sound, rule) in limits.items():
             if not sound:
                 raise ValueError(f"`{name}` must {rule} (got {own[name]}).")
+        for name in ("scales", "channels", "test_channels"):
+            values = own[name] or (1.0,)
+            if values[-1] > LARGEST_SCALE or len(values) > MOST_VALUES:
+                got = f"{len(values)}, the largest {values[-1]:g}"
+                raise ValueError(f"`{name}` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
 
     @property
-    def data(self) -> SplitSpec:
+    def data(self) -> SplitSpec | SizedSpec:
         """The split this run trains on."""
-        if self.dataset in SIZED_DATASETS:
-            return SplitSpec("mnist-scale", self.split)
-        options: Any = self.scale_range, self.resampler, self.sizes  # None for the dataset's own
-        return SplitSpec(self.dataset, self.split, *options)
+        _checks.choice("dataset", self.dataset, [*DATASETS, *SIZED_DATASETS])
+        kind: Any = SizedSpec if self.dataset in SIZED_DATASETS else SplitSpec
+        known = {field.name for field in fields(kind)}
+        chosen = {name: getattr(self, name) for name in DATA_FIELDS if name in known}
+        return kind(self.dataset, **chosen)  # type: ignore[no-any-return]  # None for the dataset's own
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -198,7 +201,7 @@ class RunConfig:
             options |= {"join": self.join, "drop": self.drop}
         changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
         if self.basis is not None or changed:
-            usual = "paper" if self.model == "ss-cnn" else "smooth"
+            usual = "paper" if self.model == "ss-cnn" else STEERED_BASIS
             options["basis"] = replace(LogRadialBasis.preset(self.basis or usual), **changed)
         return options
 
