@@ -35,6 +35,8 @@ class Prediction(NamedTuple):
 @torch.no_grad()
 def predict(model: Network, path: Path) -> Prediction:
     """Classify an image file; one that cannot be used is an ImageError."""
+    if model.image_size is None:
+        raise ValueError("the network must know the size of its images: build it with `image_size` or a dataset.")
     pixels, inverted = fit(read_grey(path), model.image_size, str(path))
     x = torch.from_numpy(pixels).to(model.input_std.device).float()[None, None] / 255  # (1, 1, H, W)
     shares = model.eval()(x).softmax(1)[0]
