@@ -18,6 +18,7 @@ from scalesteer.models import (
     READOUTS,
     STEERED_BASIS,
     BlurPool2d,
+    PooledPlan,
     ResidualBlock,
     count_parameters,
     list_options,
@@ -323,12 +324,12 @@ def test_compiles_as_one_graph(name, readout):
 @pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning", "ignore:.*is deprecated.*:FutureWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_exports_with_a_dynamic_batch_and_size(name):
-    readout = "logsumexp" if name == "steered-cnn" else "max"
-    model = tiny(name, readout=readout, subsample=(1,)).eval()
+    in_chans, readout = (1, "logsumexp") if name == "steered-cnn" else (3, "max")
+    model = tiny(name, in_chans=in_chans, readout=readout, subsample=(1,)).eval()
     least = {"batch": 1, "height": 16, "width": 16}
     shapes = ({i: torch.export.Dim(key, min=n, max=300) for i, (key, n) in zip((0, 2, 3), least.items(), strict=True)},)
-    program = torch.export.export(model, (torch.rand(2, 3, 32, 40),), dynamic_shapes=shapes).module()
-    for size in ((3, 3, 16, 31), (1, 3, 45, 28)):
+    program = torch.export.export(model, (torch.rand(2, in_chans, 32, 40),), dynamic_shapes=shapes).module()
+    for size in ((3, in_chans, 16, 31), (1, in_chans, 45, 28)):
         x = torch.rand(size)
         torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
 
@@ -344,11 +345,28 @@ def test_channels_put_the_network_inside_scale_channels(name, dense):
     alone = tiny(name, dense=dense)
     assert count_parameters(model) == count_parameters(alone)
     assert (model.scales, model.join, model.drop) == ((0.5, 1.0, 2.0), "max", 0.25)
-    x = torch.rand(2, 3, 24, 32)
-    assert model(x).shape[:2] == (2, 5)
-    assert model(x).ndim == (4 if dense else 2)
     set_input_statistics(model, 0.5)
-    assert any(torch.equal(buffer, torch.full((3,), 0.5)) for buffer in model.buffers())
+    alone.load_state_dict(model.net.state_dict())
+    assert alone.input_std.tolist() == [0.5] * 3
+    x = torch.rand(2, 3, 24, 32)
+    assert model(x).shape == alone.eval()(x).shape
+    torch.testing.assert_close(model.with_scales((1.0,))(x), alone(x))
+    logits, sizes = model(x, return_scales=True)
+    assert sizes.shape == logits.shape[:1] + logits.shape[2:]
+    assert model.grid == PooledPlan(widths=(4, 6), subsample=(1,)).grid
+
+
+def test_maps_lie_where_the_plan_says():
+    plan = PooledPlan(widths=(1, 1), subsample=(1, 2))
+    model = create_model("pooled-cnn", widths=(1, 1), subsample=(1, 2), num_classes=1, dense=True).eval()
+    for layer in (model.features.conv1, model.features.conv2, model.classifier.fc2):
+        nn.init.zeros_(layer.weight)
+        layer.weight.data[..., layer.weight.shape[-1] // 2, layer.weight.shape[-1] // 2] = 1  # hands on what it sees
+    nn.init.zeros_(model.classifier.fc2.bias)
+    (stride, offset), line = plan.grid, model(torch.arange(48.0).expand(1, 1, 40, 48))[0, 0, 4]
+    assert (stride, len(line)) == (4, 12)
+    expected = [offset + stride * i for i in range(1, 11)]
+    assert line[1:-1].tolist() == pytest.approx(expected, rel=1e-4)  # batch normalisation divides by a little over 1
 
 
 @pytest.mark.parametrize(

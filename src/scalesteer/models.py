@@ -192,6 +192,11 @@ class PooledPlan(Plan):
         return 1 << len(self.subsample)
 
     @property
+    def grid(self) -> tuple[int, float]:
+        """Stride and offset of the last maps: place i looks at pixel ``offset + i * stride``."""
+        return self.stride, (self.stride - 1) / 2
+
+    @property
     def smallest(self) -> int:
         """The least height and width of an image: it holds a filter, and one place of the last maps."""
         return max(self.kernel_size, self.stride)
@@ -204,7 +209,7 @@ class PooledPlan(Plan):
         from scalesteer.channels import ScaleChannels  # type: ignore[import-not-found]
 
         given = {name: value for name in ("join", "drop") if (value := getattr(self, name)) is not None}
-        return ScaleChannels(network, self.channels, **given)  # type: ignore[no-any-return]
+        return ScaleChannels(network, self.channels, **given, grid=self.grid)  # type: ignore[no-any-return]
 
 
 _MODELS: dict[str, tuple[Builder, Plan]] = {}  # with the usual options
