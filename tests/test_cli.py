@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from paper import results
-from scalesteer import PAPER_SCALES, __version__, cli, list_models
+from scalesteer import PAPER_SCALES, __version__, cli, create_model, list_models
 from scalesteer.data import sheets
+from scalesteer.models import DATASETS, count_parameters
 
 SRC = Path(cli.__file__).parents[1]
 SMALL = ["--sizes", "60", "10", "10"]
@@ -217,16 +218,22 @@ def test_failed_run_is_an_error(originals, capsys, tmp_path):
     assert published["status"] == "failed"
 
 
-def test_models_lists_parameters_and_their_ratio(capsys):
+@pytest.mark.parametrize(("width", "tables"), [(80, 3), (200, 1), (10, len(DATASETS))])
+def test_models_lists_parameters_in_as_many_tables_as_the_terminal_needs(capsys, monkeypatch, width, tables):
+    monkeypatch.setenv("COLUMNS", str(width))
     code, out, _ = scalesteer(capsys, "models")
-    header, *rows, ratios = (line.split() for line in out.splitlines())
     assert code == 0
-    assert header == ["mnist-scale", "fmnist-scale", "mnist-scale-local-2"]
-    assert [row[0] for row in rows] == list_models()
-    for column, ratio in enumerate(ratios[1:], start=1):
-        counts = [int(row[column].replace(",", "")) for row in rows]
-        assert max(counts) / min(counts) == pytest.approx(float(ratio), abs=1e-3)
-        assert float(ratio) <= 1.10
+    assert width < 80 or max(map(len, out.splitlines())) <= width
+    blocks = [[line.split() for line in block.splitlines()] for block in out.split("\n\n")]
+    assert len(blocks) == tables
+    assert [dataset for header, *_ in blocks for dataset in header] == list(DATASETS)
+    for header, *rows in blocks:
+        assert [row[0] for row in rows] == list_models()
+        for column, dataset in enumerate(header, start=1):
+            shown = {row[0]: int(row[column].replace(",", "")) for row in rows}
+            assert shown["ss-cnn"] == count_parameters(create_model("ss-cnn", dataset))
+            for steered, plain in (("steered-cnn", "pooled-cnn"), ("steered-resnet", "pooled-resnet")):
+                assert shown[plain] == pytest.approx(shown[steered], rel=0.05)
 
 
 def test_python_m_works_and_closed_stdout_is_clean(own_cache):

@@ -1,4 +1,7 @@
-"""The networks: sizes and counts worked out by hand, every one on every dataset, options, errors, checkpoints."""
+"""The paper's networks: sizes and counts worked out by hand, every one on every dataset, options, errors, checkpoints.
+
+The networks that take any size are in test_models_pooled.py.
+"""
 
 import copy
 import io
@@ -21,7 +24,8 @@ from scalesteer.baselines import (
 from scalesteer.models import DATASETS, count_parameters, register_model
 from tests.baselines import slow
 
-NAMES = list_models()
+NAMES = ["locally-scale-invariant-cnn", "plain-cnn", "spatial-transformer", "ss-cnn", "vector-field-cnn"]
+PAPER_DATASETS = ("mnist-scale", "fmnist-scale", "mnist-scale-local-2")
 SMALL = {"widths": (2, 3, 4), "hidden": 8}
 
 
@@ -30,14 +34,16 @@ def images(model, count=2):
 
 
 def test_names_are_these():
-    assert NAMES == [
-        "locally-scale-invariant-cnn",
-        "plain-cnn",
-        "spatial-transformer",
-        "ss-cnn",
-        "vector-field-cnn",
-    ]
-    assert set(DATASETS) == {"mnist-scale", "fmnist-scale", "mnist-scale-local-2"}
+    assert list_models() == sorted([*NAMES, "pooled-cnn", "pooled-resnet", "steered-cnn", "steered-resnet"])
+    assert DATASETS == {
+        "mnist-scale": (1, 10, (28, 28)),
+        "fmnist-scale": (1, 10, (28, 28)),
+        "mnist-scale-local-2": (1, 10, (28, 40)),
+        "stir-mnist": (1, 10, (64, 64)),
+        "stir-emoji": (1, 36, (64, 64)),
+        "mnist-large-scale": (1, 10, (112, 112)),
+        "rescaled-cifar10": (3, 10, (64, 64)),
+    }
 
 
 def expected_count(name, cells):
@@ -56,13 +62,13 @@ def expected_count(name, cells):
     return total
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("dataset", PAPER_DATASETS)
 def test_parameters_are_as_many_as_counted_by_hand_and_about_as_many_in_all_networks(dataset):
     cells = 6 if dataset == "mnist-scale-local-2" else 4
     counts = {}
     for name in NAMES:
         for upsample in (1, 2):
-            model = create_model(name, dataset, upsample)
+            model = create_model(name, dataset, upsample=upsample)
             assert count_parameters(model) == expected_count(name, cells)
         counts[name] = count_parameters(model)
     assert max(counts.values()) / min(counts.values()) <= 1.10
@@ -71,13 +77,13 @@ def test_parameters_are_as_many_as_counted_by_hand_and_about_as_many_in_all_netw
 
 
 @pytest.mark.parametrize("upsample", [1, 2])
-@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("dataset", PAPER_DATASETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_network_learns_from_every_dataset_at_both_sizes(name, dataset, upsample):
     if dataset == "fmnist-scale":  # the same network as for mnist-scale: building it is enough
-        assert create_model(name, dataset, upsample).image_size == (28, 28)
+        assert create_model(name, dataset, upsample=upsample).image_size == (28, 28)
         return
-    model = create_model(name, dataset, upsample)
+    model = create_model(name, dataset, upsample=upsample)
     x = images(model)
     out = model(x)
     assert out.shape == (2, 10)
@@ -86,6 +92,43 @@ def test_every_network_learns_from_every_dataset_at_both_sizes(name, dataset, up
         assert parameter.grad.isfinite().all(), key
         if not key.startswith("features.transformer.localisation"):  # behind weights that start at zero
             assert (parameter.grad != 0).any(), key
+
+
+def test_without_a_dataset_a_network_is_that_of_mnist_scale():
+    models = []
+    for arguments in ((), ("mnist-scale",)):
+        torch.manual_seed(3)
+        models.append(create_model("ss-cnn", *arguments, upsample=1))
+    assert models[0].image_size == (28, 28)
+    states = [list(model.state_dict().items()) for model in models]
+    for (key, ours), (name, theirs) in zip(*states, strict=True):
+        assert key == name
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("upsample", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_channels_classes_and_image_size_may_be_others(name, upsample):
+    # 2 x 3 cells: (33 // 2 // 2 + 2 - 4) // 4 + 1 is 2, and 3 for 46.
+    model = create_model(name, in_chans=3, num_classes=7, image_size=(33, 46), upsample=upsample, **SMALL).eval()
+    x = torch.rand(2, 3, 33, 46)
+    assert model(x).shape == (2, 7)
+    assert model.features(model.prepare(x)).shape == (2, 4, 2, 3)
+    assert model.input_std.shape == ()
+    with pytest.raises(ValueError, match="in_channels=3 channels on axis 1"):
+        model(x[:, :1])
+    with pytest.raises(ValueError, match=r"shape \(B, 3, 33, 46\) \(got \(2, 3, 33, 45\)\)"):
+        model(x[..., 1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_new_datasets_fill_in_channels_classes_and_size_unless_they_are_given(name):
+    for dataset in set(DATASETS) - set(PAPER_DATASETS):
+        in_chans, classes, size = DATASETS[dataset]
+        model = create_model(name, dataset, upsample=1, **SMALL).eval()
+        assert model(torch.rand(1, in_chans, *size)).shape == (1, classes)
+    model = create_model(name, "stir-emoji", in_chans=2, num_classes=3, image_size=8, upsample=1, **SMALL).eval()
+    assert model(torch.rand(1, 2, 8, 8)).shape == (1, 3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +156,7 @@ def test_default_upsampling_is_the_papers():
 @pytest.mark.parametrize("upsample", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_features_leave_two_by_two_or_two_by_three_cells(name, upsample, dataset, cells):
-    model = create_model(name, dataset, upsample, **SMALL)
+    model = create_model(name, dataset, upsample=upsample, **SMALL)
     assert model.features(model.prepare(images(model))).shape == (2, 4, *cells)
 
 
@@ -272,7 +315,17 @@ def test_widths_hidden_and_dropout_are_obeyed(name):
     [
         ({"name": "sscnn"}, ValueError, r"`name` must be one of .*'ss-cnn'.* \(got 'sscnn'\). Did you mean 'ss-cnn'\?"),
         ({"name": 3}, ValueError, r"`name` must be one of .* \(got 3\)"),
-        ({"dataset": "mnist"}, ValueError, r"`dataset` must be one of .* \(got 'mnist'\). Did you mean 'mnist-scale'"),
+        (
+            {"dataset": "mnist_scale"},
+            ValueError,
+            r"`dataset` must be one of .* \(got 'mnist_scale'\). .* 'mnist-scale'\?",
+        ),
+        ({"in_chans": 0}, ValueError, r"`in_chans` must be at least 1 \(got 0\)"),
+        ({"num_classes": 2.5}, TypeError, r"`num_classes` must be an integer \(got 2.5"),
+        ({"image_size": (8, 8, 8)}, ValueError, r"`image_size` must be an integer or a pair of them \(got \(8, 8, 8"),
+        ({"image_size": (7, 28)}, ValueError, r"`image_size` must be at least 8 x 8.*\(got \(7, 28\)\)"),
+        ({"readout": "max"}, TypeError, r"ss-cnn has no option 'readout'"),
+        ({"channels": (1.0,)}, TypeError, r"ss-cnn has no option 'channels'"),
         ({"upsample": 3}, ValueError, r"`upsample` must be 1 or 2 \(got 3\)"),
         ({"upsample": 1.5}, TypeError, r"`upsample` must be an integer \(got 1.5"),
         ({"basi": "area"}, TypeError, r"ss-cnn has no option 'basi'.*'hidden', 'dropout'.*Did you mean 'basis'\?"),
@@ -315,11 +368,11 @@ def test_a_network_of_ones_own_can_be_registered_once(monkeypatch):
 
     @register_model("tiny", widths=(2, 3, 4))
     def tiny(plan, *, kernel_size=3):
-        layers = models._scalar_features(plan, lambda i, o: nn.Conv2d(i, o, kernel_size, padding="same"))
+        layers = models._flat_features(plan, lambda i, o: nn.Conv2d(i, o, kernel_size, padding="same"))
         return nn.Sequential(layers)
 
     assert "tiny" in list_models()
-    model = create_model("tiny", "mnist-scale-local-2", 2, kernel_size=5)
+    model = create_model("tiny", "mnist-scale-local-2", upsample=2, kernel_size=5)
     assert model(images(model)).shape == (2, 10)
     assert model.first.kernel_size == (5, 5)
     with pytest.raises(ValueError, match="a model named 'tiny' is registered already"):

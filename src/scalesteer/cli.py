@@ -5,6 +5,7 @@ To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -225,17 +226,24 @@ class Evaluate:
 class Models:
     """List the networks with their numbers of trainable parameters on each dataset.
 
+    The paper's networks (ss-cnn and what it is compared with) are built for one size of image. Those named steered and
+    pooled take any size, and have as many parameters whatever the size.
+
     Example: scalesteer models
     """
 
     def run(self) -> None:
-        counts = {name: [count_parameters(create_model(name, data)) for data in DATASETS] for name in list_models()}
-        rows = {name: [f"{count:,}" for count in row] for name, row in counts.items()}
-        rows["max/min"] = [f"{max(column) / min(column):.3f}" for column in zip(*counts.values(), strict=True)]
-        width = max(map(len, rows))
-        print(" " * width, *DATASETS, sep="  ")
-        for name, texts in rows.items():
-            print(name.ljust(width), *(t.rjust(len(d)) for t, d in zip(texts, DATASETS, strict=True)), sep="  ")
+        name_width, room = max(map(len, list_models())), shutil.get_terminal_size().columns
+        tables: list[list[str]] = [[]]  # as many datasets beside each other as the terminal has room for
+        for dataset in DATASETS:
+            if tables[-1] and name_width + sum(2 + len(d) for d in (*tables[-1], dataset)) > room:
+                tables.append([])
+            tables[-1].append(dataset)
+        for i, datasets in enumerate(tables):
+            print("\n" * (i > 0) + " " * name_width, *datasets, sep="  ")
+            for name in list_models():
+                counts = (f"{count_parameters(create_model(name, d)):,}".rjust(len(d)) for d in datasets)
+                print(name.ljust(name_width), *counts, sep="  ")
 
 
 @app.command(name="predict")

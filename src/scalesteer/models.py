@@ -1,19 +1,26 @@
-"""The networks of the paper's experiments: SS-CNN and what it is compared with, at equal numbers of parameters.
+"""The networks: those of the paper's experiments, and those that take images of any size.
 
-All have three convolutions and two fully connected layers. What the paper's appendix leaves open is the same for all:
-convolution with bias, (maximum over scales,) ReLU, max-pooling, batch normalisation, three times; fully connected 256,
-batch normalisation, ReLU, dropout 0.7, fully connected.
+The paper's (SS-CNN and what it is compared with, at equal numbers of parameters) flatten a grid of cells into a fully
+connected layer, so that each is built for one size of image. All have three convolutions and two fully connected
+layers. What the paper's appendix leaves open is the same for all: convolution with bias, (maximum over scales,) ReLU,
+max-pooling, batch normalisation, three times; fully connected 256, batch normalisation, ReLU, dropout 0.7, fully
+connected.
+
+The others (``"steered-cnn"``, ``"steered-resnet"`` and their plain twins ``"pooled-cnn"``, ``"pooled-resnet"``) score
+the classes at every place and pool the scores over space: the answer does not depend on the size of the image, and
+without the pooling it is a map of classes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
@@ -21,33 +28,97 @@ from torch import Tensor, nn
 
 from scalesteer import _checks, baselines
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
-from scalesteer.nn import ScaleSteerableConv2d
+from scalesteer.nn import MultiScaleConv2d, ScaleSteerableConv2d
 
 Builder = Callable[..., nn.Sequential]
+Convolution = nn.Conv2d | MultiScaleConv2d
 Scales = tuple[float, ...]
+
+STEERED_BASIS, STEERED_SCALES = "area", (1.0, 2**0.5, 2.0)  # of the filters in networks for any size
+READOUTS = ("max", "mean", "logsumexp")
 
 
 class Task(NamedTuple):
     """What a dataset asks of a network."""
 
+    in_chans: int
+    num_classes: int
     image_size: tuple[int, int]
-    classes: int
 
 
 DATASETS = {
-    "mnist-scale": Task((28, 28), 10),
-    "fmnist-scale": Task((28, 28), 10),
-    "mnist-scale-local-2": Task((28, 40), 10),
+    "mnist-scale": Task(1, 10, (28, 28)),
+    "fmnist-scale": Task(1, 10, (28, 28)),
+    "mnist-scale-local-2": Task(1, 10, (28, 40)),
+    "stir-mnist": Task(1, 10, (64, 64)),
+    "stir-emoji": Task(1, 36, (64, 64)),
+    "mnist-large-scale": Task(1, 10, (112, 112)),
+    "rescaled-cifar10": Task(3, 10, (64, 64)),
 }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a builder needs to know: the size of the images that reach the features, the widths and the upsampling."""
+    """What a builder of features needs to know. Its fields beside the task's are options of :func:`create_model`.
 
-    image_size: tuple[int, int]
-    widths: tuple[int, ...]
-    upsample: int
+    A subclass adds what its kind of network has, and :meth:`network` says how features become one.
+    """
+
+    in_chans: int = 1
+    num_classes: int = 10
+    image_size: tuple[int, int] | None = None
+    widths: tuple[int, ...] = (16,)
+    hidden: int = 0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        own = vars(self)  # to put checked values in the place of what was given
+        for name, minimum in (("in_chans", 1), ("num_classes", 1), ("hidden", 0)):
+            own[name] = _checks.integer(name, own[name], minimum=minimum)
+        if self.image_size is not None:
+            own["image_size"] = _checks.pair("image_size", self.image_size, minimum=1)
+        if not isinstance(self.widths, (tuple, list)) or not self.widths:
+            raise ValueError(f"`widths` must be one integer or more, one for each stage (got {self.widths!r}).")
+        own["widths"] = tuple(_checks.integer(f"widths[{i}]", w, minimum=1) for i, w in enumerate(self.widths))
+        own["dropout"] = _checks.real("dropout", self.dropout)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`dropout` must be from 0 to below 1 (got {self.dropout}).")
+
+    def network(self, features: nn.Sequential) -> nn.Module:
+        """The whole network, with new weights behind the features."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FlatPlan(Plan):
+    """A network like the paper's: three convolutions, a grid of cells, two fully connected layers.
+
+    Attributes:
+        widths: Channels of the three convolutions.
+        hidden: Units between the two fully connected layers.
+        upsample: By how much the input is enlarged, 1 or 2.
+    """
+
+    image_size: tuple[int, int] = (28, 28)
+    widths: tuple[int, ...] = (30, 60, 90)
+    hidden: int = 256
+    dropout: float = 0.7
+    upsample: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.widths, (tuple, list)) or len(self.widths) != 3:
+            raise ValueError(f"`widths` must be 3 integers, one for each convolution (got {self.widths!r}).")
+        super().__post_init__()
+        _checks.integer("hidden", self.hidden, minimum=1)
+        if _checks.integer("upsample", self.upsample, minimum=1) > 2:
+            raise ValueError(f"`upsample` must be 1 or 2 (got {self.upsample}).")
+        if self.cells < 1:
+            raise ValueError(f"`image_size` must be at least 8 x 8, so that a cell is left (got {self.image_size}).")
+
+    @property
+    def feature_size(self) -> tuple[int, int]:
+        """Height and width of the images that reach the features."""
+        return self.image_size[0] * self.upsample, self.image_size[1] * self.upsample
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:
@@ -57,29 +128,106 @@ class Plan:
     @property
     def cells(self) -> int:
         """Pixels that are left of each channel: 2 x 2 of 28 x 28, 2 x 3 of 28 x 40, with either upsampling."""
-        height, width = self.image_size
+        height, width = self.feature_size
         for window, padding in self.pools:
-            height, width = ((n + 2 * padding - window) // window + 1 for n in (height, width))
+            height, width = (max(0, (n + 2 * padding - window) // window + 1) for n in (height, width))
         return height * width
 
+    def network(self, features: nn.Sequential) -> FlatNetwork:
+        """Features, then two fully connected layers."""
+        return FlatNetwork(features, self)
 
-_MODELS: dict[str, tuple[Builder, int, tuple[int, ...]]] = {}  # with the usual upsampling and widths
+
+@dataclass(frozen=True)
+class PooledPlan(Plan):
+    """A network that pools over space and takes images of any size from `smallest` on.
+
+    Attributes:
+        image_size: The size of image that the network is meant for, or None; other sizes are taken too.
+        widths: Channels of each stage.
+        hidden: Channels of a layer between the features and the scores, 0 for none.
+        kernel_size: Side of the filters, at scale 1 where they are steered.
+        subsample: After which stages, counted from 1, maps are halved (:class:`BlurPool2d`).
+        readout: How scores are pooled over space: their ``"max"``, their ``"mean"``, or ``"logsumexp"``: the logarithm
+            of the mean of their exponentials, between the two.
+        pool_first: Pool the features instead and score what is left. With ``"max"`` and ``"logsumexp"`` a class may
+            then be told from parts at different places; with ``"mean"`` and no hidden layer there is no difference.
+        dense: Leave the pooling out: the output is a map of scores, `(B, classes, h, w)`.
+        channels: Sizes at which the network looks at the image, as factors; the result is then a
+            `scalesteer.channels.ScaleChannels` around the network.
+        join: How the answers at these sizes become one; None for the default of `ScaleChannels`, as for `drop`.
+        drop: Share of these sizes that is left out at random in training.
+    """
+
+    kernel_size: int = 7
+    subsample: tuple[int, ...] = ()
+    readout: str = "max"
+    pool_first: bool = False
+    dense: bool = False
+    channels: Scales | None = None
+    join: str | None = None
+    drop: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own, stages = vars(self), len(self.widths)
+        own["kernel_size"] = _checks.kernel_size(self.kernel_size)
+        positions = self.subsample if isinstance(self.subsample, (tuple, list)) else (None,)
+        if [stage for stage in range(1, stages + 1) if stage in positions] != [*positions]:
+            raise ValueError(f"`subsample` must be ascending stages from 1 to {stages} (got {self.subsample!r}).")
+        own["subsample"] = tuple(self.subsample)
+        _checks.choice("readout", self.readout, READOUTS)
+        for name in ("pool_first", "dense"):
+            own[name] = _checks.boolean(name, own[name])
+        for name in ("join", "drop"):
+            if self.channels is None and own[name] is not None:
+                raise ValueError(f"`{name}` (got {own[name]!r}) needs `channels`, the sizes to look at.")
+        if self.image_size is not None and min(self.image_size) < self.smallest:
+            least = f"at least {self.smallest} x {self.smallest}"
+            raise ValueError(f"`image_size` must be {least} for this network (got {self.image_size}).")
+
+    @property
+    def stride(self) -> int:
+        """Pixels of the image from one place of the last maps to the next."""
+        return 1 << len(self.subsample)
+
+    @property
+    def grid(self) -> tuple[int, float]:
+        """Stride and offset of the last maps: place i looks at pixel ``offset + i * stride``."""
+        return self.stride, (self.stride - 1) / 2
+
+    @property
+    def smallest(self) -> int:
+        """The least height and width of an image: it holds a filter, and one place of the last maps."""
+        return max(self.kernel_size, self.stride)
+
+    def network(self, features: nn.Sequential) -> nn.Module:
+        """Features, then scores and the pooling; inside `ScaleChannels` if there are channels."""
+        network = PooledNetwork(features, self)
+        if self.channels is None:
+            return network
+        from scalesteer.channels import ScaleChannels  # type: ignore[import-not-found]
+
+        given = {name: value for name in ("join", "drop") if (value := getattr(self, name)) is not None}
+        return ScaleChannels(network, self.channels, **given, grid=self.grid)  # type: ignore[no-any-return]
 
 
-def register_model(
-    name: str, *, upsample: int = 1, widths: tuple[int, ...] = (30, 60, 90)
-) -> Callable[[Builder], Builder]:
+_MODELS: dict[str, tuple[Builder, Plan]] = {}  # with the usual options
+
+
+def register_model(name: str, plan: type[Plan] = FlatPlan, **usual: Any) -> Callable[[Builder], Builder]:
     """Make a builder of features known to :func:`create_model` by name.
 
-    The builder takes a :class:`Plan` and its own options as keywords; its result, from an image with one channel,
-    has `widths[-1]` channels of `plan.cells` pixels, and its first convolution is called ``conv1``. `upsample` is that
-    of the input that the paper used for the network, `widths` the channels of the three convolutions.
+    The builder takes a plan, of the kind that is named here, and its own options as keywords. Its result is an
+    `nn.Sequential` whose first convolution is called ``conv1``. It takes images with `plan.in_chans` channels and
+    leaves `plan.widths[-1]`; for a :class:`FlatPlan` (images of `plan.feature_size`) of `plan.cells` pixels each.
+    `usual` are options that differ from the plan's defaults.
     """
     if name in _MODELS:
         raise ValueError(f"a model named {name!r} is registered already.")
 
     def add(build: Builder) -> Builder:
-        _MODELS[name] = build, upsample, widths
+        _MODELS[name] = build, plan(**usual)
         return build
 
     return add
@@ -90,40 +238,85 @@ def list_models() -> list[str]:
     return sorted(_MODELS)
 
 
-def create_model(name: str, dataset: str = "mnist-scale", upsample: int | None = None, **options: Any) -> Network:
-    """Build a network, with new weights, for a dataset.
+def list_options(name: str) -> list[str]:
+    """The options that :func:`create_model` takes for a network, beside channels, classes and size of the images."""
+    build, usual = _MODELS[_checks.choice("name", name, list_models())]
+    own = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return [*own, *(f.name for f in dataclasses.fields(usual) if f.name not in Task._fields)]
+
+
+@overload
+def create_model(
+    name: str,
+    dataset: str | None = None,
+    *,
+    in_chans: int | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: None = None,
+    **options: Any,
+) -> Network: ...
+
+
+@overload
+def create_model(
+    name: str,
+    dataset: str | None = None,
+    *,
+    in_chans: int | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: Sequence[float],
+    **options: Any,
+) -> nn.Module: ...
+
+
+def create_model(
+    name: str,
+    dataset: str | None = None,
+    *,
+    in_chans: int | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Build a network, with new weights, for images of your own or for a dataset.
 
     Args:
         name: One of :func:`list_models`.
-        dataset: ``"mnist-scale"``, ``"fmnist-scale"`` (1 x 28 x 28) or ``"mnist-scale-local-2"`` (1 x 28 x 40).
-        upsample: Enlarge the input by 1 or 2; None for what the paper used (2 for SS-CNN, 1 for the others).
-        options: For every network `widths` (of the three convolutions), `hidden` (256) and `dropout` (0.7); `scales`
-            where a method has them; `basis` (a LogRadialBasis or the name of a preset) and `backend` for ``"ss-cnn"``;
+        dataset: One of `DATASETS`, a short way to say the next three; what is given of them counts more.
+        in_chans: Channels of the images, by default 1.
+        num_classes: By default 10.
+        image_size: Height and width of the images, or one number for both. The paper's networks are built for it, by
+            default 28; the others take any size, and know by it only what they are meant for.
+        options: Those of the network, :func:`list_options`; None for the default. The paper's networks have `widths`
+            (of the three convolutions), `hidden` (256), `dropout` (0.7) and `upsample` (enlarge the input by 1 or 2;
+            SS-CNN 2, the others 1); the others what :class:`PooledPlan` has. Beside these, `scales` where a method
+            has them; `basis` (a LogRadialBasis or the name of a preset) and `backend` where filters are steered;
             `antialias` where images are resized.
 
     Example:
         >>> model = create_model("ss-cnn", basis="area")
         >>> model(torch.rand(2, 1, 28, 28)).shape, count_parameters(model)
         (torch.Size([2, 10]), 443078)
+        >>> model = create_model("pooled-cnn", in_chans=3, num_classes=5)
+        >>> model(torch.rand(2, 3, 40, 50)).shape
+        torch.Size([2, 5])
     """
-    build, usual_upsample, usual_widths = _MODELS[_checks.choice("name", name, list_models())]
-    task = DATASETS[_checks.choice("dataset", dataset, list(DATASETS))]
-    upsample = usual_upsample if upsample is None else _checks.integer("upsample", upsample, minimum=1)
-    if upsample not in (1, 2):
-        raise ValueError(f"`upsample` must be 1 or 2 (got {upsample}).")
-    own = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = list_options(name)
+    options = {option: value for option, value in options.items() if value is not None}
     for option in options:
         try:
-            _checks.choice("options", option, [*own, "widths", "hidden", "dropout"])
+            _checks.choice("options", option, known)
         except ValueError as error:
             raise TypeError(f"{name} has no option {option!r}: {error}") from None
-    widths = options.pop("widths", usual_widths)
-    if not isinstance(widths, (tuple, list)) or len(widths) != len(usual_widths):
-        raise ValueError(f"`widths` must be {len(usual_widths)} integers, one for each convolution (got {widths!r}).")
-    hidden, dropout = options.pop("hidden", 256), options.pop("dropout", 0.7)
-    widths = tuple(_checks.integer(f"widths[{i}]", w, minimum=1) for i, w in enumerate(widths))
-    plan = Plan((task.image_size[0] * upsample, task.image_size[1] * upsample), widths, upsample)
-    return Network(build(plan, **options), task, plan, hidden, dropout)
+    task = {} if dataset is None else DATASETS[_checks.choice("dataset", dataset, list(DATASETS))]._asdict()
+    given = {"in_chans": in_chans, "num_classes": num_classes, "image_size": image_size}
+    task |= {key: value for key, value in given.items() if value is not None}
+    build, usual = _MODELS[name]
+    shared = {f.name: options.pop(f.name) for f in dataclasses.fields(usual) if f.name in options}
+    plan = dataclasses.replace(usual, **task, **shared)
+    return plan.network(build(plan, **options))
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -131,41 +324,51 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
+    """Have a network, also one inside `ScaleChannels`, bring its input to the standard deviation and mean of 1 and 0.
+
+    Args:
+        model: Made by :func:`create_model`.
+        std: Of the training images, a number; or one for each channel, where the network reads out by pooling.
+        mean: Likewise; the paper's networks do not subtract it.
+    """
+    networks = [module for module in model.modules() if isinstance(module, Network)]
+    if not networks:
+        raise TypeError(f"`model` must be a network of create_model (got {type(model).__name__}).")
+    for network in networks:
+        for name, numbers in (("std", std), ("mean", mean)):
+            buffer, value = network._buffers.get(f"input_{name}"), torch.as_tensor(numbers)
+            if buffer is None:
+                continue
+            if value.ndim and value.shape != buffer.shape:
+                raise ValueError(f"`{name}` must be one number or have shape {tuple(buffer.shape)} (got {numbers!r}).")
+            if not value.isfinite().all() or (name == "std" and not (value > 0).all()):
+                raise ValueError(f"`{name}` must be finite, and a deviation positive (got {numbers!r}).")
+            buffer.copy_(value)
+
+
 class Network(nn.Module):
-    """Divide by the standard deviation, upsample, extract features, classify.
+    """What all networks of :func:`create_model` have in common: they prepare their input, and know their first layer.
 
     Shape:
-        `(B, 1, H, W)` -> `(B, classes)`, logits.
+        `(B, in_chans, H, W)` -> `(B, classes)`, logits.
 
     Attributes:
-        features: The convolutional part, an `nn.Sequential` with names: conv1, relu1, pool1, norm1, conv2, …
-        classifier: The fully connected part.
-        input_std: The number the input is divided by, 1 until training code sets it to that of the training set; in
-            the state dict, so that a checkpoint is complete.
+        features: The convolutional part, an `nn.Sequential` with names.
+        classifier: What turns features into scores of classes.
+        image_size: Height and width of the images that the network is meant for, or None.
+        input_std: What the input is divided by, 1 until training code sets it to that of the training set; in the
+            state dict, so that a checkpoint is complete.
         first: The first convolution; ``model.first(model.prepare(x))`` is its response, except behind a spatial
             transformer, which shows it another image.
     """
 
     input_std: Tensor
 
-    def __init__(self, features: nn.Sequential, task: Task, plan: Plan, hidden: int, dropout: float) -> None:
+    def __init__(self, features: nn.Sequential, plan: Plan) -> None:
         super().__init__()
-        hidden, dropout = _checks.integer("hidden", hidden, minimum=1), _checks.real("dropout", dropout)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"`dropout` must be from 0 to below 1 (got {dropout}).")
-        self.upsample, self.image_size = plan.upsample, task.image_size
-        self.register_buffer("input_std", torch.ones(()))
+        self.in_chans, self.image_size = plan.in_chans, plan.image_size
         self.features = features
-        self.classifier = nn.Sequential(
-            OrderedDict(
-                flatten=nn.Flatten(),
-                fc1=nn.Linear(plan.widths[-1] * plan.cells, hidden),
-                norm=nn.BatchNorm1d(hidden),
-                relu=nn.ReLU(),
-                dropout=nn.Dropout(dropout),
-                fc2=nn.Linear(hidden, task.classes),
-            )
-        )
 
     @property
     def first(self) -> nn.Module:
@@ -173,11 +376,37 @@ class Network(nn.Module):
         return self.features.get_submodule("conv1")
 
     def prepare(self, x: Tensor) -> Tensor:
+        """What the features see of the input."""
+        raise NotImplementedError
+
+
+class FlatNetwork(Network):
+    """Divide by the standard deviation, upsample, extract features, flatten, classify: the paper's networks.
+
+    The names of `features` are conv1, relu1, pool1, norm1, conv2, …
+    """
+
+    def __init__(self, features: nn.Sequential, plan: FlatPlan) -> None:
+        super().__init__(features, plan)
+        self.upsample = plan.upsample
+        self.register_buffer("input_std", torch.ones(()))
+        self.classifier = nn.Sequential(
+            OrderedDict(
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(plan.widths[-1] * plan.cells, plan.hidden),
+                norm=nn.BatchNorm1d(plan.hidden),
+                relu=nn.ReLU(),
+                dropout=nn.Dropout(plan.dropout),
+                fc2=nn.Linear(plan.hidden, plan.num_classes),
+            )
+        )
+
+    def prepare(self, x: Tensor) -> Tensor:
         """What the features see of the input: divided by the standard deviation and upsampled (bilinear)."""
-        _checks.images(x, 1, self.input_std)
+        _checks.images(x, self.in_chans, self.input_std)
         if tuple(x.shape[-2:]) != self.image_size:
-            height, width = self.image_size
-            raise ValueError(f"the input must have shape (B, 1, {height}, {width}) (got {tuple(x.shape)}).")
+            size = ", ".join(map(str, (self.in_chans, *(self.image_size or ()))))
+            raise ValueError(f"the input must have shape (B, {size}) (got {tuple(x.shape)}).")
         x = x / self.input_std
         return x if self.upsample == 1 else F.interpolate(x, scale_factor=self.upsample, mode="bilinear")
 
@@ -187,10 +416,131 @@ class Network(nn.Module):
         return logits
 
 
-def _scalar_features(plan: Plan, conv: Callable[[int, int], nn.Module]) -> OrderedDict[str, nn.Module]:
+class PooledNetwork(Network):
+    """Normalise, extract features, score the classes at every place, pool over space: images of any size.
+
+    Built from a :class:`PooledPlan`, which explains the options.
+
+    Shape:
+        `(B, in_chans, H, W)` -> `(B, classes)`, logits; or `(B, classes, H // stride, W // stride)` if `dense`. Height
+        and width are `smallest` or more.
+
+    Attributes:
+        classifier: Convolutions of 1 x 1, so that they work at one place as at many.
+        dense: Whether the output is a map of scores; may be changed at any time. Without `pool_first` the logits are
+            the map's pooled scores.
+        input_mean: Subtracted from the input before it is divided by `input_std`; both `(in_chans,)`.
+    """
+
+    input_mean: Tensor
+
+    def __init__(self, features: nn.Sequential, plan: PooledPlan) -> None:
+        super().__init__(features, plan)
+        self.stride, self.smallest = plan.stride, plan.smallest
+        self.readout, self.pool_first, self.dense = plan.readout, plan.pool_first, plan.dense
+        self.register_buffer("input_mean", torch.zeros(plan.in_chans))
+        self.register_buffer("input_std", torch.ones(plan.in_chans))
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        if plan.hidden:
+            layers["fc1"] = nn.Conv2d(plan.widths[-1], plan.hidden, 1, bias=False)
+            layers["norm"] = nn.BatchNorm2d(plan.hidden)
+            layers["relu"] = nn.ReLU()
+        layers["dropout"] = nn.Dropout2d(plan.dropout)  # of whole channels: the same at all places
+        layers["fc2"] = nn.Conv2d(plan.hidden or plan.widths[-1], plan.num_classes, 1)
+        self.classifier = nn.Sequential(layers)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What the features see of the input: without the mean and divided by the standard deviation."""
+        _checks.images(x, self.in_chans, self.input_std)
+        if any(n < self.smallest for n in x.shape[-2:]):
+            least = f"at least {self.smallest} x {self.smallest} pixels"
+            raise ValueError(f"the image must have {least} (got shape {tuple(x.shape)}): enlarge it or pad it.")
+        return (x - self.input_mean.view(-1, 1, 1)) / self.input_std.view(-1, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits for a batch of images, or their maps of scores."""
+        x = self.features(self.prepare(x))  # (B, C, h, w)
+        if self.dense:
+            return self.classifier(x)  # type: ignore[no-any-return]
+        x = self.classifier(self._pool(x)) if self.pool_first else self._pool(self.classifier(x))
+        return x.flatten(1)  # (B, classes)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        """One number for each map, `(B, C, 1, 1)`."""
+        if self.readout == "mean":
+            return x.mean((-2, -1), keepdim=True)
+        if self.readout == "max":
+            return x.amax((-2, -1), keepdim=True)
+        peak = x.detach().amax((-2, -1), keepdim=True)  # no exponential overflows
+        return peak + (x - peak).exp().mean((-2, -1), keepdim=True).log()
+
+    def extra_repr(self) -> str:
+        """What is not seen in the layers."""
+        return f"readout={self.readout!r}, pool_first={self.pool_first}, dense={self.dense}, smallest={self.smallest}"
+
+
+class BlurPool2d(nn.Module):
+    """Halve maps without aliasing: smooth by (1, 3, 3, 1) / 8 along both axes, then keep every second pixel.
+
+    Even taps put a pixel of the output amid four of the input, as `F.interpolate` does, so that maps of all depths
+    cover the same part of the image. At the border the taps inside share the weight of those outside. (Zhang 2019,
+    "Making convolutional networks shift-invariant again".)
+
+    Shape:
+        `(B, C, H, W)` -> `(B, C, H // 2, W // 2)`.
+
+    Example:
+        >>> BlurPool2d()(torch.ones(1, 2, 8, 9)).shape
+        torch.Size([1, 2, 4, 4])
+    """
+
+    taps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        line = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
+        self.register_buffer("taps", torch.outer(line, line)[None, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Smoothed and halved maps."""
+        weight = self.taps.expand(x.shape[1], -1, -1, -1)  # (C, 1, 4, 4)
+        inside = F.conv2d(x.new_ones(1, 1, *x.shape[-2:]), self.taps, stride=2, padding=1)  # (1, 1, H // 2, W // 2)
+        return F.conv2d(x, weight, stride=2, padding=1, groups=x.shape[1]) / inside
+
+
+class ResidualBlock(nn.Module):
+    """Add what `body` makes of the input to the input, which a 1 x 1 convolution fits where channels differ.
+
+    Shape:
+        `(B, in_channels, H, W)` -> `(B, out_channels, H, W)`.
+    """
+
+    def __init__(self, body: nn.Module, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.body, self.shortcut = body, nn.Sequential()
+        if in_channels != out_channels:
+            self.shortcut = _normalised(nn.Conv2d(in_channels, out_channels, 1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum, with ReLU."""
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def _normalised(*convolutions: Convolution) -> nn.Sequential:
+    """Convolutions with batch normalisation each, and ReLU between them."""
+    layers = [layer for conv in convolutions for layer in (conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def _stages(plan: Plan) -> list[tuple[int, int]]:
+    """Channels that come into each stage and that go out."""
+    return list(itertools.pairwise((plan.in_chans, *plan.widths)))
+
+
+def _flat_features(plan: FlatPlan, conv: Callable[[int, int], nn.Module]) -> OrderedDict[str, nn.Module]:
     """Three times convolution, ReLU, max-pooling and batch normalisation."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for i, ((fan_in, fan_out), (window, padding)) in enumerate(_stages(plan), start=1):
+    for i, ((fan_in, fan_out), (window, padding)) in enumerate(zip(_stages(plan), plan.pools, strict=True), start=1):
         layers[f"conv{i}"] = conv(fan_in, fan_out)
         layers[f"relu{i}"] = nn.ReLU()
         layers[f"pool{i}"] = nn.MaxPool2d(window, padding=padding)
@@ -198,39 +548,37 @@ def _scalar_features(plan: Plan, conv: Callable[[int, int], nn.Module]) -> Order
     return layers
 
 
-def _stages(plan: Plan) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    return list(zip(itertools.pairwise((1, *plan.widths)), plan.pools, strict=True))
-
-
 @register_model("ss-cnn", upsample=2)
 def ss_cnn(
-    plan: Plan, *, scales: Scales = PAPER_SCALES, basis: LogRadialBasis | str = "paper", backend: str = "auto"
+    plan: FlatPlan, *, scales: Scales = PAPER_SCALES, basis: LogRadialBasis | str = "paper", backend: str = "auto"
 ) -> nn.Sequential:
     """The paper's network: scale-steerable filters of size 7 to 17 in every layer."""
     conv = partial(ScaleSteerableConv2d, padding="same", scales=scales, basis=basis, backend=backend)
-    return nn.Sequential(_scalar_features(plan, conv))
+    return nn.Sequential(_flat_features(plan, conv))
 
 
 @register_model("plain-cnn")
-def plain_cnn(plan: Plan) -> nn.Sequential:
+def plain_cnn(plan: FlatPlan) -> nn.Sequential:
     """Ordinary 7 x 7 convolutions."""
-    return nn.Sequential(_scalar_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3)))
+    return nn.Sequential(_flat_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3)))
 
 
 @register_model("locally-scale-invariant-cnn")
 def locally_scale_invariant_cnn(
-    plan: Plan, *, scales: Scales = baselines.KANAZAWA_SCALES, antialias: bool = False
+    plan: FlatPlan, *, scales: Scales = baselines.KANAZAWA_SCALES, antialias: bool = False
 ) -> nn.Sequential:
     """7 x 7 filters on resized images (Kanazawa et al. 2014)."""
     conv = partial(baselines.LocallyScaleInvariantConv2d, padding="same", scales=scales, antialias=antialias)
-    return nn.Sequential(_scalar_features(plan, conv))
+    return nn.Sequential(_flat_features(plan, conv))
 
 
 @register_model("vector-field-cnn", widths=(22, 44, 66))
-def vector_field_cnn(plan: Plan, *, scales: Scales = baselines.MARCOS_SCALES, antialias: bool = True) -> nn.Sequential:
+def vector_field_cnn(
+    plan: FlatPlan, *, scales: Scales = baselines.MARCOS_SCALES, antialias: bool = True
+) -> nn.Sequential:
     """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need twice the filters."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for i, ((fan_in, fan_out), (window, padding)) in enumerate(_stages(plan), start=1):
+    for i, ((fan_in, fan_out), (window, padding)) in enumerate(zip(_stages(plan), plan.pools, strict=True), start=1):
         # The ReLU is inside: lengths are not negative.
         layers[f"conv{i}"] = baselines.VectorFieldConv2d(
             fan_in, fan_out, padding="same", scales=scales, antialias=antialias, vector_input=i > 1
@@ -242,8 +590,98 @@ def vector_field_cnn(plan: Plan, *, scales: Scales = baselines.MARCOS_SCALES, an
 
 
 @register_model("spatial-transformer")
-def spatial_transformer(plan: Plan) -> nn.Sequential:
+def spatial_transformer(plan: FlatPlan) -> nn.Sequential:
     """The plain CNN behind a spatial transformer (Jaderberg et al. 2015), which localises at the original size."""
-    transformer = baselines.SpatialTransformer2d(1, plan.image_size, shrink=plan.upsample)
-    layers = _scalar_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3))
+    transformer = baselines.SpatialTransformer2d(plan.in_chans, plan.feature_size, shrink=plan.upsample)
+    layers = _flat_features(plan, partial(nn.Conv2d, kernel_size=7, padding=3))
     return nn.Sequential(OrderedDict(transformer=transformer, **layers))
+
+
+def _pooled_features(plan: PooledPlan, conv: Callable[[int, int], Convolution]) -> nn.Sequential:
+    """Convolution, batch normalisation, ReLU and, after some stages, a halved map."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (fan_in, fan_out) in enumerate(_stages(plan), start=1):
+        layers[f"conv{i}"] = conv(fan_in, fan_out)
+        layers[f"norm{i}"] = nn.BatchNorm2d(fan_out)
+        layers[f"relu{i}"] = nn.ReLU()
+        if i in plan.subsample:
+            layers[f"blur{i}"] = BlurPool2d()
+    return nn.Sequential(layers)
+
+
+@register_model("steered-cnn", PooledPlan, widths=(16, 32), subsample=(1,))
+def steered_cnn(
+    plan: PooledPlan,
+    *,
+    scales: Scales = STEERED_SCALES,
+    basis: LogRadialBasis | str = STEERED_BASIS,
+    backend: str = "auto",
+) -> nn.Sequential:
+    """A small network of scale-steerable filters."""
+    steer = partial(ScaleSteerableConv2d, padding="same", bias=False, scales=scales, basis=basis, backend=backend)
+    return _pooled_features(plan, partial(steer, kernel_size=plan.kernel_size))
+
+
+@register_model("pooled-cnn", PooledPlan, widths=(16, 32), subsample=(1,))
+def pooled_cnn(plan: PooledPlan) -> nn.Sequential:
+    """The plain twin of ``"steered-cnn"``."""
+    return _pooled_features(plan, partial(nn.Conv2d, kernel_size=plan.kernel_size, padding="same", bias=False))
+
+
+def _residual_features(
+    plan: PooledPlan, conv: Callable[[int, int], Convolution], blocks: int, body: Callable[[int, int, int], nn.Module]
+) -> nn.Sequential:
+    """A convolution, then stages of residual blocks; `body` is of (stage, channels that come in, that go out)."""
+    blocks, width = _checks.integer("blocks", blocks, minimum=1), plan.widths[0]
+    stem = (conv(plan.in_chans, width), nn.BatchNorm2d(width), nn.ReLU())
+    layers: OrderedDict[str, nn.Module] = OrderedDict(zip(("conv1", "norm1", "relu1"), stem, strict=True))
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise((width, *plan.widths)), start=1):
+        fans = [fan_in, *[fan_out] * (blocks - 1)]
+        layers[f"stage{i}"] = nn.Sequential(*(ResidualBlock(body(i, fan, fan_out), fan, fan_out) for fan in fans))
+        if i in plan.subsample:
+            layers[f"blur{i}"] = BlurPool2d()
+    return nn.Sequential(layers)
+
+
+@register_model("steered-resnet", PooledPlan, widths=(32, 64, 128), subsample=(1, 2), readout="mean")
+def steered_resnet(
+    plan: PooledPlan,
+    *,
+    scales: Scales = STEERED_SCALES,
+    basis: LogRadialBasis | str = STEERED_BASIS,
+    backend: str = "auto",
+    blocks: int = 2,
+    middle: float = 0.5,
+    steered_stages: int | None = None,
+) -> nn.Sequential:
+    """Residual blocks of three convolutions: 1 x 1 to fewer channels, steered, 1 x 1 back.
+
+    `blocks` are in each stage; `middle` is the share of the channels that the steered convolution has; stages after
+    the first `steered_stages`, by default all, have a plain 3 x 3 convolution in its place.
+    """
+    steer = partial(ScaleSteerableConv2d, padding="same", bias=False, scales=scales, basis=basis, backend=backend)
+    steered = len(plan.widths) if steered_stages is None else steered_stages
+    _checks.integer("steered_stages", steered, minimum=0)
+    if _checks.real("middle", middle) <= 0:
+        raise ValueError(f"`middle` must be positive (got {middle}).")
+
+    def body(stage: int, fan_in: int, fan_out: int) -> nn.Module:
+        inner = max(1, round(middle * fan_out))
+        conv: Convolution = nn.Conv2d(inner, inner, 3, padding=1, bias=False)
+        if stage <= steered:
+            conv = steer(inner, inner, plan.kernel_size)
+        pointwise = partial(nn.Conv2d, kernel_size=1, bias=False)
+        return _normalised(pointwise(fan_in, inner), conv, pointwise(inner, fan_out))
+
+    return _residual_features(plan, partial(steer, kernel_size=plan.kernel_size), blocks, body)
+
+
+@register_model("pooled-resnet", PooledPlan, widths=(29, 58, 116), kernel_size=3, subsample=(1, 2), readout="mean")
+def pooled_resnet(plan: PooledPlan, *, blocks: int = 2) -> nn.Sequential:
+    """The plain twin of ``"steered-resnet"``: the usual residual blocks of two convolutions."""
+    conv = partial(nn.Conv2d, kernel_size=plan.kernel_size, padding="same", bias=False)
+
+    def body(stage: int, fan_in: int, fan_out: int) -> nn.Module:
+        return _normalised(conv(fan_in, fan_out), conv(fan_out, fan_out))
+
+    return _residual_features(plan, conv, blocks, body)

@@ -66,10 +66,10 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
     With `tiles` a large image may be cut into tiles, as it is for the maximum over scales.
     """
     in_channels = filters.weights.shape[1]
-    if in_channels <= FEW_CHANNELS and groups == 1:
-        return "fast" if max(filters.sizes) > SMALL_WINDOW else "direct"
     if any(isinstance(axis.length, torch.SymInt) for axis in axes):
         return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
+    if in_channels <= FEW_CHANNELS and groups == 1:
+        return "fast" if max(filters.sizes) > SMALL_WINDOW else "direct"
     rows, columns = (_tiles(axes) if tiles else None) or axes
     pixels, spectrum = rows.count * columns.count, rows.period * columns.period
     direct = pixels * in_channels * sum(filters.areas)
