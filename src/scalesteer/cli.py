@@ -3,12 +3,13 @@
 To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `SubcommandApp` of its own.
 """
 
+import itertools
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,8 @@ except ImportError:
 
 from scalesteer import __version__, files, training
 from scalesteer._checks import choice
-from scalesteer.data import scale, sheets, sources
+from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
+from scalesteer.data.sized import build_sized
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
 from scalesteer.training import RunConfig, results
 from scalesteer.training.predict import ImageError, predict
@@ -66,17 +68,28 @@ class Fetch:
 @dataclass(frozen=True)
 class _SplitFlags:
     dataset: Positional[Annotated[str, arg(metavar="DATASET")]] = "mnist-scale"
-    """mnist-scale, fmnist-scale or mnist-scale-local-2."""
+    """mnist-scale, fmnist-scale, mnist-scale-local-2; or stir-mnist, stir-emoji, mnist-large-scale, rescaled-cifar10,
+    which take --train-sizes, --test-sizes and --sizes only."""
     scale_range: Annotated[tuple[float, float] | None, arg(metavar="LOW HIGH")] = None
     """Factors to shrink by, uniform between the two; equal ends fix it. By default the dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"
     """As in the paper's released code, or without its aliasing."""
     sizes: Annotated[tuple[int, int, int] | None, arg(metavar="TRAIN VAL TEST")] = None
-    """How many images each part has. By default the dataset's own."""
+    """How many images, or objects that are shown at each size, each part has. By default the dataset's own."""
     seed: int = 0  # Another seed gives another six splits.
+    train_sizes: Annotated[tuple[float, float] | None, arg(metavar="LOW HIGH")] = None
+    """Sizes of training and validation objects, both ends included. By default the dataset's own."""
+    test_sizes: Annotated[tuple[float, ...] | None, arg(metavar="SIZE...")] = None
+    """Sizes of test objects. By default all that the dataset has."""
 
     def options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("scale_range", "resampler", "sizes", "seed")}
+        """The flags that are given; one that is not for this dataset is an error."""
+        choice("dataset", self.dataset, [*scale.DATASETS, *SIZED_DATASETS])
+        known = {f.name for f in fields(SizedSpec if self.dataset in SIZED_DATASETS else scale.SplitSpec)}
+        given = {f.name: getattr(self, f.name) for f in fields(_SplitFlags) if getattr(self, f.name) != f.default}
+        if unknown := ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in known):
+            raise ValueError(f"{self.dataset} takes no {unknown}.")
+        return {name: value for name, value in given.items() if name != "dataset"}
 
 
 @data.command(name="build")
@@ -87,11 +100,18 @@ class Build(_SplitFlags):
     Example: scalesteer data build mnist-scale --splits 0 1
     """
 
-    splits: tuple[int, ...] = tuple(scale.SPLITS)  # Which splits; the paper has 0 to 5.
+    splits: tuple[int, ...] | None = None
+    """Which splits. By default 0 to 5 of the paper's datasets, 0 of the others."""
     data_dir: Originals = None
 
     def run(self) -> None:
-        for split, meta in scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options()).items():
+        if self.dataset in SIZED_DATASETS:
+            for split, part in itertools.product((0,) if self.splits is None else self.splits, scale.PARTS):
+                digest = build_sized(SizedSpec(self.dataset, split, **self.options()), part, self.data_dir)
+                print(f"{self.dataset} split {split} {part}: SHA-256 {digest}")
+            return
+        splits = scale.SPLITS if self.splits is None else self.splits
+        for split, meta in scale.build(self.dataset, splits, data_dir=self.data_dir, **self.options()).items():
             print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
 
 
@@ -109,7 +129,8 @@ class Show(_SplitFlags):
     output: Path = Path("sheet.png")  # The PNG to write.
 
     def run(self) -> None:
-        spec = scale.SplitSpec(self.dataset, self.split, **self.options())
+        options = self.options()
+        spec = (SizedSpec if self.dataset in SIZED_DATASETS else scale.SplitSpec)(self.dataset, self.split, **options)
         sheets.draw(spec, self.part, self.output, count=self.count)
         print(self.output)
 

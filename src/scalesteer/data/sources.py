@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
@@ -179,13 +180,22 @@ def recognise(source: str, payloads: Payloads, where: object) -> Identity:
     raise DataError(f"{where}: the files come from different releases of {known.title}.")
 
 
-def make_pool(identity: Identity, payloads: Payloads) -> Pool:
-    """All images of the four payloads, sorted by content; their digest must be the pinned one."""
+def _join(payloads: Payloads) -> tuple[Images, Images]:
+    """Images and labels of the four payloads, in their order: training, then test."""
     train_images, train_labels, test_images, test_labels = payloads.values()
     images = np.frombuffer(train_images[16:] + test_images[16:], np.uint8).reshape(-1, SIDE, SIDE)
-    labels = np.frombuffer(train_labels[8:] + test_labels[8:], np.uint8)
+    return images, np.frombuffer(train_labels[8:] + test_labels[8:], np.uint8)
+
+
+def _sorted_by_content(images: Images, labels: Images) -> list[int]:
     rows = [label.tobytes() + image.tobytes() for image, label in zip(images, labels, strict=True)]
-    order = sorted(range(len(rows)), key=rows.__getitem__)
+    return sorted(range(len(rows)), key=rows.__getitem__)
+
+
+def make_pool(identity: Identity, payloads: Payloads) -> Pool:
+    """All images of the four payloads, sorted by content; their digest must be the pinned one."""
+    images, labels = _join(payloads)
+    order = _sorted_by_content(images, labels)
     pool = Pool(identity, images[order], labels[order])
     digest = files.combined_digest({name: files.tensor_digest(t) for name, t in pool.tensors().items()})
     if digest != identity.digest:
@@ -314,10 +324,38 @@ def fetch(source: str, data_dir: DataDir = None) -> Pool:
         log.warning("%s: this is the %s.", known.title, remark)
 
     def make() -> files.Content:
-        return make_pool(identity, payloads or _obtain(identity)).tensors(), vars(identity)
+        found = payloads or _obtain(identity)
+        pool = make_pool(identity, found)
+        _published_order(identity, lambda: found)  # while the originals are at hand
+        return pool.tensors(), vars(identity)
 
     tensors, _ = files.cached(pool_path(identity), "", lambda meta: meta["digest"] == identity.digest, make)
     return Pool(identity, tensors["images"].numpy(), tensors["labels"].numpy())
+
+
+def _published_order(identity: Identity, obtain: Callable[[], Payloads]) -> NDArray[np.int64]:
+    """Where each image of the four files, in their order, lies in the sorted pool; kept beside it."""
+
+    def make() -> files.Content:
+        images, labels = _join(obtain())
+        order = np.empty(len(labels), np.int64)
+        order[_sorted_by_content(images, labels)] = np.arange(len(labels))
+        return {"order": torch.from_numpy(order)}, vars(identity)
+
+    def is_sound(meta: dict[str, Any]) -> bool:
+        return bool(meta["about"] == vars(identity) and meta["arrays"].keys() == {"order"})
+
+    path = pool_path(identity)
+    tensors, _ = files.cached(path.with_name(f"{path.stem}-order.safetensors"), "", is_sound, make)
+    return tensors["order"].numpy()
+
+
+def published(source: str, data_dir: DataDir = None) -> Pool:
+    """The images of a source in the order of its files, those for training first; see :func:`fetch`."""
+    pool = fetch(source, data_dir)
+    identity, payloads = identify(source, data_dir)
+    order = _published_order(identity, lambda: payloads or _obtain(identity))
+    return Pool(identity, pool.images[order], pool.labels[order])
 
 
 def _obtain(wanted: Identity) -> Payloads:

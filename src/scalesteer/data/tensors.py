@@ -1,16 +1,17 @@
 """A part of a split as tensors: uint8 in memory, on its device, batched there."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from scalesteer._checks import integer, real
+from scalesteer._checks import choice, integer, real
 from scalesteer.data.elastic import ELASTIC_SIGMA, distort
-from scalesteer.data.scale import SplitSpec, load_part
+from scalesteer.data.scale import DATASETS, SplitSpec, load_part
+from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
 from scalesteer.data.sources import DataDir
 
 
@@ -21,14 +22,15 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     `about` has the split's spec, source with its release, and digest, to be recorded with every result.
     """
 
-    images: Tensor  # (N, H, W) uint8
+    images: Tensor  # (N, H, W) or, in colour, (N, C, H, W) uint8
     labels: Tensor  # (N,) int64
     scales: Tensor  # (N,) float32, or (N, 2) where an image shows two digits
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 3:
-            raise TypeError(f"`images` must be uint8 (N, H, W) (got {self.images.dtype} {tuple(self.images.shape)}).")
+        if self.images.dtype != torch.uint8 or self.images.ndim not in (3, 4):
+            got = f"{self.images.dtype} {tuple(self.images.shape)}"
+            raise TypeError(f"`images` must be uint8 (N, H, W) or (N, C, H, W) (got {got}).")
         if not len(self.images) == len(self.labels) == len(self.scales):
             counts = f"{len(self.images)}, {len(self.labels)}, {len(self.scales)}"
             raise ValueError(f"`images`, `labels` and `scales` must be of one length (got {counts}).")
@@ -109,12 +111,20 @@ def load_split(
     """One part of a split as tensors; obtained, built and cached on first use.
 
     Args:
-        dataset: "mnist-scale", "fmnist-scale" or "mnist-scale-local-2".
-        split: 0 to 5.
+        dataset: One of `DATASETS`, the paper's, or of `SIZED_DATASETS`, for sizes never seen in training.
+        split: 0 to 5; of a sized dataset 0 is the published division.
         part: "train", "val" or "test".
         data_dir: A directory with the original files; otherwise see :func:`.sources.fetch`.
-        **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`.
+        **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`, or of a sized dataset
+            `train_sizes`, `test_sizes` and `sizes` as in :class:`.sized.SizedSpec`.
     """
+    known = [*DATASETS, *SIZED_DATASETS]
+    own = SizedSpec if choice("dataset", dataset, known) in SIZED_DATASETS else SplitSpec
+    allowed = [field.name for field in fields(own)][2:]
+    if unknown := ", ".join(f"`{name}`" for name in options if name not in allowed):
+        raise TypeError(f"{unknown} does not apply to dataset={dataset!r}: it takes {', '.join(allowed)}.")
+    if own is SizedSpec:
+        return ImageSet(*load_sized(SizedSpec(dataset, split, **options), part, data_dir))
     loaded, meta = load_part(SplitSpec(dataset, split, **options), part, data_dir=data_dir)
     images, labels, scales = map(torch.from_numpy, (loaded.images, loaded.labels, loaded.scales))
     return ImageSet(images, labels.long(), scales, {**meta["about"], "part": part, "digest": meta["digest"]})
