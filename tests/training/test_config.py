@@ -183,7 +183,7 @@ def test_filters_are_the_presets_but_for_what_is_set():
 
 def test_networks_are_made_as_a_run_says():
     config = RunConfig(
-        "steered-cnn", "stir-emoji", widths=(4, 6), kernel_size=5, readout="mean", dropout=0.25, scales=(1, 1.4),
+        "steered-cnn", "rescaled-cifar10", widths=(4, 6), kernel_size=5, readout="mean", dropout=0.25, scales=(1, 1.4),
         basis="paper", m=0.5, channels=(0.5, 1), join="mean", drop=0.5,
     )  # fmt: skip
     model = create_model(config.model, config.dataset, **config.model_options)
@@ -191,5 +191,5 @@ def test_networks_are_made_as_a_run_says():
     layer = model.net.first
     assert (layer.scales, layer.kernel_size, layer.basis) == ((1.0, 1.4), (5, 5), LogRadialBasis(m=0.5))
     assert model.net.readout == "mean"
-    assert model(torch.rand(1, 1, 64, 64)).shape == (1, 36)
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 10)
     assert "channels" not in RunConfig("steered-cnn").model_options

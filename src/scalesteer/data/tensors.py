@@ -1,16 +1,16 @@
 """A part of a split as tensors: uint8 in memory, on its device, batched there."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from scalesteer._checks import integer, real, reals
+from scalesteer._checks import choice, integer, real, reals
 from scalesteer.data.elastic import ELASTIC_SIGMA, distort
-from scalesteer.data.scale import SplitSpec, load_part
+from scalesteer.data.scale import DATASETS, SplitSpec, load_part
 from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
 from scalesteer.data.sources import DataDir
 
@@ -138,15 +138,19 @@ def load_split(
     """One part of a split as tensors; obtained, built and cached on first use.
 
     Args:
-        dataset: "mnist-scale", "fmnist-scale" or "mnist-scale-local-2"; or, with objects at several sizes each,
-            "stir-mnist", "stir-emoji", "mnist-large-scale" or "rescaled-cifar10".
-        split: 0 to 5.
+        dataset: One of `DATASETS`, the paper's, or of `SIZED_DATASETS`, for sizes never seen in training.
+        split: 0 to 5; of a sized dataset 0 is the published division.
         part: "train", "val" or "test".
         data_dir: A directory with the original files; otherwise see :func:`.sources.fetch`.
-        **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`; or `train_sizes`,
-            `test_sizes` and `sizes` as in :class:`.sized.SizedSpec`.
+        **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`, or of a sized dataset
+            `train_sizes`, `test_sizes` and `sizes` as in :class:`.sized.SizedSpec`.
     """
-    if dataset in SIZED_DATASETS:
+    known = [*DATASETS, *SIZED_DATASETS]
+    own = SizedSpec if choice("dataset", dataset, known) in SIZED_DATASETS else SplitSpec
+    allowed = [field.name for field in fields(own)][2:]
+    if unknown := ", ".join(f"`{name}`" for name in options if name not in allowed):
+        raise TypeError(f"{unknown} does not apply to dataset={dataset!r}: it takes {', '.join(allowed)}.")
+    if own is SizedSpec:
         return ImageSet(*load_sized(SizedSpec(dataset, split, **options), part, data_dir))
     loaded, meta = load_part(SplitSpec(dataset, split, **options), part, data_dir=data_dir)
     images, labels, scales = map(torch.from_numpy, (loaded.images, loaded.labels, loaded.scales))

@@ -10,8 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks
-from scalesteer.data import DATASETS, SplitSpec
-from scalesteer.data.sized import SIZED_DATASETS, SizedSpec
+from scalesteer.data import DATASETS, SIZED_DATASETS, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
-from scalesteer.data import ImageSet
-from scalesteer.data.sized import SizedSpec
+from scalesteer.data import ImageSet, SizedSpec
 from scalesteer.models import create_model, set_input_statistics
 from scalesteer.training.augment import Augmentation
 from scalesteer.training.config import RunConfig
