@@ -84,7 +84,7 @@ class RunConfig:
     precision: Precision = "float32"  # Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast.
     upsample: int | None = None  # Enlarge the input by 1 or 2; by default what the paper used for the model.
     basis: str | None = None
-    """Preset of steered filters: paper, area, released-code or smooth; by default the network's own, for ss-cnn paper."""
+    """Preset of steered filters: paper, area, released-code or smooth; by default the network's own."""
     train_images: int | None = None  # Use only the first so many training images; by default all.
     scale_range: tuple[float, float] | None = None  # Factors that images are shrunk by; by default the dataset's own.
     sizes: tuple[int, int, int] | None = None
@@ -97,8 +97,8 @@ class RunConfig:
     """Orders k of steered filters; by default the preset's, as with the next two."""
     m: float | None = None  # Radial decay of steered filters.
     support: Literal["disc", "crop", "averaged"] | None = None
-    """Pixels that belong to steered filters: a disc that grows with the scale, crops of the largest one, or the disc with
-    its edge averaged over pixels."""
+    """Pixels that belong to steered filters: a disc that grows with the scale, crops of the largest one, or that disc
+    with its edge averaged over pixels."""
     train_sizes: tuple[float, float] | None = None
     """Smallest and largest size of the objects in training and validation images, of those that the dataset has; by
     default its own."""
