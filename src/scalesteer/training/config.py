@@ -49,17 +49,26 @@ def _factors(name: str, value: Any) -> tuple[float, ...]:
 
 
 def _widths(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"`{name}` must be a sequence of integers (got {value!r}).")
     widths = tuple(_checks.integer(f"{name}[{i}]", width, minimum=1) for i, width in enumerate(value))
     if not 0 < len(widths) <= MOST_VALUES or max(widths) > MOST_CHANNELS:
         raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {MOST_CHANNELS} (got {widths}).")
     return widths
 
 
+def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
+    sizes = tuple(map(_checks.kernel_size, value if isinstance(value, (tuple, list)) else (value,)))
+    if not 0 < len(sizes) <= MOST_VALUES or max(sizes) > LARGEST_KERNEL:
+        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST_KERNEL} (got {value}).")
+    return sizes if isinstance(value, (tuple, list)) else sizes[0]
+
+
 # How a field that may be None is made plain where it is not.
 OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
     "scales": _ascending, "channels": _ascending, "test_channels": _ascending, "test_sizes": _ascending,
     "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
-    "kernel_size": lambda _, value: _checks.kernel_size(value),
+    "kernel_size": _kernel_size,
     "readout": lambda name, value: _checks.choice(name, value, READOUTS),
 }  # fmt: skip
 
@@ -109,7 +118,8 @@ class RunConfig:
     shift: int = 0  # Move training images at random by up to so many pixels.
     widths: tuple[int, ...] | None = None
     """Channels of the layers; by default the network's own, as with the next three."""
-    kernel_size: int | None = None  # Side of the filters of networks that read out by pooling.
+    kernel_size: int | tuple[int, ...] | None = None
+    """Side of the filters of networks that read out by pooling: one number, or one for each stage."""
     readout: str | None = None  # How those networks pool over space: max, mean or logsumexp.
     dropout: float | None = None  # Share of the last features that is left out at random in training.
     channels: tuple[float, ...] | None = None
@@ -172,7 +182,6 @@ class RunConfig:
             ),
             # Whoever opens a checkpoint builds its network: it must not take all memory.
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
-            "kernel_size": ((self.kernel_size or 3) <= LARGEST_KERNEL, f"be at most {LARGEST_KERNEL}"),
         }
         for name, (sound, rule) in limits.items():
             if not sound:
