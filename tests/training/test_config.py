@@ -1,5 +1,5 @@
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -196,3 +196,9 @@ def test_networks_are_made_as_a_run_says():
     assert model.net.readout == "mean"
     assert model(torch.rand(1, 3, 64, 64)).shape == (1, 10)
     assert "channels" not in RunConfig("steered-cnn").model_options
+
+
+def test_filters_of_a_steered_network_are_its_own_but_for_what_is_set():
+    own = create_model("steered-cnn").first.basis
+    assert RunConfig("steered-cnn", m=0.5).model_options["basis"] == replace(own, m=0.5)
+    assert "basis" not in RunConfig("steered-cnn").model_options
