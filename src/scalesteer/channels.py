@@ -1,0 +1,379 @@
+"""One network that looks at an image at several sizes: channels of scale, with shared weights and one joined answer."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NoReturn, Self, overload
+
+import torch
+from torch import Tensor, nn
+
+from scalesteer import _checks
+from scalesteer.fast import being_traced
+from scalesteer.geometry import no_autocast
+
+JOINS = ("mean", "max", "logsumexp")
+Grid = tuple[float, float]
+
+
+class ScaleChannels(nn.Module):
+    r"""A network applied to an image at several sizes; its answers are joined into one.
+
+    Channel c resizes the image by the factor :math:`s_c`, and the same network, with the same weights, answers with
+    logits :math:`z_{ck}`, one for each class k. The joined logits are, for C channels,
+
+    .. math::
+        \frac1C \sum_c z_{ck} \;\text{("mean")}, \qquad \max_c z_{ck} \;\text{("max")}, \qquad
+        \log \frac1C \sum_c e^{z_{ck}} \;\text{("logsumexp")},
+
+    and go into `F.cross_entropy` like those of the network alone. ``"logsumexp"`` is the probability of the class when
+    the size is not known: softmax over all pairs of class and channel, summed over channels. A channel in which the
+    object has the wrong size can say so with low logits, and then has no part in the answer.
+
+    A network that returns maps gives a joined map: all channels are read at the places of the reference grid, which is
+    that of the image at its own size, and joined at each place. Where the window of a network without padding reaches
+    beyond the image in a channel, that channel has no part in the answer; the largest one answers everywhere.
+
+    Note:
+        Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of ``round(H * s)``, by
+        Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
+
+    Note:
+        Batch normalisation. In training the network runs once for each channel. Each run is normalised by the
+        statistics of its own channel, and the running statistics move once for each channel, in ascending order: they
+        become those of all channels together, with which evaluation normalises.
+
+    Note:
+        Time and memory are :attr:`cost` times those of the network alone.
+
+    Args:
+        net: Any module that maps images `(B, C, H, W)` to logits `(B, classes)` or to maps `(B, classes, h, w)`, and
+            that takes images of every size. Logits are joined as they are: a network for maps with a class "nothing
+            here" keeps the logit of that class at zero, so that the others mean the same in every channel.
+        scales: How much larger than the image the channels see it, positive and ascending. A scale above 1 enlarges the
+            image, and so answers for objects that are smaller than those that `net` was made for.
+        join: ``"mean"``, ``"max"`` or ``"logsumexp"``.
+        drop: Share of channels that is left out at random in training, from 0 to below 1; at least one stays. Each
+            image has its own draw, made on the device, so that a recorded CUDA graph draws anew. All channels are
+            computed: it makes the network rely on no single channel, and saves no time.
+        grid: Where the pixels of a map lie: (stride, offset) for a net whose output pixel i looks at input pixel
+            ``offset + i * stride``. None finds it from the sizes of image and map in all channels, which needs padding
+            that is equal on both sides. Export of maps with dynamic height and width needs it.
+
+    Shape:
+        `(B, C, H, W)` -> `(B, classes)`, or `(B, classes, h, w)` with h and w of the net on the image itself.
+
+    Raises:
+        ValueError: If an argument is out of its range; if an image becomes smaller than a pixel; if the net refuses the
+            image of a channel; if its output has no class axis.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 10, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> model = ScaleChannels(net, (0.5, 1.0, 2.0))
+        >>> logits, sizes = model(torch.rand(4, 1, 28, 28), return_scales=True)
+        >>> logits.shape, sizes.shape, model.cost
+        (torch.Size([4, 10]), torch.Size([4]), 5.25)
+        >>> model.with_scales((0.25, 0.5, 1.0, 2.0)).net is net
+        True
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        scales: Sequence[float],
+        join: str = "logsumexp",
+        *,
+        drop: float = 0.0,
+        grid: Grid | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"`net` must be an nn.Module (got {type(net).__name__}).")
+        self.net = net
+        self.scales = _checks.scales(scales)
+        self.join = _checks.choice("join", join, JOINS)
+        self.drop = _checks.real("drop", drop)
+        if not 0 <= self.drop < 1:
+            raise ValueError(f"`drop` must be from 0 to below 1 (got {self.drop}).")
+        self.grid = None if grid is None else _check_grid(grid)
+
+    @property
+    def cost(self) -> float:
+        """Time and memory relative to the network on the image alone: the sum of the areas of all channels."""
+        return sum(scale**2 for scale in self.scales)
+
+    def with_scales(self, scales: Sequence[float]) -> Self:
+        """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
+        checked = _checks.scales(scales)
+        other = self.__new__(type(self))
+        # Tables of modules and hooks of its own, with the same entries.
+        own = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in vars(self).items()}
+        other.__dict__.update(own, scales=checked)
+        return other
+
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Joined logits.
+
+        Args:
+            x: Images `(B, C, H, W)`.
+            return_scales: Also return the size that answered, `(B,)` or `(B, h, w)`: the size of the object relative to
+                those that the network was made for, 1 / scale of the channel that answered. 2 is an object twice as
+                large, which the channel of scale 0.5 shows at the usual size. Between channels it is continuous: the
+                geometric mean of the channels' sizes, weighted by their softmax for the class that won; with
+                ``join="max"``, the size of the channel that won.
+        """
+        _check_images(x)
+        image = _image_size(x)
+        canvases = [_canvas(image, scale) for scale in self.scales]
+        answers = [self._answer(x, i, canvas) for i, canvas in enumerate(canvases)]
+        work = torch.promote_types(answers[0].dtype, torch.float32)
+        kept = None
+        if answers[0].ndim == 4:
+            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid)
+        z = torch.stack(answers).to(work)  # (S, B, classes, ...)
+        if self.training and self.drop:
+            drawn = torch.rand(z.shape[:2], device=z.device)
+            stays = (drawn >= self.drop) | (drawn == drawn.amax(0))
+            stays = stays.view(*z.shape[:2], *(1,) * (z.ndim - 2))
+            # Where all channels that stay do not see a place, the one that sees it answers after all.
+            kept = stays if kept is None else (kept & stays) | (kept & ~(kept & stays).any(0))
+        joined = _join(z, self.join, kept)
+        if not return_scales:
+            return joined.to(answers[0].dtype)
+        return joined.to(answers[0].dtype), self._sizes(z, joined, kept)
+
+    def _answer(self, x: Tensor, channel: int, canvas: tuple[int, int]) -> Tensor:
+        """What the network says of the image at the size of a channel."""
+        try:
+            answer = self.net(x if self.scales[channel] == 1 else resize(x, canvas))
+        except torch.OutOfMemoryError as error:
+            largest = f"the largest channel, {self.scales[-1]:.4g}" if len(self.scales) > 1 else "the batch"
+            _refused(error, self.scales[channel], canvas, f"{error} Leave out {largest}, or take smaller batches.")
+        except (RuntimeError, ValueError) as error:
+            _refused(error, self.scales[channel], canvas, str(error))
+        if not isinstance(answer, Tensor):
+            raise TypeError(f"`net` must return a tensor of logits or maps (got {type(answer).__name__}).")
+        if answer.ndim not in (2, 4) or answer.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"`net` must return logits (B, classes) or maps (B, classes, h, w) (got shape {tuple(answer.shape)} "
+                f"from images of shape {tuple(x.shape)}): without an axis of classes there is nothing to join."
+            )
+        return answer
+
+    def _sizes(self, z: Tensor, joined: Tensor, kept: Tensor | None) -> Tensor:
+        """The size that answered for the class that won: `(S, B, classes, ...)` -> `(B, ...)`."""
+        best = joined.argmax(1, keepdim=True)  # (B, 1, ...)
+        score = z.gather(2, best.expand(len(self.scales), *best.shape))  # (S, B, 1, ...)
+        if kept is not None:
+            score = score.masked_fill(~kept, -math.inf)
+        score = score.squeeze(2)
+        logs = torch.tensor([-math.log(scale) for scale in self.scales], dtype=z.dtype, device=z.device)
+        if self.join == "max":
+            return logs[score.argmax(0)].exp()
+        return (score.softmax(0) * logs.view(-1, *(1,) * (score.ndim - 1))).sum(0).exp()
+
+    def extra_repr(self) -> str:
+        """Arguments that differ from the defaults."""
+        parts = ["scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")", f"join={self.join!r}"]
+        parts += [f"drop={self.drop:.4g}"] if self.drop else []
+        return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
+
+
+def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images at another size, anti-aliased: `(B, C, H, W)` -> `(B, C, *size)`.
+
+    Pixels are unit squares and the image's edges stay where they are (``align_corners=False``); each axis has its own
+    factor. Deterministic, forward and backward. An axis that keeps its length is left as it is.
+
+    Example:
+        >>> resize(torch.ones(1, 1, 4, 6), (2, 9)).shape
+        torch.Size([1, 1, 2, 9])
+    """
+    matrices = []
+    for length, count in zip(x.shape[-2:], size, strict=True):
+        step = length / count
+        matrices.append(None if _equal(length, count) else _matrix(x, step / 2 - 0.5, step, count, length, _cubic))
+    return _multiply(x, *matrices)
+
+
+def _equal(first: int, second: int) -> bool:
+    """Whether two lengths are known to be equal; a dynamic one is not, and asking would fix it in an exported program."""
+    return type(first) is int and type(second) is int and first == second
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Keys' function, a = -1/2: misses less than half as much as a triangle on strokes of a pixel or two."""
+    d = distance.abs()
+    return torch.where(d < 1, 1 + d**2 * (1.5 * d - 2.5), (2 - 4 * d + 2.5 * d**2 - 0.5 * d**3) * (d < 2))
+
+
+def _triangle(distance: Tensor) -> Tensor:
+    """Linear interpolation, for logits: it never exceeds what it reads."""
+    return (1 - distance.abs()).clamp(min=0)
+
+
+def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """Multiply both axes of images by matrices; None leaves an axis as it is."""
+    if rows is None and columns is None:
+        return x
+    with no_autocast(x.device):  # half precision is for convolutions; pixels are mixed in float32 at least
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        y = y if columns is None else y @ columns.mT  # (..., W) -> (..., W')
+        if rows is not None:  # (B C, H, W') -> (B C, H', W'); a batched product fixes no size of an exported program
+            y = rows.expand(x.shape[0] * x.shape[1], -1, -1).bmm(y.flatten(0, 1)).unflatten(0, x.shape[:2])
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return y.to(x.dtype, memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
+    """The matrix `(count, length)` that reads a signal at start, start + step, …, made once for each size and device."""
+    arguments = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
+    # What a compiler or a recorded graph makes belongs to it.
+    own = being_traced() or (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    return (_make_matrix if own else _kept_matrix)(*arguments)
+
+
+def _make_matrix(
+    start: float,
+    step: float,
+    count: int,
+    length: int,
+    kernel: Callable[..., Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    work: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    positions = (start + step * torch.arange(count, **work)).clamp(-0.5, length - 0.5)
+    # Where positions lie further apart than one, the function is stretched so that no sample is skipped.
+    weights = kernel((positions[:, None] - torch.arange(length, **work)) / torch.sym_max(1.0, step))
+    return (weights / weights.sum(1, keepdim=True)).to(dtype)
+
+
+@lru_cache(maxsize=1024)
+def _kept_matrix(*arguments: Any) -> Tensor:
+    with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
+        return _make_matrix(*arguments)
+
+
+def _join(z: Tensor, join: str, kept: Tensor | None) -> Tensor:
+    """Join answers over the channels, or over those that are `kept`: `(S, B, classes, ...)` -> `(B, classes, ...)`."""
+    if join == "mean":
+        return z.mean(0) if kept is None else (z.masked_fill(~kept, 0)).sum(0) / kept.sum(0)
+    z = z if kept is None else z.masked_fill(~kept, -math.inf)
+    if join == "max":
+        return z.amax(0)
+    count = torch.full((), z.shape[0], dtype=z.dtype, device=z.device) if kept is None else kept.sum(0).to(z.dtype)
+    return z.logsumexp(0) - count.log()
+
+
+def _image_size(x: Tensor) -> tuple[int, int]:
+    """Height and width, as plain numbers for `torch.compile`: its code generator cannot order rounded dynamic sizes."""
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return operator.index(x.shape[-2]), operator.index(x.shape[-1])
+    return x.shape[-2], x.shape[-1]
+
+
+def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
+    """Height and width of an image in a channel."""
+    if scale == 1:
+        return image  # a compiler's sizes do not say by themselves that rounding changes nothing
+    height, width = (round(length * scale) for length in image)
+    if height < 1 or width < 1:
+        raise ValueError(
+            f"the channel of scale {scale:.4g} would show images of {image[0]} x {image[1]} as {height} x {width}"
+            " pixels: leave out the smallest `scales` or give larger images."
+        )
+    return height, width
+
+
+def _refused(error: Exception, scale: float, canvas: tuple[int, int], why: str) -> NoReturn:
+    """Say in which channel the network failed, with an error of the same kind."""
+    kind = next(kind for kind in (torch.OutOfMemoryError, ValueError, RuntimeError) if isinstance(error, kind))
+    shown = f"the channel of scale {scale:.4g} shows `net` images of {canvas[0]} x {canvas[1]} pixels, which failed"
+    raise kind(f"{shown}: {why}") from error
+
+
+def _check_images(x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
+    if x.ndim != 4:
+        hint = " add a batch axis with x.unsqueeze(0)." if x.ndim == 3 else ""
+        raise ValueError(f"the input must have 4 axes (B, C, H, W) (got shape {tuple(x.shape)}).{hint}")
+    if not x.is_floating_point():
+        raise TypeError(f"the input must be a real floating-point tensor (got {x.dtype}); convert with x.float().")
+
+
+def _check_grid(grid: Any) -> Grid:
+    if not isinstance(grid, (tuple, list)) or len(grid) != 2:
+        raise ValueError(f"`grid` must be (stride, offset) (got {grid!r}).")
+    stride, offset = _checks.real("grid[0]", grid[0]), _checks.real("grid[1]", grid[1])
+    if stride <= 0:
+        raise ValueError(f"the stride in `grid` must be positive (got {stride}).")
+    return stride, offset
+
+
+def _on_one_grid(
+    maps: list[Tensor],
+    canvases: list[tuple[int, int]],
+    image: tuple[int, int],
+    scales: tuple[float, ...],
+    grid: Grid | None,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Read the maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`."""
+    readings: list[list[Tensor | None]] = [[] for _ in maps]
+    seen: list[Tensor] = []
+    for axis in (0, 1):
+        lengths, counts = [canvas[axis] for canvas in canvases], [y.shape[2 + axis] for y in maps]
+        if grid is None and all(count == counts[0] for count in counts):  # each map covers its image in the same way
+            for reading in readings:
+                reading.append(None)
+            seen.append(torch.ones(len(maps), counts[0], dtype=torch.bool, device=maps[0].device))
+            continue
+        stride, offset = grid if grid is not None else _find_grid(lengths, counts)
+        if 1.0 in scales:
+            target = counts[scales.index(1.0)]
+        else:
+            target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)
+        inside = []
+        for y, reading, length, count in zip(maps, readings, lengths, counts, strict=True):
+            factor = length / image[axis]
+            start = ((offset + 0.5) * factor - 0.5 - offset) / stride  # of the first place, in pixels of this map
+            same = _equal(length, image[axis]) and _equal(count, target)
+            reading.append(None if same else _matrix(y, start, factor, target, count, _triangle))
+            places = start + factor * torch.arange(target, dtype=torch.float64, device=y.device)
+            margin = torch.sym_max(1.0, factor) / 2 + 1e-6
+            inside.append((places >= -margin) & (places <= count - 1 + margin))
+        inside[-1] = torch.ones_like(inside[-1])  # the largest channel sees most; it answers everywhere
+        seen.append(torch.stack(inside))
+    kept = (seen[0][:, :, None] & seen[1][:, None, :])[:, None, None]
+    return [_multiply(y, *reading) for y, reading in zip(maps, readings, strict=True)], kept
+
+
+def _find_grid(lengths: list[int], counts: list[int]) -> Grid:
+    """Stride and offset of a network that makes `counts` output pixels of images of `lengths` pixels.
+
+    Equal padding on both sides means count - 1 = floor((length - 1 - 2 offset) / stride); each channel narrows down the
+    offset, a multiple of 1/2.
+    """
+    ratio = (max(lengths) - min(lengths)) / (max(counts) - min(counts))
+    nearest = round(ratio)
+    guesses = (nearest, nearest + 1, nearest - 1) if ratio > 0.75 else (1 / round(1 / ratio),)
+    for stride in guesses:
+        low = max(n - 1 - stride * count + min(1.0, stride) for n, count in zip(lengths, counts, strict=True))
+        high = min(n - 1 - stride * (count - 1) for n, count in zip(lengths, counts, strict=True))
+        if low <= high + 1e-9:
+            return float(stride), (low + high) / 4
+    pairs = ", ".join(f"{n} -> {count}" for n, count in zip(lengths, counts, strict=True))
+    raise ValueError(
+        f"no stride explains the sizes of the maps ({pairs}): give `grid`, (stride, offset), so that output pixel i of "
+        "`net` looks at input pixel offset + i * stride."
+    )
