@@ -42,9 +42,12 @@ class ScaleChannels(nn.Module):
         Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
 
     Note:
-        Batch normalisation. In training the network runs once for each channel. Each run is normalised by the
-        statistics of its own channel, and the running statistics move once for each channel, in ascending order: they
-        become those of all channels together, with which evaluation normalises.
+        Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
+        statistics, so that a channel that training had normalised by statistics of its own would meet other numbers
+        there. In training the channels therefore pass through the network side by side, layer by layer
+        (:func:`at_sizes`), where the network is an `nn.Sequential` or one of :func:`scalesteer.create_model`. Any other
+        network runs once for each channel; let it normalise without the batch (`nn.GroupNorm`), or give it a method
+        `at_sizes`.
 
     Note:
         Time and memory are :attr:`cost` times those of the network alone.
@@ -134,7 +137,8 @@ class ScaleChannels(nn.Module):
         _check_images(x)
         image = _image_size(x)
         canvases = [_canvas(image, scale) for scale in self.scales]
-        answers = [self._answer(x, i, canvas) for i, canvas in enumerate(canvases)]
+        images = [x if scale == 1 else resize(x, canvas) for scale, canvas in zip(self.scales, canvases, strict=True)]
+        answers = self._answers(images)
         work = torch.promote_types(answers[0].dtype, torch.float32)
         kept = None
         if answers[0].ndim == 4:
@@ -151,23 +155,50 @@ class ScaleChannels(nn.Module):
             return joined.to(answers[0].dtype)
         return joined.to(answers[0].dtype), self._sizes(z, joined, kept)
 
-    def _answer(self, x: Tensor, channel: int, canvas: tuple[int, int]) -> Tensor:
-        """What the network says of the image at the size of a channel."""
+    def _answers(self, images: list[Tensor]) -> list[Tensor]:
+        """What the network says of the image in each channel."""
+        together = self.net.training and len(images) > 1 and _goes_together(self.net)
+        answers: list[Any] = []
         try:
-            answer = self.net(x if self.scales[channel] == 1 else resize(x, canvas))
-        except torch.OutOfMemoryError as error:
+            if together:
+                answers = at_sizes(self.net, images)
+            else:
+                for image in images:
+                    answers.append(self.net(image))
+        except (RuntimeError, ValueError) as error:  # which holds torch.OutOfMemoryError
+            channel = self._refusing(images) if together else len(answers)
+            if channel is None:
+                raise
+            self._refuse(error, channel, images[channel])
+        for answer in answers:
+            if not isinstance(answer, Tensor):
+                raise TypeError(f"`net` must return a tensor of logits or maps (got {type(answer).__name__}).")
+            if answer.ndim not in (2, 4) or answer.shape[0] != images[0].shape[0]:
+                raise ValueError(
+                    f"`net` must return logits (B, classes) or maps (B, classes, h, w) (got shape "
+                    f"{tuple(answer.shape)} from {images[0].shape[0]} images): without an axis of classes there is "
+                    "nothing to join."
+                )
+        return answers
+
+    def _refusing(self, images: list[Tensor]) -> int | None:
+        """The channel that the network refuses by itself, if there is one."""
+        for channel, image in enumerate(images):
+            try:
+                self.net(image)
+            except (RuntimeError, ValueError):
+                return channel
+        return None
+
+    def _refuse(self, error: Exception, channel: int, image: Tensor) -> NoReturn:
+        """Say in which channel the network failed, with an error of the same kind."""
+        why = str(error)
+        if isinstance(error, torch.OutOfMemoryError):
             largest = f"the largest channel, {self.scales[-1]:.4g}" if len(self.scales) > 1 else "the batch"
-            _refused(error, self.scales[channel], canvas, f"{error} Leave out {largest}, or take smaller batches.")
-        except (RuntimeError, ValueError) as error:
-            _refused(error, self.scales[channel], canvas, str(error))
-        if not isinstance(answer, Tensor):
-            raise TypeError(f"`net` must return a tensor of logits or maps (got {type(answer).__name__}).")
-        if answer.ndim not in (2, 4) or answer.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"`net` must return logits (B, classes) or maps (B, classes, h, w) (got shape {tuple(answer.shape)} "
-                f"from images of shape {tuple(x.shape)}): without an axis of classes there is nothing to join."
-            )
-        return answer
+            why += f" Leave out {largest}, or take smaller batches."
+        kind = next(kind for kind in (torch.OutOfMemoryError, ValueError, RuntimeError) if isinstance(error, kind))
+        shown = f"shows `net` images of {image.shape[-2]} x {image.shape[-1]} pixels, which failed"
+        raise kind(f"the channel of scale {self.scales[channel]:.4g} {shown}: {why}") from error
 
     def _sizes(self, z: Tensor, joined: Tensor, kept: Tensor | None) -> Tensor:
         """The size that answered for the class that won: `(S, B, classes, ...)` -> `(B, ...)`."""
@@ -188,6 +219,36 @@ class ScaleChannels(nn.Module):
         return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
 
 
+def at_sizes(module: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
+    """Apply a module to images of several sizes side by side; batch normalisation sees all of them as one batch.
+
+    An `nn.Sequential` is applied layer by layer. A module of another kind that holds batch normalisation says how its
+    parts are applied with a method `at_sizes(images)`, which calls this function for each. Everything else is applied
+    to one image after the other.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+        >>> [y.shape[-1] for y in at_sizes(net, [torch.rand(4, 1, 8, 8), torch.rand(4, 1, 5, 5)])]
+        [6, 3]
+    """
+    images = list(images)
+    if hasattr(module, "at_sizes"):
+        return list(module.at_sizes(images))  # type: ignore[operator]
+    if type(module) is nn.Sequential:
+        for layer in module:
+            images = at_sizes(layer, images)
+        return images
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return [module(x) for x in images]
+    joined = module(torch.cat([x.flatten(2) for x in images], dim=2)[..., None])  # (B, C, pixels of all, 1)
+    parts = joined.squeeze(3).split([x.shape[2] * x.shape[3] for x in images], dim=2)
+    return [part.unflatten(2, x.shape[2:]) for part, x in zip(parts, images, strict=True)]
+
+
+def _goes_together(net: nn.Module) -> bool:
+    return type(net) is nn.Sequential or hasattr(net, "at_sizes")
+
+
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Images at another size, anti-aliased: `(B, C, H, W)` -> `(B, C, *size)`.
 
@@ -206,7 +267,7 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _equal(first: int, second: int) -> bool:
-    """Whether two lengths are known to be equal; a dynamic one is not, and asking would fix it in an exported program."""
+    """Whether two lengths are known to be equal; a dynamic one is not, and asking would fix it in an export."""
     return type(first) is int and type(second) is int and first == second
 
 
@@ -235,7 +296,7 @@ def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
 
 
 def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
-    """The matrix `(count, length)` that reads a signal at start, start + step, …, made once for each size and device."""
+    """The matrix `(count, length)` that reads a signal at start, start + step, …, made once for each size."""
     arguments = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
     # What a compiler or a recorded graph makes belongs to it.
     own = being_traced() or (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
@@ -295,13 +356,6 @@ def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
     return height, width
 
 
-def _refused(error: Exception, scale: float, canvas: tuple[int, int], why: str) -> NoReturn:
-    """Say in which channel the network failed, with an error of the same kind."""
-    kind = next(kind for kind in (torch.OutOfMemoryError, ValueError, RuntimeError) if isinstance(error, kind))
-    shown = f"the channel of scale {scale:.4g} shows `net` images of {canvas[0]} x {canvas[1]} pixels, which failed"
-    raise kind(f"{shown}: {why}") from error
-
-
 def _check_images(x: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
@@ -328,7 +382,7 @@ def _on_one_grid(
     scales: tuple[float, ...],
     grid: Grid | None,
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Read the maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`."""
+    """Read the maps of all channels at the places of one grid; and where each channel sees, `(S, 1, 1, h, w)`."""
     readings: list[list[Tensor | None]] = [[] for _ in maps]
     seen: list[Tensor] = []
     for axis in (0, 1):

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks, baselines
+from scalesteer.channels import ScaleChannels, at_sizes
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.nn import MultiScaleConv2d, ScaleSteerableConv2d
 
@@ -206,10 +207,8 @@ class PooledPlan(Plan):
         network = PooledNetwork(features, self)
         if self.channels is None:
             return network
-        from scalesteer.channels import ScaleChannels  # type: ignore[import-not-found]
-
         given = {name: value for name in ("join", "drop") if (value := getattr(self, name)) is not None}
-        return ScaleChannels(network, self.channels, **given, grid=self.grid)  # type: ignore[no-any-return]
+        return ScaleChannels(network, self.channels, **given, grid=self.grid)
 
 
 _MODELS: dict[str, tuple[Builder, Plan]] = {}  # with the usual options
@@ -459,11 +458,17 @@ class PooledNetwork(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits for a batch of images, or their maps of scores."""
-        x = self.features(self.prepare(x))  # (B, C, h, w)
+        return self.at_sizes([x])[0]
+
+    def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """The same for images of several sizes side by side; batch normalisation sees all of them as one batch."""
+        maps = at_sizes(self.features, [self.prepare(x) for x in images])  # (B, C, h, w) each
+        if self.pool_first and not self.dense:
+            maps = [self._pool(x) for x in maps]
+        scores = at_sizes(self.classifier, maps)
         if self.dense:
-            return self.classifier(x)  # type: ignore[no-any-return]
-        x = self.classifier(self._pool(x)) if self.pool_first else self._pool(self.classifier(x))
-        return x.flatten(1)  # (B, classes)
+            return scores
+        return [(x if self.pool_first else self._pool(x)).flatten(1) for x in scores]  # (B, classes) each
 
     def _pool(self, x: Tensor) -> Tensor:
         """One number for each map, `(B, C, 1, 1)`."""
@@ -522,7 +527,12 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum, with ReLU."""
-        return F.relu(self.body(x) + self.shortcut(x))
+        return self.at_sizes([x])[0]
+
+    def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """The same for images of several sizes side by side."""
+        sums = zip(at_sizes(self.body, images), at_sizes(self.shortcut, images), strict=True)
+        return [F.relu(new + old) for new, old in sums]
 
 
 def _normalised(*convolutions: Convolution) -> nn.Sequential:
