@@ -218,12 +218,12 @@ def test_an_option_that_is_none_keeps_its_default(name):
 
 
 def blurred_by_loops(image):
-    height, width = image.shape
-    out, taps = np.zeros((height // 2, width // 2)), (1, 3, 3, 1)
+    (height, width), taps = image.shape, (1, 3, 3, 1)
+    out = np.zeros((height // 2, width // 2))
     for i, j in np.ndindex(*out.shape):
-        for di, dj in np.ndindex(4, 4):
-            row, column = (min(max(2 * n + d - 1, 0), m - 1) for n, d, m in ((i, di, height), (j, dj, width)))
-            out[i, j] += taps[di] * taps[dj] / 64 * image[row, column]
+        places = {(2 * i + di - 1, 2 * j + dj - 1): taps[di] * taps[dj] for di, dj in np.ndindex(4, 4)}
+        inside = {place: w for place, w in places.items() if place in np.ndindex(height, width)}
+        out[i, j] = sum(w * image[place] for place, w in inside.items()) / sum(inside.values())
     return out
 
 
@@ -413,3 +413,21 @@ def test_wrong_arguments_are_named(arguments, error, message):
 def test_wrong_images_are_named(name, x, error, message):
     with pytest.raises(error, match=message):
         tiny(name)(x)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("name", NAMES)
+def test_device_gives_the_numbers_of_the_cpu_and_the_same_bits_twice(name):
+    model, x, labels = tiny(name), torch.rand(8, 3, 33, 40), torch.arange(8) % 5
+    results = []
+    for device in ("cpu", "cuda", "cuda"):
+        other = copy.deepcopy(model).to(device, torch.float64)
+        loss = F.cross_entropy(other(x.to(device).double()), labels.to(device))
+        loss.backward()
+        results.append([loss.detach().cpu(), *(parameter.grad.cpu() for parameter in other.parameters())])
+    for expected, first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, expected, rtol=1e-6, atol=1e-8)
+        assert torch.equal(second, first)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert model.cuda()(x.cuda()).isfinite().all()

@@ -488,8 +488,8 @@ class BlurPool2d(nn.Module):
     """Halve maps without aliasing: smooth by (1, 3, 3, 1) / 8 along both axes, then keep every second pixel.
 
     Even taps put a pixel of the output amid four of the input, as `F.interpolate` does, so that maps of all depths
-    cover the same part of the image. Beyond the border is the nearest pixel. (Zhang 2019, "Making convolutional
-    networks shift-invariant again".)
+    cover the same part of the image. At the border the taps inside share the weight of those outside. (Zhang 2019,
+    "Making convolutional networks shift-invariant again".)
 
     Shape:
         `(B, C, H, W)` -> `(B, C, H // 2, W // 2)`.
@@ -509,7 +509,8 @@ class BlurPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Smoothed and halved maps."""
         weight = self.taps.expand(x.shape[1], -1, -1, -1)  # (C, 1, 4, 4)
-        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), weight, stride=2, groups=x.shape[1])
+        inside = F.conv2d(x.new_ones(1, 1, *x.shape[-2:]), self.taps, stride=2, padding=1)  # (1, 1, H // 2, W // 2)
+        return F.conv2d(x, weight, stride=2, padding=1, groups=x.shape[1]) / inside
 
 
 class ResidualBlock(nn.Module):
@@ -661,22 +662,23 @@ def steered_resnet(
     backend: str = "auto",
     blocks: int = 2,
     middle: float = 0.5,
-    steered_stages: int = 3,
+    steered_stages: int | None = None,
 ) -> nn.Sequential:
     """Residual blocks of three convolutions: 1 x 1 to fewer channels, steered, 1 x 1 back.
 
     `blocks` are in each stage; `middle` is the share of the channels that the steered convolution has; stages after
-    the first `steered_stages` have a plain 3 x 3 convolution in its place.
+    the first `steered_stages`, by default all, have a plain 3 x 3 convolution in its place.
     """
     steer = partial(ScaleSteerableConv2d, padding="same", bias=False, scales=scales, basis=basis, backend=backend)
-    steered_stages = _checks.integer("steered_stages", steered_stages, minimum=0)
+    steered = len(plan.widths) if steered_stages is None else steered_stages
+    _checks.integer("steered_stages", steered, minimum=0)
     if _checks.real("middle", middle) <= 0:
         raise ValueError(f"`middle` must be positive (got {middle}).")
 
     def body(stage: int, fan_in: int, fan_out: int) -> nn.Module:
         inner = max(1, round(middle * fan_out))
         conv: Convolution = nn.Conv2d(inner, inner, 3, padding=1, bias=False)
-        if stage <= steered_stages:
+        if stage <= steered:
             conv = steer(inner, inner, plan.kernel_size)
         pointwise = partial(nn.Conv2d, kernel_size=1, bias=False)
         return _normalised(pointwise(fan_in, inner), conv, pointwise(inner, fan_out))
