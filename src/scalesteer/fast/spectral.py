@@ -524,7 +524,7 @@ class Frequencies(Engine):
         return transfer
 
     def _to_weights(self, i: int, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfer`, from what `pull_back` found: to `(O, C / G, n n)` or, parts joined, `(O, C / G, E)`."""
+        """The adjoint of `_transfer`: what `pull_back` found to `(O, C / G, n n)` or, of all parts, `(O, C / G, E)`."""
         grad = _view(grad, -1, self.groups, len(self.plan.filters), self.out_channels // self.groups * self.per_group)
         parts = grad.transpose(1, 2).flatten(2).unbind(1)  # (f, R) each
         if self.basis is not None:
