@@ -106,8 +106,8 @@ class Filters:
         weights: `(O, C / groups, D)`.
         basis: `(D, T)`, or None, and D is T.
         sizes: The window of each scale, odd.
-        symmetric: Whether every filter is point-symmetric, W(-x) = W(x): the fast engines then have half of the work.
-            They believe it; only the even part of other filters, if any, would be left.
+        symmetric: Whether every filter is point-symmetric, W(-x) = W(x). The fast engines then do half of the work. It
+            is taken at its word: of filters that are not, they would see some part only.
     """
 
     weights: Tensor
