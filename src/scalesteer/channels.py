@@ -34,8 +34,9 @@ class ScaleChannels(nn.Module):
     object has the wrong size can say so with low logits, and then has no part in the answer.
 
     A network that returns maps gives a joined map: all channels are read at the places of the reference grid, which is
-    that of the image at its own size, and joined at each place. Where the window of a network without padding reaches
-    beyond the image in a channel, that channel has no part in the answer; the largest one answers everywhere.
+    that of the image at its own size, and joined at each place. A place covers several pixels of a finer map; they are
+    joined in the same way. Where the window of a network without padding reaches beyond the image in a channel, that
+    channel has no part in the answer; the largest one answers everywhere.
 
     Note:
         Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of ``round(H * s)``, by
@@ -138,7 +139,7 @@ class ScaleChannels(nn.Module):
         work = torch.promote_types(answers[0].dtype, torch.float32)
         kept = None
         if answers[0].ndim == 4:
-            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid)
+            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join)
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
         if self.training and self.drop:
             drawn = torch.rand(z.shape[:2], device=z.device)
@@ -206,7 +207,7 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _equal(first: int, second: int) -> bool:
-    """Whether two lengths are known to be equal; a dynamic one is not, and asking would fix it in an exported program."""
+    """Whether two lengths are known to be equal; to ask for a dynamic one would fix it in an exported program."""
     return type(first) is int and type(second) is int and first == second
 
 
@@ -235,7 +236,7 @@ def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
 
 
 def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
-    """The matrix `(count, length)` that reads a signal at start, start + step, …, made once for each size and device."""
+    """The matrix `(count, length)` that reads a signal at start, start + step, …; kept for each size and device."""
     arguments = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
     # What a compiler or a recorded graph makes belongs to it.
     own = being_traced() or (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
@@ -327,8 +328,14 @@ def _on_one_grid(
     image: tuple[int, int],
     scales: tuple[float, ...],
     grid: Grid | None,
-) -> tuple[list[Tensor], Tensor | None]:
-    """Read the maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`."""
+    join: str,
+) -> tuple[list[Tensor], Tensor]:
+    """The maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`.
+
+    A place covers several pixels of a finer map. They are joined as channels are: an object smaller than a place is not
+    averaged away.
+    """
+    parts = [math.ceil(scale) for scale in scales]  # how often a map is read within a place, along each axis
     readings: list[list[Tensor | None]] = [[] for _ in maps]
     seen: list[Tensor] = []
     for axis in (0, 1):
@@ -344,18 +351,26 @@ def _on_one_grid(
         else:
             target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)
         inside = []
-        for y, reading, length, count in zip(maps, readings, lengths, counts, strict=True):
+        for y, reading, length, count, part in zip(maps, readings, lengths, counts, parts, strict=True):
             factor = length / image[axis]
             start = ((offset + 0.5) * factor - 0.5 - offset) / stride  # of the first place, in pixels of this map
             same = _equal(length, image[axis]) and _equal(count, target)
-            reading.append(None if same else _matrix(y, start, factor, target, count, _triangle))
+            first = start + factor * (0.5 / part - 0.5)
+            reading.append(None if same else _matrix(y, first, factor / part, target * part, count, _triangle))
             places = start + factor * torch.arange(target, dtype=torch.float64, device=y.device)
             margin = torch.sym_max(1.0, factor) / 2 + 1e-6
             inside.append((places >= -margin) & (places <= count - 1 + margin))
         inside[-1] = torch.ones_like(inside[-1])  # the largest channel sees most; it answers everywhere
         seen.append(torch.stack(inside))
     kept = (seen[0][:, :, None] & seen[1][:, None, :])[:, None, None]
-    return [_multiply(y, *reading) for y, reading in zip(maps, readings, strict=True)], kept
+    read = []
+    for y, reading, part in zip(maps, readings, parts, strict=True):
+        y = _multiply(y, *reading)
+        for i, matrix in enumerate(reading):
+            if matrix is not None and part > 1:
+                y = _join(y.unflatten(2 + i, (-1, part)).movedim(3 + i, 0), join, None)
+        read.append(y)
+    return read, kept
 
 
 def _find_grid(lengths: list[int], counts: list[int]) -> Grid:
