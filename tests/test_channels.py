@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scalesteer import ScaleChannels, ScaleSteerableConv2d, create_model
 from scalesteer.channels import JOINS, _find_grid, resize
+from scalesteer.data import sources
 
 SCALES = (0.5, 1.0, 1.7)
 
@@ -413,6 +414,11 @@ def test_dtypes_follow_the_network():
     assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
     assert copy.deepcopy(model).double()(x.double()).dtype == torch.float64
+    maps = ScaleChannels(nn.Conv2d(3, 2, 5), SCALES)
+    with torch.autocast("cpu", torch.bfloat16):
+        joined, sizes = maps(x, return_scales=True)
+    assert (joined.dtype, sizes.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(joined.float(), maps(x), rtol=0.05, atol=0.05)
     half, sizes = copy.deepcopy(model).bfloat16()(x.bfloat16(), return_scales=True)
     assert (half.dtype, sizes.dtype) == (torch.bfloat16, torch.float32)
 
@@ -596,13 +602,56 @@ def test_what_does_not_fit_memory_names_the_channel():
                 raise torch.OutOfMemoryError("out of memory.")
             return x.mean((2, 3))
 
-    message = r"scale 2 shows `net` images of 32 x 32 pixels.*: out of memory. Leave out the largest channel, 4"
+    message = r"scale 2 shows `net` images of 32 x 32 pixels.*: out of memory. Leave out the largest of 3 channels, 4"
     with pytest.raises(torch.OutOfMemoryError, match=message):
         ScaleChannels(Large(), (1.0, 2.0, 4.0))(torch.zeros(1, 1, 16, 16))
 
 
 def test_repr_shows_what_it_was_given():
     assert "scales=(0.5, 1), join='max', drop=0.2" in repr(ScaleChannels(Flat(), (0.5, 1.0), "max", drop=0.2))
+
+
+# Why channels are resized, not steered
+
+
+@pytest.mark.slow
+def test_resizing_keeps_the_answers_of_a_trained_network_better_than_steering_its_filters(originals):
+    """An object of size f: the image resized by 1 / f, or left as it is and the filters enlarged by f."""
+    pool = sources.make_pool(*sources.identify("mnist", originals))
+    order = torch.randperm(len(pool.images), generator=torch.Generator().manual_seed(0))[:20_000]
+    images, labels = torch.from_numpy(pool.images)[order, None] / 255, torch.from_numpy(pool.labels)[order].long()
+
+    def conv(fan_in, fan_out):
+        return ScaleSteerableConv2d(fan_in, fan_out, padding="same", scales=(1.0,), basis="area")
+
+    def canvas(x, factor, side):
+        n = round(28 * factor)
+        before, after = (side - n) // 2, side - n - (side - n) // 2
+        return F.pad(resize(x, (n, n)).clamp(0, 1), (before, after, before, after))
+
+    features = nn.Sequential(conv(1, 16), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), conv(16, 24))
+    net = nn.Sequential(
+        features, nn.BatchNorm2d(24), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(24, 10)
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
+    for step in range(250):
+        chosen = slice(32 * step, 32 * step + 32)
+        loss = F.cross_entropy(net(canvas(images[chosen], 1, 32)), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    net.eval()
+    layers = [module for module in net.modules() if isinstance(module, ScaleSteerableConv2d)]
+    x, y = images[-500:], labels[-500:]
+    right = {"resized": 0, "steered": 0}
+    with torch.no_grad():
+        assert (net(canvas(x, 1, 32)).argmax(1) == y).float().mean() > 0.6
+        for f in (0.59, 0.71, 0.84, 1.19, 1.41, 1.68):
+            image = canvas(x, f, 64)
+            steered = copy.deepcopy(net, {id(layer): layer.with_scales((f,)) for layer in layers})
+            right["resized"] += int((net(resize(image, (round(64 / f),) * 2)).argmax(1) == y).sum())
+            right["steered"] += int((steered(image).argmax(1) == y).sum())
+    assert right["resized"] > right["steered"] + 20
 
 
 # On a CUDA device
@@ -622,7 +671,7 @@ def test_a_recorded_graph_drops_other_channels_each_time():
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = model(x)
+        out, _ = model(x, return_scales=True)
     graph.replay()
     first = out.clone()
     graph.replay()

@@ -157,8 +157,10 @@ class ScaleChannels(nn.Module):
         try:
             answer = self.net(x if self.scales[channel] == 1 else resize(x, canvas))
         except torch.OutOfMemoryError as error:
-            largest = f"the largest channel, {self.scales[-1]:.4g}" if len(self.scales) > 1 else "the batch"
-            _refused(error, self.scales[channel], canvas, f"{error} Leave out {largest}, or take smaller batches.")
+            help_ = (
+                f"Leave out the largest of {len(self.scales)} channels, {self.scales[-1]:.4g}, or take smaller batches."
+            )
+            _refused(error, self.scales[channel], canvas, f"{error} {help_}")
         except (RuntimeError, ValueError) as error:
             _refused(error, self.scales[channel], canvas, str(error))
         if not isinstance(answer, Tensor):
@@ -177,10 +179,14 @@ class ScaleChannels(nn.Module):
         if kept is not None:
             score = score.masked_fill(~kept, -math.inf)
         score = score.squeeze(2)
-        logs = torch.tensor([-math.log(scale) for scale in self.scales], dtype=z.dtype, device=z.device)
         if self.join == "max":
-            return logs[score.argmax(0)].exp()
-        return (score.softmax(0) * logs.view(-1, *(1,) * (score.ndim - 1))).sum(0).exp()
+            winner = score.argmax(0)
+            shares = [(winner == i).to(z.dtype) for i in range(len(self.scales))]
+        else:
+            shares = list(score.softmax(0))
+        # Plain numbers: a tensor of sizes could not be copied to the device while a CUDA graph is recorded.
+        parts = [share * -math.log(scale) for share, scale in zip(shares, self.scales, strict=True)]
+        return torch.stack(parts).sum(0).exp()
 
     def extra_repr(self) -> str:
         """Arguments that differ from the defaults."""
@@ -212,7 +218,7 @@ def _equal(first: int, second: int) -> bool:
 
 
 def _cubic(distance: Tensor) -> Tensor:
-    """Keys' function, a = -1/2: misses less than half as much as a triangle on strokes of a pixel or two."""
+    """Keys' function, a = -1/2: on thin strokes it misses a third to three quarters as much as a triangle."""
     d = distance.abs()
     return torch.where(d < 1, 1 + d**2 * (1.5 * d - 2.5), (2 - 4 * d + 2.5 * d**2 - 0.5 * d**3) * (d < 2))
 
@@ -268,12 +274,11 @@ def _kept_matrix(*arguments: Any) -> Tensor:
 def _join(z: Tensor, join: str, kept: Tensor | None) -> Tensor:
     """Join answers over the channels, or over those that are `kept`: `(S, B, classes, ...)` -> `(B, classes, ...)`."""
     if join == "mean":
-        return z.mean(0) if kept is None else (z.masked_fill(~kept, 0)).sum(0) / kept.sum(0)
+        return z.mean(0) if kept is None else z.masked_fill(~kept, 0).sum(0) / kept.sum(0)
     z = z if kept is None else z.masked_fill(~kept, -math.inf)
     if join == "max":
         return z.amax(0)
-    count = torch.full((), z.shape[0], dtype=z.dtype, device=z.device) if kept is None else kept.sum(0).to(z.dtype)
-    return z.logsumexp(0) - count.log()
+    return z.logsumexp(0) - (math.log(z.shape[0]) if kept is None else kept.sum(0).to(z.dtype).log())
 
 
 def _image_size(x: Tensor) -> tuple[int, int]:
