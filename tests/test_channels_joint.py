@@ -202,7 +202,7 @@ def test_what_does_not_fit_memory_names_the_largest_channel():
         def forward(self, x):
             raise torch.OutOfMemoryError("out of memory.")
 
-    message = r"scale 1.5 shows `net` images of 18 x 18 .*out of memory. Leave out the largest channel, 1.5"
+    message = r"scale 1.5 shows `net` images of 18 x 18 .*out of memory. Leave out the largest of 3 channels, 1.5"
     with pytest.raises(torch.OutOfMemoryError, match=message):
         ScaleChannels(nn.Sequential(Large()), SCALES)(torch.zeros(2, 1, 12, 12))
 
