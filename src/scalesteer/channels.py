@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, Self, overload
+from typing import Any, Literal, NoReturn, Self, TypeGuard, overload
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +34,21 @@ class ScaleChannels(nn.Module):
     object has the wrong size can say so with low logits, and then has no part in the answer.
 
     A network that returns maps gives a joined map: all channels are read at the places of the reference grid, which is
-    that of the image at its own size, and joined at each place. Where the window of a network without padding reaches
-    beyond the image in a channel, that channel has no part in the answer; the largest one answers everywhere.
+    that of the image at its own size, and joined at each place. A place covers several pixels of a finer map; they are
+    joined in the same way. Where the window of a network without padding reaches beyond the image in a channel, that
+    channel has no part in the answer; the largest one answers everywhere.
 
     Note:
         Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of ``round(H * s)``, by
         Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
 
     Note:
-        Batch normalisation. In training the network runs once for each channel. Each run is normalised by the
-        statistics of its own channel, and the running statistics move once for each channel, in ascending order: they
-        become those of all channels together, with which evaluation normalises.
+        Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
+        statistics, so that a channel that training had normalised by statistics of its own would meet other numbers
+        there. In training the channels therefore pass through the network side by side, layer by layer
+        (:func:`at_sizes`), where the network is an `nn.Sequential` or one of :func:`scalesteer.create_model`, and a
+        step moves the running statistics once. Any other network runs once for each channel; let it normalise without
+        the batch (`nn.GroupNorm`), or give it a method `at_sizes`.
 
     Note:
         Time and memory are :attr:`cost` times those of the network alone.
@@ -134,11 +138,12 @@ class ScaleChannels(nn.Module):
         _check_images(x)
         image = _image_size(x)
         canvases = [_canvas(image, scale) for scale in self.scales]
-        answers = [self._answer(x, i, canvas) for i, canvas in enumerate(canvases)]
+        images = [x if scale == 1 else resize(x, canvas) for scale, canvas in zip(self.scales, canvases, strict=True)]
+        answers = self._answers(images)
         work = torch.promote_types(answers[0].dtype, torch.float32)
         kept = None
         if answers[0].ndim == 4:
-            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid)
+            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join)
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
         if self.training and self.drop:
             drawn = torch.rand(z.shape[:2], device=z.device)
@@ -151,23 +156,54 @@ class ScaleChannels(nn.Module):
             return joined.to(answers[0].dtype)
         return joined.to(answers[0].dtype), self._sizes(z, joined, kept)
 
-    def _answer(self, x: Tensor, channel: int, canvas: tuple[int, int]) -> Tensor:
-        """What the network says of the image at the size of a channel."""
+    def _answers(self, images: list[Tensor]) -> list[Tensor]:
+        """What the network says of the image in each channel."""
+        together = self.net.training and len(images) > 1 and (hasattr(self.net, "at_sizes") or _is_sequential(self.net))
+        answers: list[Any] = []
         try:
-            answer = self.net(x if self.scales[channel] == 1 else resize(x, canvas))
-        except torch.OutOfMemoryError as error:
-            largest = f"the largest channel, {self.scales[-1]:.4g}" if len(self.scales) > 1 else "the batch"
-            _refused(error, self.scales[channel], canvas, f"{error} Leave out {largest}, or take smaller batches.")
-        except (RuntimeError, ValueError) as error:
-            _refused(error, self.scales[channel], canvas, str(error))
-        if not isinstance(answer, Tensor):
-            raise TypeError(f"`net` must return a tensor of logits or maps (got {type(answer).__name__}).")
-        if answer.ndim not in (2, 4) or answer.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"`net` must return logits (B, classes) or maps (B, classes, h, w) (got shape {tuple(answer.shape)} "
-                f"from images of shape {tuple(x.shape)}): without an axis of classes there is nothing to join."
-            )
-        return answer
+            if together:
+                answers = at_sizes(self.net, images)
+            else:
+                for image in images:
+                    answers.append(self.net(image))
+        except (RuntimeError, ValueError) as error:  # which holds torch.OutOfMemoryError
+            channel = self._refusing(images, error) if together else len(answers)
+            if channel is None:
+                raise
+            self._refuse(error, channel, images[channel])
+        for image, answer in zip(images, answers, strict=True):
+            if not isinstance(answer, Tensor):
+                raise TypeError(f"`net` must return a tensor of logits or maps (got {type(answer).__name__}).")
+            if answer.ndim not in (2, 4) or answer.shape[0] != image.shape[0]:
+                raise ValueError(
+                    f"`net` must return logits (B, classes) or maps (B, classes, h, w) (got shape "
+                    f"{tuple(answer.shape)} from images of shape {tuple(image.shape)}): without an axis of classes "
+                    "there is nothing to join."
+                )
+        return answers
+
+    @torch.no_grad()
+    def _refusing(self, images: list[Tensor], error: Exception) -> int | None:
+        """The channel because of which the network failed with all of them, if there is one."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return len(images) - 1  # all take part in it, the largest most
+        for channel, image in enumerate(images):
+            try:
+                self.net(image)
+            except (RuntimeError, ValueError) as alone:
+                if str(alone) == str(error):  # batch normalisation may also refuse a channel only because it is alone
+                    return channel
+        return None
+
+    def _refuse(self, error: Exception, channel: int, image: Tensor) -> NoReturn:
+        """Say in which channel the network failed, with an error of the same kind."""
+        why = str(error)
+        if isinstance(error, torch.OutOfMemoryError):
+            largest = f"the largest of {len(self.scales)} channels, {self.scales[-1]:.4g}"
+            why += f" Leave out {largest}, or take smaller batches."
+        kind = next(kind for kind in (torch.OutOfMemoryError, ValueError, RuntimeError) if isinstance(error, kind))
+        shown = f"shows `net` images of {image.shape[-2]} x {image.shape[-1]} pixels, which failed"
+        raise kind(f"the channel of scale {self.scales[channel]:.4g} {shown}: {why}") from error
 
     def _sizes(self, z: Tensor, joined: Tensor, kept: Tensor | None) -> Tensor:
         """The size that answered for the class that won: `(S, B, classes, ...)` -> `(B, ...)`."""
@@ -176,16 +212,56 @@ class ScaleChannels(nn.Module):
         if kept is not None:
             score = score.masked_fill(~kept, -math.inf)
         score = score.squeeze(2)
-        logs = torch.tensor([-math.log(scale) for scale in self.scales], dtype=z.dtype, device=z.device)
         if self.join == "max":
-            return logs[score.argmax(0)].exp()
-        return (score.softmax(0) * logs.view(-1, *(1,) * (score.ndim - 1))).sum(0).exp()
+            winner = score.argmax(0)
+            shares = [(winner == i).to(z.dtype) for i in range(len(self.scales))]
+        else:
+            shares = list(score.softmax(0))
+        # Plain numbers: a tensor of sizes could not be copied to the device while a CUDA graph is recorded.
+        parts = [share * -math.log(scale) for share, scale in zip(shares, self.scales, strict=True)]
+        return torch.stack(parts).sum(0).exp()
 
     def extra_repr(self) -> str:
         """Arguments that differ from the defaults."""
         parts = ["scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")", f"join={self.join!r}"]
         parts += [f"drop={self.drop:.4g}"] if self.drop else []
         return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
+
+
+def at_sizes(module: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
+    """Apply a module to images of several sizes side by side; batch normalisation sees all of them as one batch.
+
+    An `nn.Sequential` is applied layer by layer. A module of another kind that holds batch normalisation says how its
+    parts are applied with a method `at_sizes(images)`, which calls this function for each. Everything else is applied
+    to one image after the other. Hooks of layers are called; those of modules that are taken apart are not.
+
+    Args:
+        module: Any module.
+        images: Batches `(B, C, H, W)` with the same B and C, or features of such, `(B, C)` or `(B, C, N)`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+        >>> [y.shape[-1] for y in at_sizes(net, [torch.rand(4, 1, 8, 8), torch.rand(4, 1, 5, 5)])]
+        [6, 3]
+    """
+    images = list(images)
+    if hasattr(module, "at_sizes"):
+        return list(module.at_sizes(images))  # type: ignore[operator]
+    if _is_sequential(module):
+        for layer in module:  # not children(), which leaves out one that comes twice
+            images = at_sizes(layer, images)
+        return images
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm) or len(images) == 1:
+        return [module(x) for x in images]
+    pixels = [x.flatten(2) if x.ndim > 2 else x[..., None] for x in images]  # (B, C, H W) each
+    joined = torch.cat(pixels, dim=2)
+    joined = module(joined if images[0].ndim < 4 else joined[..., None]).flatten(2)
+    parts = joined.split([x.shape[2] for x in pixels], dim=2)
+    return [part.reshape(x.shape) for part, x in zip(parts, images, strict=True)]
+
+
+def _is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -206,12 +282,12 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _equal(first: int, second: int) -> bool:
-    """Whether two lengths are known to be equal; a dynamic one is not, and asking would fix it in an exported program."""
+    """Whether two lengths are known to be equal; to ask for a dynamic one would fix it in an exported program."""
     return type(first) is int and type(second) is int and first == second
 
 
 def _cubic(distance: Tensor) -> Tensor:
-    """Keys' function, a = -1/2: misses less than half as much as a triangle on strokes of a pixel or two."""
+    """Keys' function, a = -1/2: on thin strokes it misses a third to three quarters as much as a triangle."""
     d = distance.abs()
     return torch.where(d < 1, 1 + d**2 * (1.5 * d - 2.5), (2 - 4 * d + 2.5 * d**2 - 0.5 * d**3) * (d < 2))
 
@@ -235,7 +311,7 @@ def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
 
 
 def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
-    """The matrix `(count, length)` that reads a signal at start, start + step, …, made once for each size and device."""
+    """The matrix `(count, length)` that reads a signal at start, start + step, …; kept for each size and device."""
     arguments = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
     # What a compiler or a recorded graph makes belongs to it.
     own = being_traced() or (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
@@ -267,12 +343,11 @@ def _kept_matrix(*arguments: Any) -> Tensor:
 def _join(z: Tensor, join: str, kept: Tensor | None) -> Tensor:
     """Join answers over the channels, or over those that are `kept`: `(S, B, classes, ...)` -> `(B, classes, ...)`."""
     if join == "mean":
-        return z.mean(0) if kept is None else (z.masked_fill(~kept, 0)).sum(0) / kept.sum(0)
+        return z.mean(0) if kept is None else z.masked_fill(~kept, 0).sum(0) / kept.sum(0)
     z = z if kept is None else z.masked_fill(~kept, -math.inf)
     if join == "max":
         return z.amax(0)
-    count = torch.full((), z.shape[0], dtype=z.dtype, device=z.device) if kept is None else kept.sum(0).to(z.dtype)
-    return z.logsumexp(0) - count.log()
+    return z.logsumexp(0) - (math.log(z.shape[0]) if kept is None else kept.sum(0).to(z.dtype).log())
 
 
 def _image_size(x: Tensor) -> tuple[int, int]:
@@ -293,13 +368,6 @@ def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
             " pixels: leave out the smallest `scales` or give larger images."
         )
     return height, width
-
-
-def _refused(error: Exception, scale: float, canvas: tuple[int, int], why: str) -> NoReturn:
-    """Say in which channel the network failed, with an error of the same kind."""
-    kind = next(kind for kind in (torch.OutOfMemoryError, ValueError, RuntimeError) if isinstance(error, kind))
-    shown = f"the channel of scale {scale:.4g} shows `net` images of {canvas[0]} x {canvas[1]} pixels, which failed"
-    raise kind(f"{shown}: {why}") from error
 
 
 def _check_images(x: Any) -> None:
@@ -327,8 +395,14 @@ def _on_one_grid(
     image: tuple[int, int],
     scales: tuple[float, ...],
     grid: Grid | None,
-) -> tuple[list[Tensor], Tensor | None]:
-    """Read the maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`."""
+    join: str,
+) -> tuple[list[Tensor], Tensor]:
+    """The maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`.
+
+    A place covers several pixels of a finer map. They are joined as channels are: an object smaller than a place is not
+    averaged away.
+    """
+    parts = [math.ceil(scale) for scale in scales]  # how often a map is read within a place, along each axis
     readings: list[list[Tensor | None]] = [[] for _ in maps]
     seen: list[Tensor] = []
     for axis in (0, 1):
@@ -344,18 +418,26 @@ def _on_one_grid(
         else:
             target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)
         inside = []
-        for y, reading, length, count in zip(maps, readings, lengths, counts, strict=True):
+        for y, reading, length, count, part in zip(maps, readings, lengths, counts, parts, strict=True):
             factor = length / image[axis]
             start = ((offset + 0.5) * factor - 0.5 - offset) / stride  # of the first place, in pixels of this map
             same = _equal(length, image[axis]) and _equal(count, target)
-            reading.append(None if same else _matrix(y, start, factor, target, count, _triangle))
+            first = start + factor * (0.5 / part - 0.5)
+            reading.append(None if same else _matrix(y, first, factor / part, target * part, count, _triangle))
             places = start + factor * torch.arange(target, dtype=torch.float64, device=y.device)
             margin = torch.sym_max(1.0, factor) / 2 + 1e-6
             inside.append((places >= -margin) & (places <= count - 1 + margin))
         inside[-1] = torch.ones_like(inside[-1])  # the largest channel sees most; it answers everywhere
         seen.append(torch.stack(inside))
     kept = (seen[0][:, :, None] & seen[1][:, None, :])[:, None, None]
-    return [_multiply(y, *reading) for y, reading in zip(maps, readings, strict=True)], kept
+    read = []
+    for y, reading, part in zip(maps, readings, parts, strict=True):
+        y = _multiply(y, *reading)
+        for i, matrix in enumerate(reading):
+            if matrix is not None and part > 1:
+                y = _join(y.unflatten(2 + i, (-1, part)).movedim(3 + i, 0), join, None)
+        read.append(y)
+    return read, kept
 
 
 def _find_grid(lengths: list[int], counts: list[int]) -> Grid:
