@@ -42,10 +42,11 @@ SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
 MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 MOST_SCALES = 255  # winners are bytes
-# Multiply-adds that a direct convolution does in the time of one of ours; few channels in a group slow it down. Set so
-# that the faster backend is chosen, batch 16, for nine shapes: 1 to 64 channels, windows of 3 to 17, images of 14 to
-# 96 pixels, and 32 groups of one channel. The first holds on CUDA too (docs/speed.md); groups are not measured there.
-RELATIVE_COST, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 0.25, 8
+# Multiply-adds that a direct convolution does in the time of one of ours; few channels slow it down, and groups of few
+# more so. Set so that the faster backend is chosen, batch 8 or 16, for 16 shapes: 1 to 64 channels, windows of 3 to 17,
+# images of 14 to 96 pixels, and 32 groups of one channel. The first holds on CUDA too (docs/speed.md); the others are
+# not measured there.
+RELATIVE_COST, RELATIVE_COST_OF_FEW, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 1.0, 0.25, 8
 # A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
 MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
 KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
@@ -78,7 +79,8 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
     direct = pixels * in_channels * sum(filters.areas)
     product = spectrum * in_channels * (1 if filters.symmetric else 2)
     fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + product)
-    cost = RELATIVE_COST_IN_GROUPS if groups > 1 and in_channels < FEW_IN_GROUP else RELATIVE_COST
+    of_few = RELATIVE_COST_OF_FEW if groups == 1 else RELATIVE_COST_IN_GROUPS
+    cost = of_few if in_channels < FEW_IN_GROUP else RELATIVE_COST
     return "fast" if direct > cost * fast else "direct"
 
 
