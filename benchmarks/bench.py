@@ -1,7 +1,8 @@
 """Speed and memory, side by side: the fast path, one convolution per scale, and torch's plain convolution.
 
 A case is the same work for several contenders: ``spectral`` and ``auto`` are ours, ``direct`` is one convolution per
-scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size. Contenders take
+scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size; ``two-lobed`` and
+``one-lobed`` are ours with functions that are point-symmetric and with functions that are not. Contenders take
 turns, so that whatever else the machine does hits all of them. What fails is recorded, and the next case is measured.
 """
 
@@ -36,8 +37,10 @@ from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
 from scalesteer.training.device import arithmetic, capture, commit, pick_device, warm_up
 
-GROUPS = ("network", "layer", "sweep", "large", "baselines")
+GROUPS = ("network", "layer", "lobes", "sweep", "large", "baselines")
 CONTENDERS = ("spectral", "auto", "direct", "plain")
+LOBES = {"two-lobed": "area", "one-lobed": "smooth"}  # and the preset of each
+RIVALS = ("direct", "plain", "two-lobed")  # to which others are compared
 NETWORKS = ("ss-cnn", "plain-cnn", "locally-scale-invariant-cnn", "vector-field-cnn", "spatial-transformer")
 Step = Callable[[], Any]
 Record = dict[str, Any]
@@ -118,6 +121,10 @@ def list_cases(cuda: bool, quick: bool = False) -> list[Case]:
             replace(base, **sized(3)),
             replace(base, size=5, **sized(3, 5)),
         ]
+    for mode in modes[::2]:
+        base = Case("lobes", single // share, contenders=tuple(LOBES), **mode)
+        layers = (((1, 30), 56), ((30, 60), 28), ((8, 16), 64))
+        cases += [replace(base, channels=channels, size=size) for channels, size in layers]
     base = Case("sweep", single // share, channels=(30, 60), **modes[0])
     doubled = replace(base, **sized(*range(13, 34, 4)))  # all six sizes: side by side with what it is compared to
     sweep = [base, doubled, *(replace(base, batch=base.batch * n // 4) for n in (1, 2, 4, 8))]
@@ -164,7 +171,8 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         if name == "plain":
             model = nn.Conv2d(*case.channels, size, padding=size // 2)
         else:
-            model = ScaleSteerableConv2d(*case.channels, size, padding="same", scales=case.scales, backend=name)
+            options: Record = {"basis": LOBES[name], "backend": "fast"} if name in LOBES else {"backend": name}
+            model = ScaleSteerableConv2d(*case.channels, size, padding="same", scales=case.scales, **options)
         x = torch.randn(case.batch, case.channels[0], case.size, case.size, device=device)
     model.to(device)
     if not case.train:
@@ -327,14 +335,14 @@ def measure(case: Case, device: torch.device, pace: Pace) -> Record:
 
 
 def with_ratios(found: dict[str, Record]) -> dict[str, Record]:
-    """Add to each contender how many times as fast it is as `direct` and `plain`, where those were measured.
+    """Add to each contender how many times as fast it is as those of :data:`RIVALS` that were measured.
 
     Example:
         >>> with_ratios({"auto": {"ms": 2.0}, "direct": {"ms": 5.0}})["auto"]
         {'ms': 2.0, 'times_direct': 2.5}
     """
     for name, about in found.items():
-        for other in ("direct", "plain"):
+        for other in RIVALS:
             if name != other and "ms" in about and "ms" in found.get(other, {}):
                 about[f"times_{other}"] = _rounded(found[other]["ms"] / about["ms"])
     return found
@@ -421,7 +429,7 @@ def render(result: Record) -> str:
                 continue
             quartiles = f"({about['q1']:,.2f}–{about['q3']:,.2f})"
             line = f"  {name:28}{about['ms']:10,.2f} ms {quartiles:20}{about['images_per_s']:10,.4g} images/s"
-            for other in ("direct", "plain"):
+            for other in RIVALS:
                 if f"times_{other}" in about:
                     line += f"  {about[f'times_{other}']:.2f} x {other}"
             lines.append(line + (f"  {about['memory_mib']:,.0f} MiB" if "memory_mib" in about else ""))

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.bench import describe
+from benchmarks.bench import RIVALS, describe
 from paper.markdown import table
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,12 @@ def section(result: Record, name: str) -> str:
     if sweep := of_group(result, "sweep"):
         blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
         blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), batch_gain(sweep)]
-    for group, title in (("large", "**A large image:**"), ("baselines", "**The compared networks:**")):
+    titles = {
+        "lobes": "**One lobe**, so that filters are not point-symmetric, beside two, forward + backward:",
+        "large": "**A large image:**",
+        "baselines": "**The compared networks:**",
+    }
+    for group, title in titles.items():
         if cases := of_group(result, group):
             later = result["later"].get(group)
             blocks += [f"{title} {origin(later)}" if later else title, contender_table(cases)]
@@ -129,15 +134,16 @@ def rates(networks: list[Record], train: bool) -> dict[str, str]:
 
 def contender_table(cases: list[Record]) -> str:
     """A row for each case and contender, with everything that was measured; a column without any number is left out."""
-    rows = [["", "", "images/s", "ms (quartiles)", "x `direct`", "x plain", "memory"]]
+    rows = [["", "", "images/s", "ms (quartiles)", "x `direct`", "x plain", "x two-lobed", "memory"]]
     for case in cases:
         what = describe(case)
         for name, found in case["contenders"].items():
             if "error" in found:
-                cells = [found["error"], "", "", "", ""]
+                cells = [found["error"], *[""] * (len(rows[0]) - 3)]
             else:
                 times = f"{number(found['ms'])} ({number(found['q1'])}–{number(found['q3'])})"
-                ratios = [f"{found[key]:.3g}" if key in found else "" for key in ("times_direct", "times_plain")]
+                keys = (f"times_{other}" for other in RIVALS)
+                ratios = [f"{found[key]:.3g}" if key in found else "" for key in keys]
                 memory = f"{found['memory_mib']:,.0f} MiB" if "memory_mib" in found else ""
                 cells = [number(found["images_per_s"]), times, *ratios, memory]
             rows.append([what, LABELS.get(name, name), *cells])

@@ -34,8 +34,9 @@ def run(layer, x):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("channels", [1, 6])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_device_gives_the_numbers_of_the_cpu(backend, channels, dtype, tolerance):
-    layer = ScaleSteerableConv2d(channels, 8, padding="same", basis="area", dtype=dtype, backend="direct")
+@pytest.mark.parametrize("basis", ["area", "smooth"])
+def test_device_gives_the_numbers_of_the_cpu(backend, channels, dtype, tolerance, basis):
+    layer = ScaleSteerableConv2d(channels, 8, padding="same", basis=basis, dtype=dtype, backend="direct")
     x = torch.randn(4, channels, 30, 33, dtype=dtype)
     expected = run(layer, x)
     other = copy.deepcopy(layer).cuda()
@@ -45,8 +46,9 @@ def test_device_gives_the_numbers_of_the_cpu(backend, channels, dtype, tolerance
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_and_half_modules(backend):
-    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda")
+@pytest.mark.parametrize("basis", ["paper", "smooth"])
+def test_autocast_and_half_modules(backend, basis):
+    layer = ScaleSteerableConv2d(6, 8, padding="same", basis=basis, backend=backend, device="cuda")
     x = torch.randn(4, 6, 28, 28, device="cuda")
     expected = layer(x)
     for dtype in (torch.float16, torch.bfloat16):

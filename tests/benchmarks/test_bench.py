@@ -111,6 +111,10 @@ def test_steps_do_the_work_they_claim(monkeypatch):
         assert (type(model.first), model.upsample) == (kind, 2)
         assert seen.pop() is not None
         assert model.first.bias.grad is None  # nothing is left behind
+    for name, symmetric in (("two-lobed", True), ("one-lobed", False)):
+        step = bench.make_step(LAYER, name, CPU)
+        (model,) = [c.cell_contents for c in step.__closure__ if isinstance(c.cell_contents, ScaleSteerableConv2d)]
+        assert (model.basis.point_symmetric, model.backend) == (symmetric, "fast")
     step = bench.make_step(replace(LAYER, train=False), "spectral", CPU)
     cells = [c.cell_contents for c in step.__wrapped__.__closure__]
     assert any(isinstance(c, FoldedScaleConv2d) for c in cells)

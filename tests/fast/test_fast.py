@@ -8,8 +8,8 @@ from scalesteer.fast import _step
 from scalesteer.geometry import Filters, Geometry
 
 
-def choose_backend(image_size, sizes, in_channels, geometry, tiles=True):
-    filters = Filters(torch.empty(1, in_channels, 0), None, tuple(sizes))
+def choose_backend(image_size, sizes, in_channels, geometry, tiles=True, symmetric=True):
+    filters = Filters(torch.empty(1, in_channels, 0), None, tuple(sizes), symmetric)
     return fast.choose_backend(geometry.axes(*image_size, filters.sizes), filters, geometry.groups, tiles)
 
 
@@ -25,10 +25,27 @@ def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
     assert choose_backend((28, 28), (3,), 1, geometry(3)) == "direct"
 
 
+def test_auto_knows_that_filters_that_are_not_symmetric_take_more_work():
+    geometry = Geometry(7, padding=(3, 3))
+    assert choose_backend((28, 28), (7, 9), 1, geometry) == "fast"
+    assert choose_backend((28, 28), (7, 9), 1, geometry, symmetric=False) == "direct"
+    assert choose_backend((56, 56), range(7, 18, 2), 1, geometry, symmetric=False) == "fast"
+    assert choose_backend((28, 28), range(7, 18, 2), 30, geometry, symmetric=False) == "fast"
+    geometry = Geometry(3, padding=(1, 1))
+    assert choose_backend((28, 28), (3,), 4000, geometry) == "fast"
+    assert choose_backend((28, 28), (3,), 4000, geometry, symmetric=False) == "direct"
+
+
 def test_auto_tiles_only_where_it_can():
     geometry = Geometry(7, padding=(3, 3))
     assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=True) == "fast"
     assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=False) == "direct"
+
+
+def test_auto_prefers_the_spectrum_for_colour_images():
+    geometry = Geometry(7, padding=(3, 3))
+    assert choose_backend((32, 32), range(7, 18, 2), 3, geometry) == "fast"
+    assert choose_backend((32, 32), (3, 5), 3, Geometry(3, padding=(1, 1))) == "direct"
 
 
 def test_auto_prefers_the_spectrum_to_groups_of_few_channels():
@@ -74,11 +91,14 @@ def test_transformations_that_need_plain_operations_are_noticed():
 
 
 def test_the_engine_that_suits_a_layer():
-    def engine(channels, device="cpu", groups=1):
-        filters = Filters(torch.empty(1, channels, 9), None, (3,))
+    def engine(channels, device="cpu", groups=1, size=3, symmetric=True):
+        filters = Filters(torch.empty(1, channels, size**2), None, (size,), symmetric)
         return fast.pick_engine(torch.empty(1, channels * groups, 5, 5, device=device), filters, groups)
 
     assert engine(2) is fast.Taps
     assert engine(3) is fast.Frequencies
     assert engine(1, groups=4) is fast.Frequencies
     assert engine(1, "meta") is fast.Frequencies
+    assert engine(2, size=17) is fast.Taps
+    assert engine(1, size=17, symmetric=False) is fast.Taps
+    assert engine(2, size=17, symmetric=False) is fast.Frequencies

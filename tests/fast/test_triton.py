@@ -1,15 +1,20 @@
 """The fast path of CUDA against one convolution a scale; without CUDA, Triton interprets the kernels."""
 
+import math
+
 import pytest
 import torch
 
-from scalesteer import ScaleSteerableConv2d, fast, fold
+from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold
 from scalesteer.functional import scale_conv2d
 from scalesteer.geometry import Filters
 
 kernels = pytest.importorskip("scalesteer.fast.triton", reason="needs Triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCALES = (1.0, 9 / 7, 11 / 7)
+# One lobe, so that filters are not point-symmetric; two orientations are opposite, one has no mirror image.
+ONE_LOBE = LogRadialBasis(orientations=(0.3, 0.3 + math.pi, 2.0), sigma=0.6, lobes="single")
+both_symmetries = pytest.mark.parametrize("basis", ["paper", ONE_LOBE], ids=["symmetric", "one lobe"])
 
 
 @pytest.fixture(autouse=True)
@@ -53,24 +58,27 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("image_gradient", [False, True])
+@pytest.mark.parametrize(("image_gradient", "basis"), [(False, "paper"), (True, "paper"), (False, ONE_LOBE)])
 @pytest.mark.parametrize("case", CASES)
-def test_matches_direct(case, image_gradient):
+def test_matches_direct(case, image_gradient, basis):
     fan_in, fan_out, size, options = CASES[case]
-    layer = ScaleSteerableConv2d(fan_in, fan_out, **{"scales": SCALES, "padding": "same", **options}).to(DEVICE)
+    options = {"scales": SCALES, "padding": "same", "basis": basis, **options}
+    layer = ScaleSteerableConv2d(fan_in, fan_out, **options).to(DEVICE)
     layer.bias.data.normal_()
     assert_same(both(layer, torch.randn(2, fan_in, *size, device=DEVICE), image_gradient))
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
-def test_filters_given_as_taps_match_direct(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES).to(DEVICE)
+@both_symmetries
+def test_filters_given_as_taps_match_direct(fan_in, basis):
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, basis=basis).to(DEVICE)
     assert_same(both(layer, torch.randn(2, fan_in, 10, 11, device=DEVICE), raw=True))
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
-def test_folded_layer_matches_direct(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, backend="fast").to(DEVICE)
+@both_symmetries
+def test_folded_layer_matches_direct(fan_in, basis):
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, basis=basis, backend="fast").to(DEVICE)
     x = torch.randn(2, fan_in, 10, 11, device=DEVICE)
     with torch.no_grad():
         expected = scale_conv2d(x, layer._stored_filters(), layer.bias, layer.geometry)
@@ -113,9 +121,9 @@ def test_on_a_tie_the_lowest_scale_wins(fan_in):
     ("fan_in", "options"),
     [(1, {}), (3, {}), (40, {}), (6, {"stride": 2, "dilation": 2, "padding": 12}), (6, {"padding_mode": "circular"})],
 )
-@pytest.mark.parametrize("raw", [False, True])
-def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in, options, raw):
-    layer = ScaleSteerableConv2d(fan_in, 3, **{"scales": SCALES, "padding": 3, **options}).to(DEVICE)
+@pytest.mark.parametrize(("raw", "basis"), [(False, "paper"), (True, ONE_LOBE)])
+def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in, options, raw, basis):
+    layer = ScaleSteerableConv2d(fan_in, 3, **{"scales": SCALES, "padding": 3, "basis": basis, **options}).to(DEVICE)
     x = torch.rand(2, fan_in, 17, 24, device=DEVICE)
     x[..., :15] = 0
     x[1, : fan_in - 1, 9:] = 0  # some channels are blank, not all
@@ -138,7 +146,7 @@ def test_runs_are_bitwise_equal(fan_in):
 
 
 def test_pieces_and_tiles_match_direct(monkeypatch):
-    layer = ScaleSteerableConv2d(5, 2, 3, padding=1, scales=(1.0, 2.0)).to(DEVICE)
+    layer = ScaleSteerableConv2d(5, 2, 3, padding=1, scales=(1.0, 2.0), basis=ONE_LOBE).to(DEVICE)
     monkeypatch.setattr(fast, "memory_budget", 1)  # one image or tile at a time
     assert_same(both(layer, torch.randn(1, 5, 84, 10, device=DEVICE), image_gradient=True))
 
@@ -152,8 +160,9 @@ def test_an_empty_batch_gives_an_empty_result(fan_in):
     assert (layer.coefficients.grad == 0).all()
 
 
-def test_few_sums_at_a_time_match_direct(monkeypatch):
-    layer = ScaleSteerableConv2d(1, 3, padding=3, scales=SCALES).to(DEVICE)
+@both_symmetries
+def test_few_sums_at_a_time_match_direct(basis, monkeypatch):
+    layer = ScaleSteerableConv2d(1, 3, padding=3, scales=SCALES, basis=basis).to(DEVICE)
     monkeypatch.setattr(fast, "memory_budget", 1)
     monkeypatch.setattr(fast, "_step", lambda images, most: images)  # one piece, but one image's sums
     assert_same(both(layer, torch.randn(3, 1, 10, 11, device=DEVICE)))
@@ -211,12 +220,13 @@ def test_a_changed_basis_is_noticed():
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("allow", [False, True])
-def test_precision_follows_torch(allow, request):
+@both_symmetries
+def test_precision_follows_torch(allow, basis, request):
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allow
     request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", before))
     for fan_in, size in ((1, 56), (30, 28)):
-        layer = ScaleSteerableConv2d(fan_in, 30, padding=3, backend="fast").to(DEVICE)
+        layer = ScaleSteerableConv2d(fan_in, 30, padding=3, basis=basis, backend="fast").to(DEVICE)
         x = torch.randn(8, fan_in, size, size, device=DEVICE)
         taps = layer._stored_filters().finished().weights.double()
         filters = Filters(taps, None, layer.sizes)
@@ -227,10 +237,10 @@ def test_precision_follows_torch(allow, request):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-def test_a_step_in_a_cuda_graph_matches_the_step_itself():
-    layer = torch.nn.Sequential(
-        ScaleSteerableConv2d(1, 8, padding=3), torch.nn.ReLU(), ScaleSteerableConv2d(8, 8, padding=3)
-    ).to(DEVICE)
+@both_symmetries
+def test_a_step_in_a_cuda_graph_matches_the_step_itself(basis):
+    first, second = (ScaleSteerableConv2d(channels, 8, padding=3, basis=basis) for channels in (1, 8))
+    layer = torch.nn.Sequential(first, torch.nn.ReLU(), second).to(DEVICE)
     x = torch.randn(4, 1, 28, 28, device=DEVICE)
 
     def step():

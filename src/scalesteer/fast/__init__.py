@@ -36,14 +36,17 @@ CUDA, where no gradient is wanted, nothing else is kept, and a piece may take fo
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
 CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
-SMALL_WINDOW = 3  # with few channels, up to this window "direct" is as fast
+FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
+# With few channels, up to this window "direct" is as fast: for symmetric filters, and for others.
+SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
 MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 MOST_SCALES = 255  # winners are bytes
-# Multiply-adds that a direct convolution does in the time of one of ours; few channels in a group slow it down. Set so
-# that the faster backend is chosen, batch 16, for nine shapes: 1 to 64 channels, windows of 3 to 17, images of 14 to
-# 96 pixels, and 32 groups of one channel. The first holds on CUDA too (docs/speed.md); groups are not measured there.
-RELATIVE_COST, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 0.25, 8
+# Multiply-adds that a direct convolution does in the time of one of ours; few channels slow it down, and groups of few
+# more so. Set so that the faster backend is chosen, batch 8 or 16, for 16 shapes: 1 to 64 channels, windows of 3 to 17,
+# images of 14 to 96 pixels, and 32 groups of one channel. The first holds on CUDA too (docs/speed.md); the others are
+# not measured there.
+RELATIVE_COST, RELATIVE_COST_OF_FEW, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 1.0, 0.25, 8
 # A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
 MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
 KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
@@ -69,12 +72,15 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
     if any(isinstance(axis.length, torch.SymInt) for axis in axes):
         return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
     if in_channels <= FEW_CHANNELS and groups == 1:
-        return "fast" if max(filters.sizes) > SMALL_WINDOW else "direct"
+        small = SMALL_WINDOW if filters.symmetric else SMALL_WINDOW_ONE_SIDED
+        return "fast" if max(filters.sizes) > small else "direct"
     rows, columns = (_tiles(axes) if tiles else None) or axes
     pixels, spectrum = rows.count * columns.count, rows.period * columns.period
     direct = pixels * in_channels * sum(filters.areas)
-    fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + spectrum * in_channels)
-    cost = RELATIVE_COST_IN_GROUPS if groups > 1 and in_channels < FEW_IN_GROUP else RELATIVE_COST
+    product = spectrum * in_channels * (1 if filters.symmetric else 2)
+    fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + product)
+    of_few = RELATIVE_COST_OF_FEW if groups == 1 else RELATIVE_COST_IN_GROUPS
+    cost = of_few if in_channels < FEW_IN_GROUP else RELATIVE_COST
     return "fast" if direct > cost * fast else "direct"
 
 
@@ -87,10 +93,12 @@ def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
     if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
         from scalesteer.fast import triton
 
-        few = channels <= FEW_CHANNELS_CUDA and not (torch.is_grad_enabled() and x.requires_grad)
+        cost = channels if filters.symmetric else 2 * channels  # every tap is on its own, half of them are not spared
+        few = cost <= FEW_CHANNELS_CUDA and not (torch.is_grad_enabled() and x.requires_grad)
         return triton.FusedTaps if few else triton.FusedFrequencies
+    few = filters.symmetric or channels * max(filters.areas) <= FEW_TAPS
     # Pairs are made of hundreds of slices: a GPU would launch each.
-    return Taps if channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
+    return Taps if few and channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
 
 
 def _works_with_basis(engine: type[Engine], filters: Filters) -> bool:
@@ -153,7 +161,7 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
     with no_autocast(x.device):
         images = (x if tiles is None else _cut(x, axes, tiles)).to(work)
         engine = pick_engine(images, filters, groups)
-        if not _works_with_basis(engine, filters):
+        if not (holds_numbers(images) and _works_with_basis(engine, filters)):
             filters = filters.finished()
         weights = filters.weights.to(work)
         task = _Task.plan(engine, filters, tiles or axes, groups, images)
