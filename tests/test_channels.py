@@ -408,9 +408,10 @@ def test_steerable_layers_and_dense_networks_inside():
 def test_dtypes_follow_the_network():
     x = torch.randn(2, 3, 12, 12)
     model = ScaleChannels(Flat(), SCALES).eval()
-    expected = model(x)
+    expected, small = model(x), resize(x, (7, 20))
     with torch.autocast("cpu", torch.bfloat16):
         actual = model(x)
+        assert torch.equal(resize(x, (7, 20)), small)  # pixels are mixed in full precision
     assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
     assert copy.deepcopy(model).double()(x.double()).dtype == torch.float64
