@@ -495,6 +495,8 @@ def test_compiles_with_inductor():
 def test_exports_with_dynamic_batch_and_size(net, grid):
     model = ScaleChannels(net, SCALES, grid=grid).eval()
     dims = {i: torch.export.Dim(n, min=low, max=256) for i, n, low in ((0, "b", 1), (2, "h", 16), (3, "w", 16))}
+    if grid == (2, 0):  # torch cannot prove what it asks of a strided map, and finds the dynamic sizes by itself
+        dims = dict.fromkeys(dims, torch.export.Dim.AUTO)
     program = torch.export.export(model, (torch.randn(2, 3, 20, 31),), dynamic_shapes=(dims,))
     for shape in ((3, 3, 25, 37), (1, 3, 40, 18)):
         x = torch.randn(shape)
