@@ -408,9 +408,10 @@ def test_steerable_layers_and_dense_networks_inside():
 def test_dtypes_follow_the_network():
     x = torch.randn(2, 3, 12, 12)
     model = ScaleChannels(Flat(), SCALES).eval()
-    expected = model(x)
+    expected, small = model(x), resize(x, (7, 20))
     with torch.autocast("cpu", torch.bfloat16):
         actual = model(x)
+        assert torch.equal(resize(x, (7, 20)), small)  # pixels are mixed in full precision
     assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
     assert copy.deepcopy(model).double()(x.double()).dtype == torch.float64
@@ -494,6 +495,8 @@ def test_compiles_with_inductor():
 def test_exports_with_dynamic_batch_and_size(net, grid):
     model = ScaleChannels(net, SCALES, grid=grid).eval()
     dims = {i: torch.export.Dim(n, min=low, max=256) for i, n, low in ((0, "b", 1), (2, "h", 16), (3, "w", 16))}
+    if grid == (2, 0):  # torch cannot prove what it asks of a strided map, and finds the dynamic sizes by itself
+        dims = dict.fromkeys(dims, torch.export.Dim.AUTO)
     program = torch.export.export(model, (torch.randn(2, 3, 20, 31),), dynamic_shapes=(dims,))
     for shape in ((3, 3, 25, 37), (1, 3, 40, 18)):
         x = torch.randn(shape)

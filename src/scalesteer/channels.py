@@ -435,7 +435,7 @@ def _on_one_grid(
         y = _multiply(y, *reading)
         for i, matrix in enumerate(reading):
             if matrix is not None and part > 1:
-                y = _join(y.unflatten(2 + i, (-1, part)).movedim(3 + i, 0), join, None)
+                y = _join(y.unflatten(2 + i, (seen[i].shape[1], part)).movedim(3 + i, 0), join, None)
         read.append(y)
     return read, kept
 
