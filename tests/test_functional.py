@@ -2,12 +2,13 @@
 
 import gc
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from scalesteer import ScaleSteerableConv2d, fast, functional
+from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, functional
 from scalesteer.geometry import Filters, Geometry
 from tests import reference
 
@@ -15,6 +16,9 @@ SCALES = (0.6, 1.0, 1.8)  # windows of 3, 5 and 9 for a kernel of 5
 SHAPES = ((13, 13), (14, 14), (13, 16), (16, 15))
 MODES = functional.PADDING_MODES
 BACKENDS = ("direct", "fast")
+# One lobe, so that filters are not point-symmetric; two orientations are opposite, one has no mirror image.
+ONE_LOBE = LogRadialBasis(orientations=(0.3, 0.3 + math.pi, 2.0), sigma=0.6, lobes="single")
+both_symmetries = pytest.mark.parametrize("basis", ["paper", ONE_LOBE], ids=["symmetric", "one lobe"])
 
 
 def build(backend="direct", dtype=torch.float64, channels=4, **arguments):
@@ -31,8 +35,9 @@ def largest_difference(actual, expected):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2)])
-def test_direct_equals_a_naive_loop(stride, dilation, groups, mode):
-    layer = build(stride=stride, dilation=dilation, groups=groups, padding_mode=mode, reduce=None)
+@both_symmetries
+def test_direct_equals_a_naive_loop(stride, dilation, groups, mode, basis):
+    layer = build(stride=stride, dilation=dilation, groups=groups, padding_mode=mode, reduce=None, basis=basis)
     x = torch.randn(2, 4, 9, 10, dtype=torch.float64)
     filters = [f.detach().numpy() for f in layer.filters()]
     expected = reference.convolve(x.numpy(), filters, stride, 2, dilation, groups, mode, 5)
@@ -43,11 +48,12 @@ def test_direct_equals_a_naive_loop(stride, dilation, groups, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_fast_equals_direct(mode, shape, dtype, tolerance):
+@both_symmetries
+def test_fast_equals_direct(mode, shape, dtype, tolerance, basis):
     for stride, dilation, groups, reduce in itertools.product((1, 2), (1, 2), (1, 2), ("max", None)):
         arguments = {"stride": stride, "dilation": dilation, "groups": groups, "padding_mode": mode, "reduce": reduce}
         x = torch.randn(2, 4, *shape, dtype=dtype)
-        direct, fast = (build(backend, dtype, **arguments)(x) for backend in BACKENDS)
+        direct, fast = (build(backend, dtype, basis=basis, **arguments)(x) for backend in BACKENDS)
         assert fast.dtype == dtype
         assert largest_difference(fast, direct) < tolerance, arguments
 
@@ -91,10 +97,10 @@ def test_images_too_small_for_reflect_and_circular_name_the_limit(backend, mode,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("mode", ["zeros", "circular"])
-def test_gradcheck_and_gradgradcheck(backend, mode):
+@pytest.mark.parametrize(("mode", "basis"), [("zeros", ONE_LOBE), ("zeros", "paper"), ("circular", "paper")])
+def test_gradcheck_and_gradgradcheck(backend, mode, basis):
     layer = ScaleSteerableConv2d(
-        2, 2, 3, 2, 1, 1, 2, padding_mode=mode, scales=(1.0, 5 / 3), dtype=torch.float64, backend=backend
+        2, 2, 3, 2, 1, 1, 2, padding_mode=mode, scales=(1.0, 5 / 3), basis=basis, dtype=torch.float64, backend=backend
     )
     x = torch.randn(2, 2, 5, 6, dtype=torch.float64, requires_grad=True)
     coefficients = torch.randn_like(layer.coefficients, requires_grad=True)
@@ -107,11 +113,12 @@ def test_gradcheck_and_gradgradcheck(backend, mode):
     assert torch.autograd.gradgradcheck(apply, (x, coefficients, bias))
 
 
-def test_gradients_of_backends_agree():
+@both_symmetries
+def test_gradients_of_backends_agree(basis):
     x = torch.randn(3, 4, 14, 15, dtype=torch.float64)
     grads = []
     for name in BACKENDS:
-        layer = build(name)
+        layer = build(name, basis=basis)
         layer(x).square().sum().backward()
         grads.append(layer.coefficients.grad)
     assert largest_difference(grads[1], grads[0]) < 1e-10
@@ -175,10 +182,11 @@ def assert_same_ties(image, **arguments):
 
 
 @pytest.mark.parametrize("channels", [1, 8, 30, 60])
-def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(channels):
+@both_symmetries
+def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(channels, basis):
     x = torch.rand(2, channels, 32, 32)
     x[..., :20] = 0
-    assert_same_ties(x, kernel_size=7, padding=3, scales=tuple(n / 7 for n in range(7, 18, 2)))
+    assert_same_ties(x, kernel_size=7, padding=3, scales=tuple(n / 7 for n in range(7, 18, 2)), basis=basis)
 
 
 @pytest.mark.parametrize(
@@ -193,28 +201,47 @@ def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(channel
         {"kernel_size": 3, "scales": (1.0, 1.7), "padding": 1},  # filters are multiplied out first
     ],
 )
-def test_ties_in_blank_parts_hold_for_every_geometry(options):
+@both_symmetries
+def test_ties_in_blank_parts_hold_for_every_geometry(options, basis):
     x = torch.rand(2, 4, 37, 34, dtype=torch.float64)
     x[..., :20] = 0
     x[0, :2] = 0  # one group is blank everywhere
     x[1, 1:3, 30:] = 0  # some channels are
-    assert_same_ties(x, **options)
+    assert_same_ties(x, basis=basis, **options)
 
 
-def test_ties_in_blank_parts_of_images_that_are_cut_into_tiles():
+@both_symmetries
+def test_ties_in_blank_parts_of_images_that_are_cut_into_tiles(basis):
     x = torch.rand(1, 4, 90, 120, dtype=torch.float64)
     x[..., 10:70] = 0
-    assert_same_ties(x)
+    assert_same_ties(x, basis=basis)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_a_window_is_blank_where_a_filter_with_taps_on_one_side_sees_zeros(channels):
+    sizes, geometry = (3, 5, 7), Geometry(3, padding=(1, 1))
+    windows = [torch.randn(5, channels, n, n, dtype=torch.float64) for n in sizes]
+    for window in windows:
+        window[..., : window.shape[-1] // 2 + 1] = 0  # only what lies to the right of the centre is seen
+    filters = Filters(torch.cat([w.flatten(2) for w in windows], dim=2), None, sizes, symmetric=False)
+    x = torch.zeros(1, channels, 12, 20, dtype=torch.float64)
+    x[..., 10] = torch.rand(12, dtype=torch.float64) + 0.1
+    found = [functional.scale_conv2d(x, filters, None, geometry, backend=b, return_scales=True) for b in BACKENDS]
+    torch.testing.assert_close(found[1][0], found[0][0])
+    assert torch.equal(found[1][1], found[0][1])
+    assert found[0][1].any()
+    assert not found[1][0][..., 10:].any()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in forward AD
-def test_ties_in_blank_parts_hold_for_plain_operations_too():
+@both_symmetries
+def test_ties_in_blank_parts_hold_for_plain_operations_too(basis):
     x = torch.rand(1, 4, 20, 24, dtype=torch.float64)
     x[..., :14] = 0
     tangent = torch.randn_like(x)
     found = []
     for backend in BACKENDS:
-        layer = build(backend)
+        layer = build(backend, basis=basis)
         gradient = torch.func.grad(lambda x, layer=layer: layer(x).square().sum())(x)
         found.append((gradient, torch.func.jvp(layer, (x,), (tangent,))[1]))
     for expected, actual in zip(*found, strict=True):
@@ -254,11 +281,15 @@ def test_spectral_is_the_old_name_of_fast(monkeypatch):
     assert len(called) == 2
 
 
-@pytest.mark.parametrize("backend", ["fast", "auto"])
-@pytest.mark.parametrize("channels", [1, 4])
-@pytest.mark.parametrize("stride", [1, 2])
-def test_exports_with_any_height_and_width(backend, channels, stride):
-    layer = build(backend, torch.float32, channels, stride=stride)
+@pytest.mark.parametrize(
+    ("backend", "channels", "stride", "basis"),
+    [
+        *itertools.product(["fast", "auto"], [1], [1, 2], ["paper"]),
+        *[("fast", 4, 1, "paper"), ("fast", 4, 2, ONE_LOBE), ("auto", 4, 1, "paper"), ("auto", 4, 2, "paper")],
+    ],
+)
+def test_exports_with_any_height_and_width(backend, channels, stride, basis):
+    layer = build(backend, torch.float32, channels, stride=stride, basis=basis)
     batch, height, width = (
         torch.export.Dim(name, min=least, max=300) for name, least in (("batch", 1), ("height", 16), ("width", 16))
     )
@@ -289,8 +320,9 @@ def test_a_window_may_lie_beyond_the_image_along_one_axis(padding):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_pixels_show_wherever_a_window_holds_them(backend, channels, value):
-    layer = build(backend, channels=channels)
+@both_symmetries
+def test_non_finite_pixels_show_wherever_a_window_holds_them(backend, channels, value, basis):
+    layer = build(backend, channels=channels, basis=basis)
     x = torch.randn(1, channels, 25, 25, dtype=torch.float64)
     x[0, -1, 12, 12] = value
     reached = torch.zeros(25, 25, dtype=torch.bool)

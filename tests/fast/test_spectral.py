@@ -2,18 +2,23 @@
 
 import copy
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scalesteer import ScaleSteerableConv2d, fold
+from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fold
 from scalesteer import fast as fast_path
 from scalesteer.fast import spectral, taps
 from scalesteer.functional import PADDING_MODES, scale_conv2d
 from scalesteer.geometry import Filters, Geometry
 
 SCALES = (0.6, 1.0, 1.8)
+# One lobe, so that filters are not point-symmetric; two orientations are opposite, one has no mirror image.
+ONE_LOBE = LogRadialBasis(orientations=(0.3, 0.3 + math.pi, 2.0), sigma=0.6, lobes="single")
+both_symmetries = pytest.mark.parametrize("basis", ["paper", ONE_LOBE], ids=["symmetric", "one lobe"])
 
 
 def pair(in_channels, **arguments):
@@ -31,9 +36,10 @@ def works_with_basis(layer):
     return fast_path._works_with_basis(spectral.Frequencies, layer._stored_filters())
 
 
-def joined(windows):
+def joined(windows, symmetric=True):
     """Filters that are given as windows, side by side."""
-    return Filters(torch.cat([w.flatten(2) for w in windows], dim=2), None, tuple(w.shape[-1] for w in windows))
+    taps, sizes = torch.cat([w.flatten(2) for w in windows], dim=2), tuple(w.shape[-1] for w in windows)
+    return Filters(taps, None, sizes, symmetric)
 
 
 def check(direct, fast, x, tolerance=1e-10):
@@ -51,16 +57,18 @@ def check(direct, fast, x, tolerance=1e-10):
 
 @pytest.mark.parametrize("mode", PADDING_MODES)
 @pytest.mark.parametrize("channels", [1, 2])
-def test_few_channels_equal_direct(mode, channels):
+@both_symmetries
+def test_few_channels_equal_direct(mode, channels, basis):
     for stride, dilation, padding in itertools.product((1, 2), (1, 2), (0, 2, (4, 1))):
-        direct, fast = pair(channels, stride=stride, dilation=dilation, padding=padding, padding_mode=mode)
+        direct, fast = pair(channels, stride=stride, dilation=dilation, padding=padding, padding_mode=mode, basis=basis)
         check(direct, fast, torch.randn(2, channels, 14, 17, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_gradients_of_every_kind_pass_gradcheck_and_gradgradcheck(channels):
+@both_symmetries
+def test_gradients_of_every_kind_pass_gradcheck_and_gradgradcheck(channels, basis):
     layer = ScaleSteerableConv2d(
-        channels, 2, 3, padding=1, scales=(1.0, 5 / 3), dtype=torch.float64, backend="fast", bias=False
+        channels, 2, 3, padding=1, scales=(1.0, 5 / 3), basis=basis, dtype=torch.float64, backend="fast", bias=False
     )
     x = torch.randn(1, channels, 4, 5, dtype=torch.float64, requires_grad=True)
     coefficients = torch.randn_like(layer.coefficients, requires_grad=True)
@@ -74,15 +82,17 @@ def test_gradients_of_every_kind_pass_gradcheck_and_gradgradcheck(channels):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("stride", "padding", "mode"), [(1, "same", "zeros"), (2, 0, "zeros"), (1, 5, "reflect")])
-def test_large_images_are_cut_into_tiles_with_the_same_result(channels, stride, padding, mode):
-    direct, fast = pair(channels, stride=stride, padding=padding, padding_mode=mode)
+@both_symmetries
+def test_large_images_are_cut_into_tiles_with_the_same_result(channels, stride, padding, mode, basis):
+    direct, fast = pair(channels, stride=stride, padding=padding, padding_mode=mode, basis=basis)
     check(direct, fast, torch.randn(2, channels, 101 * stride, 41, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("budget", [200_000, 20_000])  # with and without room for the transforms of all filters
 @pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (4, 2)])
-def test_small_memory_budget_gives_the_same_result(channels, groups, budget, monkeypatch):
-    direct, fast = pair(channels, groups=groups)
+@both_symmetries
+def test_small_memory_budget_gives_the_same_result(channels, groups, budget, basis, monkeypatch):
+    direct, fast = pair(channels, groups=groups, basis=basis)
     shown = []
     kind = taps.Taps if channels == 1 else spectral.Frequencies
     original = kind.load_batch
@@ -95,9 +105,10 @@ def test_small_memory_budget_gives_the_same_result(channels, groups, budget, mon
 
 @pytest.mark.parametrize("budget", [1 << 30, 1 << 22, 1 << 18])  # one piece; several; and no room for transforms
 @pytest.mark.parametrize(("groups", "mode", "dtype"), [(1, "zeros", torch.float64), (2, "reflect", torch.float32)])
-def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dtype, budget, monkeypatch):
-    scales = tuple(1 + i / 3.5 for i in range(6))
-    direct, fast = pair(4, groups=groups, kernel_size=7, scales=scales, padding=3, padding_mode=mode, dtype=dtype)
+@both_symmetries
+def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dtype, budget, basis, monkeypatch):
+    options = {"kernel_size": 7, "scales": tuple(1 + i / 3.5 for i in range(6)), "padding": 3, "basis": basis}
+    direct, fast = pair(4, groups=groups, padding_mode=mode, dtype=dtype, **options)
     monkeypatch.setattr(fast_path, "memory_budget", budget)
     x = torch.randn(5, 4, 12, 13, dtype=torch.float64).to(dtype)
     assert works_with_basis(fast)
@@ -124,8 +135,9 @@ def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
     assert torch.autograd.gradgradcheck(apply, (x, part))
 
 
-def test_transforms_of_a_basis_follow_its_changes():
-    direct, fast = (ScaleSteerableConv2d(3, 2, padding=3, backend=b) for b in ("direct", "fast"))
+@both_symmetries
+def test_transforms_of_a_basis_follow_its_changes(basis):
+    direct, fast = (ScaleSteerableConv2d(3, 2, padding=3, basis=basis, backend=b) for b in ("direct", "fast"))
     fast.load_state_dict(direct.state_dict())
     x = torch.randn(1, 3, 12, 12)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -209,25 +221,28 @@ def test_second_derivatives_do_not_follow_an_image_that_depends_on_the_filters()
         torch.testing.assert_close(actual, expected)
 
 
-def test_gradients_of_symmetric_filters_are_those_of_direct():
-    for channels in (1, 4):
-        direct, _ = pair(channels)
-        grads = []
-        for backend in ("direct", "fast"):
-            filters = [f.detach().requires_grad_() for f in direct.filters()]
-            x = torch.randn(1, channels, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-            scale_conv2d(
-                x, joined(filters), None, Geometry(5, padding=(2, 2)), backend=backend
-            ).square().sum().backward()
-            grads.append([(f.grad + f.grad.flip(-1, -2)) / 2 if backend == "direct" else f.grad for f in filters])
-        for expected, actual in zip(*grads, strict=True):
-            torch.testing.assert_close(actual, expected)
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@both_symmetries
+def test_gradients_of_finished_filters_are_those_of_direct(channels, basis):
+    direct, _ = pair(channels, basis=basis)
+    symmetric, grads = direct.basis.point_symmetric, []
+    x = torch.randn(1, channels, 9, 9, dtype=torch.float64)
+    for backend in ("direct", "fast"):
+        filters = [f.detach().requires_grad_() for f in direct.filters()]
+        geometry = Geometry(5, padding=(2, 2))
+        scale_conv2d(x, joined(filters, symmetric), None, geometry, backend=backend).square().sum().backward()
+        # A tap and its mirror image are one if filters are symmetric: they share the gradient.
+        share = symmetric and backend == "direct"
+        grads.append([(f.grad + f.grad.flip(-1, -2)) / 2 if share else f.grad for f in filters])
+    for expected, actual in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in forward AD
 @pytest.mark.parametrize("channels", [1, 3])
-def test_torch_func_and_forward_derivatives_equal_those_of_direct(channels):
-    direct, fast = pair(channels)
+@both_symmetries
+def test_torch_func_and_forward_derivatives_equal_those_of_direct(channels, basis):
+    direct, fast = pair(channels, basis=basis)
     x, v = torch.randn(2, 2, channels, 8, 8, dtype=torch.float64)
     results = []
     for layer in (direct, fast):
@@ -320,32 +335,68 @@ def test_tables_of_a_basis_are_not_kept_for_every_size_of_image():
         assert len(spectral._tables[layer.steered_basis][1]) <= spectral.MOST_TABLES
 
 
-def test_transforms_of_a_basis_are_made_in_float64():
-    layer = ScaleSteerableConv2d(3, 2, padding=3)
+@both_symmetries
+def test_transforms_of_a_basis_are_made_in_float64(basis):
+    layer = ScaleSteerableConv2d(3, 2, padding=3, basis=basis)
     filters = layer._stored_filters()
     axes = layer.geometry.axes(20, 21, layer.sizes)
-    exact = Filters(filters.weights, filters.basis.double(), filters.sizes)
-    expected = spectral.basis_transforms(exact, axes, torch.empty(0, dtype=torch.float64))
-    for found, table in zip(spectral.basis_transforms(filters, axes, torch.empty(0)), expected, strict=True):
-        assert torch.equal(found, table.float())
+    exact = replace(filters, basis=filters.basis.double())
+    parts = zip(
+        spectral.basis_parts(filters, axes, torch.empty(0)),
+        spectral.basis_parts(exact, axes, torch.empty(0, dtype=torch.float64)),
+        strict=True,
+    )
+    for found, expected in parts:
+        for table, other in zip(found.tables, expected.tables, strict=True):
+            assert torch.equal(table, other.float())
 
 
-def test_finished_filters_are_transformed_once_for_all_pieces(monkeypatch):
-    layer = fold(ScaleSteerableConv2d(4, 2, padding=3, backend="fast"))
+def test_functions_that_are_mirror_images_share_their_parts():
+    def mixes(*functions):
+        basis = torch.tensor(functions, dtype=torch.float32)
+        filters = Filters(torch.zeros(1, 1, len(basis)), basis, (1, 3), symmetric=False)
+        return [mix.T.tolist() for mix in spectral.parity_mixes(filters)]
+
+    lobe, opposite = [1, 0, 0, 0, 2, 3, 4, 5, 6, 0], [1, 0, 6, 5, 4, 3, 2, 0, 0, 0]
+    even, alone, zero = [7, 1, 2, 3, 4, 5, 4, 3, 2, 1], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1], [0] * 10
+    even_mix, odd_mix = mixes(lobe, even, opposite, alone, zero, zero)
+    assert even_mix == [
+        [1, 0, 1, 0, 0, 0],
+        [0, 1, 0, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+    assert odd_mix == [[1, 0, -1, 0, 0, 0], [0, 0, 0, 1, 0, 0]]
+    assert mixes(even)[1] == []
+
+
+def test_half_as_many_functions_serve_the_preset_smooth():
+    for dtype in (torch.float32, torch.float64):
+        filters = ScaleSteerableConv2d(1, 1, basis="smooth", dtype=dtype)._stored_filters()
+        assert [2 * mix.shape[1] for mix in spectral.parity_mixes(filters)] == 2 * [len(filters.basis)]
+
+
+@both_symmetries
+def test_finished_filters_are_transformed_once_for_all_pieces(basis, monkeypatch):
+    layer = fold(ScaleSteerableConv2d(4, 2, padding=3, basis=basis, backend="fast"))
     x, calls, original = torch.randn(9, 4, 12, 12), [], spectral.filter_transform
     expected = layer(x)
     monkeypatch.setattr(fast_path, "CPU_PIECE", 1)  # one image each
     monkeypatch.setattr(spectral, "filter_transform", lambda *a: calls.append(1) or original(*a))
     torch.testing.assert_close(layer(x), expected)
-    assert len(calls) == len(layer.sizes)
+    assert len(calls) == len(layer.sizes) * (1 if layer._stored_filters().symmetric else 2)
 
 
-def test_a_basis_may_be_learned():
-    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast", dtype=torch.float64)
+@both_symmetries
+def test_a_basis_may_be_learned(basis):
+    layer = ScaleSteerableConv2d(4, 2, padding=3, basis=basis, backend="fast", dtype=torch.float64)
     layer.steered_basis.requires_grad_()
-    grads = []
+    x, grads = torch.randn(1, 4, 9, 9, dtype=torch.float64), []
+    if layer.basis.point_symmetric:  # an image without direction: a tap and its mirror image share their gradient
+        x = torch.ones_like(x)
     for layer.backend in ("direct", "fast"):
         layer.steered_basis.grad = None
-        layer(torch.ones(1, 4, 9, 9, dtype=torch.float64)).sum().backward()
+        layer(x).sum().backward()
         grads.append(layer.steered_basis.grad)
     torch.testing.assert_close(*grads)

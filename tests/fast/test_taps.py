@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 
 from scalesteer.fast import taps
@@ -22,9 +23,18 @@ def test_half_taps_and_their_mirror_images_are_all_taps():
     assert [k for k, other in zip(half, mirrored, strict=True) if k == other] == [4, 9 + 12]
 
 
-def test_pieces_may_be_of_different_sizes():
+def test_a_tap_comes_before_its_mirror_image_where_both_are_needed():
+    order = taps.taps_in_order((3, 5), symmetric=False)
+    assert order[:5] == [4, 5, 3, 6, 2]
+    assert sorted(order) == list(range(9 + 25))
+    assert all(a + b == 9 + 9 + 24 for a, b in zip(order[10::2], order[11::2], strict=True))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_pieces_may_be_of_different_sizes(symmetric):
     windows = torch.randn(2, 1, 5, 5)
-    filters = Filters((windows + windows.flip(-1, -2)).flatten(2), None, (5,))
+    windows = windows + windows.flip(-1, -2) if symmetric else windows
+    filters = Filters(windows.flatten(2), None, (5,), symmetric)
     axes = Geometry(5, padding=(2, 2)).axes(8, 9, (5,))
     engine, x = taps.Taps(filters, axes, 1, torch.empty(0), pieces=3), torch.randn(6, 1, 8, 9)
     for piece in (x[:2], x[2:3], x[3:]):

@@ -1,8 +1,7 @@
 """The numbers of one convolution per scale, faster: the choice of an engine, pieces and tiles, gradients.
 
 An engine is an algorithm for the maximum over scales; :class:`spectral.Engine` is what all have in common. They take
-:class:`scalesteer.geometry.Filters` and the two axes along which windows lie, and need point-symmetric filters, as a
-LogRadialBasis makes them:
+:class:`scalesteer.geometry.Filters` and the two axes along which windows lie:
 
 - :class:`spectral.Frequencies`: products of frequencies; every device
 - :class:`taps.Taps`: few input channels, CPU
@@ -15,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -36,7 +36,9 @@ CUDA, where no gradient is wanted, nothing else is kept, and a piece may take fo
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
 CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
-SMALL_WINDOW = 3  # with few channels, up to this window "direct" is as fast
+FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
+# With few channels, up to this window "direct" is as fast: for symmetric filters, and for others.
+SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
 MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 MOST_SCALES = 255  # winners are bytes
@@ -67,13 +69,15 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
     """
     in_channels = filters.weights.shape[1]
     if in_channels <= FEW_CHANNELS and groups == 1:
-        return "fast" if max(filters.sizes) > SMALL_WINDOW else "direct"
+        small = SMALL_WINDOW if filters.symmetric else SMALL_WINDOW_ONE_SIDED
+        return "fast" if max(filters.sizes) > small else "direct"
     if any(isinstance(axis.length, torch.SymInt) for axis in axes):
         return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
     rows, columns = (_tiles(axes) if tiles else None) or axes
     pixels, spectrum = rows.count * columns.count, rows.period * columns.period
     direct = pixels * in_channels * sum(filters.areas)
-    fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + spectrum * in_channels)
+    product = spectrum * in_channels * (1 if filters.symmetric else 2)
+    fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + product)
     cost = RELATIVE_COST_IN_GROUPS if groups > 1 and in_channels < FEW_IN_GROUP else RELATIVE_COST
     return "fast" if direct > cost * fast else "direct"
 
@@ -87,10 +91,12 @@ def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
     if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
         from scalesteer.fast import triton
 
-        few = channels <= FEW_CHANNELS_CUDA and not (torch.is_grad_enabled() and x.requires_grad)
+        cost = channels if filters.symmetric else 2 * channels  # every tap is on its own, half of them are not spared
+        few = cost <= FEW_CHANNELS_CUDA and not (torch.is_grad_enabled() and x.requires_grad)
         return triton.FusedTaps if few else triton.FusedFrequencies
+    few = filters.symmetric or channels * max(filters.areas) <= FEW_TAPS
     # Pairs are made of hundreds of slices: a GPU would launch each.
-    return Taps if channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
+    return Taps if few and channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
 
 
 def _works_with_basis(engine: type[Engine], filters: Filters) -> bool:
@@ -129,7 +135,7 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
     dtype, work = result_and_work_dtype(x, filters.weights)
     filters = filters.finished()
     with no_autocast(x.device):
-        filters = Filters(filters.weights.to(work), None, filters.sizes)
+        filters = replace(filters, weights=filters.weights.to(work))
         kind = Frequencies if being_traced() or pick_engine(x, filters, groups) is not Taps else Taps
         engine = kind(filters, axes, groups, x.to(work))
         engine.load_batch(x.to(work))
@@ -153,7 +159,7 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
     with no_autocast(x.device):
         images = (x if tiles is None else _cut(x, axes, tiles)).to(work)
         engine = pick_engine(images, filters, groups)
-        if not _works_with_basis(engine, filters):
+        if not (holds_numbers(images) and _works_with_basis(engine, filters)):
             filters = filters.finished()
         weights = filters.weights.to(work)
         task = _Task.plan(engine, filters, tiles or axes, groups, images)
@@ -172,6 +178,7 @@ class _Task(NamedTuple):
     engine: type[Engine]
     basis: Tensor | None
     sizes: tuple[int, ...]
+    symmetric: bool
     axes: Axes
     groups: int
     step: int  # images of a piece
@@ -184,13 +191,15 @@ class _Task(NamedTuple):
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
             room = max(memory_budget * (1 if torch.is_grad_enabled() else 4), for_filters)
         step = _step(len(x), min(MOST_IMAGES, room // for_image))
-        return cls(engine, filters.basis, filters.sizes, axes, groups, step)
+        return cls(engine, filters.basis, filters.sizes, filters.symmetric, axes, groups, step)
+
+    def filters(self, weights: Tensor) -> Filters:
+        return Filters(weights, self.basis, self.sizes, self.symmetric)
 
     def start(self, x: Tensor, weights: Tensor) -> tuple[Engine, list[slice]]:
         """An engine, and the pieces of a batch."""
         pieces = [slice(i, i + self.step) for i in range(0, max(1, len(x)), self.step)]
-        filters = Filters(weights, self.basis, self.sizes)
-        return self.engine(filters, self.axes, self.groups, x, len(pieces), memory_budget), pieces
+        return self.engine(self.filters(weights), self.axes, self.groups, x, len(pieces), memory_budget), pieces
 
     def run(self, x: Tensor, weights: Tensor, winners: bool = True, kept: list[Any] | None = None) -> Maximum:
         """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
@@ -244,8 +253,7 @@ def _plain_gradients(
         # Aliases, so that nothing is followed from the image back to weights that it may depend on.
         inputs = x.view_as(x), weights.view_as(weights)
         best = torch.zeros((), dtype=x.dtype, device=x.device)
-        filters = Filters(inputs[1], task.basis, task.sizes)
-        for i, response in enumerate(responses(inputs[0], filters, task.axes, task.groups)):
+        for i, response in enumerate(responses(inputs[0], task.filters(inputs[1]), task.axes, task.groups)):
             best = best + response * (winner == i)
         wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
         found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
