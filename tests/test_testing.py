@@ -210,13 +210,13 @@ def zero_mean_conv():
 
 def test_the_recommended_layer_has_half_the_error_of_a_plain_convolution_as_the_meter_documents():
     torch.manual_seed(0)
-    recommended = {"basis": "smooth", "scales": tuple(1.35**i for i in range(-3, 6))}
+    recommended = {"basis": "smooth", "scales": harmonics.WIDE_SCALES}
     layers = {
-        "plain": [zero_mean_conv() for _ in range(3)],
+        "plain": [zero_mean_conv() for _ in range(4)],
         "paper": [ScaleSteerableConv2d(1, 16, 7, padding="same", scales=PAPER_SCALES, basis="paper")],
         "smooth": [ScaleSteerableConv2d(1, 16, 7, padding="same", **recommended) for _ in range(2)],
     }
-    documented = {"plain": (0.23, 0.43, 0.55), "paper": (0.20, 0.38, 0.49), "smooth": (0.10, 0.19, 0.26)}
+    documented = {"plain": (0.23, 0.43, 0.54), "paper": (0.20, 0.38, 0.49), "smooth": (0.10, 0.16, 0.23)}
     found = {
         name: [np.mean([equivariance_error(layer, s) for layer in alike]) for s in (1.2, 1.5, 1.8)]
         for name, alike in layers.items()
@@ -225,7 +225,7 @@ def test_the_recommended_layer_has_half_the_error_of_a_plain_convolution_as_the_
         assert found[name] == pytest.approx(expected, rel=0.12)
     assert (np.array(found["smooth"]) <= 0.5 * np.array(found["plain"])).all()
     wide = {name: equivariance_error(alike[0], 1.5, widths=(2, 5)) for name, alike in layers.items()}
-    assert wide == pytest.approx({"plain": 0.33, "paper": 0.44, "smooth": 0.28}, rel=0.12)
+    assert wide == pytest.approx({"plain": 0.32, "paper": 0.43, "smooth": 0.23}, rel=0.12)
 
 
 def test_one_filter_steered_is_equivariant_between_its_scales():

@@ -90,11 +90,10 @@ def equivariance_error(
 
     Note:
         Reference values of fresh layers at scales 1.2, 1.5 and 1.8. A 7 x 7 `nn.Conv2d` whose filters sum to zero:
-        0.23, 0.43, 0.55; it answers to an edge that is s times as wide with about 1 / s of its response, and 1 - 1 / s
-        is the error. `ScaleSteerableConv2d` with the paper's basis and scales, 1 to 2.4: 0.20, 0.38, 0.49; with
-        ``basis="smooth"`` and scales from 0.4 to 4.5 in steps of 1.35, which hold the answer to nearly all blobs before
-        and after enlarging: 0.10, 0.19, 0.26. With ``widths=(2, 5)`` the largest filter wins too often, and the three
-        layers are closer: 0.33, 0.44 and 0.28 at 1.5.
+        0.23, 0.43, 0.54. `ScaleSteerableConv2d` with the paper's basis and scales, 1 to 2.4: 0.20, 0.38, 0.49. The
+        same with ``basis="smooth"`` and the scales of `harmonics.WIDE_SCALES`, 0.36 to 5.4, which hold the answer to
+        nearly all blobs before and after enlarging: 0.10, 0.16, 0.23. With ``widths=(2, 5)`` the largest filter wins
+        too often, and the three are closer: 0.32, 0.43 and 0.23 at 1.5.
 
     Args:
         module: Any module from `(B, C, H, W)` to `(B, C', H', W')` or `(B, features)`.
