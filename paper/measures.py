@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,10 @@ from scalesteer.data import (
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
 from scalesteer.data.scale import RESAMPLERS, Part, shrink
 from scalesteer.files import write_atomically
-from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
+from scalesteer.harmonics import PAPER_SCALES, WIDE_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.testing import Image, steering_error, two_blobs
+from scalesteer.testing import Image, equivariance_error, steering_error, two_blobs
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -401,6 +402,39 @@ def grid_errors(basis: LogRadialBasis) -> dict[str, float]:
     return {f"7 -> {size}": round(error, 4) for size, error in zip(GRID_SCALES, errors, strict=True)}
 
 
+SET_UPS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "`paper`, the paper's scales": ("paper", PAPER_SCALES),
+    "`area`, the paper's scales": ("area", PAPER_SCALES),
+    "`smooth`, the paper's scales": ("smooth", PAPER_SCALES),
+    "`smooth`, 8 scales from 0.35 to 4": ("smooth", tuple(2 ** (i / 2) for i in range(-3, 5))),
+    "`smooth`, wide scales": ("smooth", WIDE_SCALES),
+}
+MOVES = (1.2, 1.5, 1.8)
+
+
+def equivariance_errors() -> dict[str, dict[str, Any]]:
+    """Of fresh layers of 16 filters, in the mean over a few draws: number of scales, taps, and the meter's error."""
+
+    def plain() -> nn.Conv2d:
+        conv = nn.Conv2d(1, 16, 7, padding="same", bias=False)
+        with torch.no_grad():
+            conv.weight -= conv.weight.mean((2, 3), keepdim=True)
+        return conv
+
+    def measured(make: Callable[[], nn.Module], draws: int) -> list[float]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            errors = [[equivariance_error(layer, s) for s in MOVES] for layer in (make() for _ in range(draws))]
+        return [round(float(e), 3) for e in np.mean(errors, axis=0)]
+
+    found = {"`nn.Conv2d` with filters of sum zero": {"scales": 1, "taps": 49, "errors": measured(plain, 8)}}
+    for name, (preset, scales) in SET_UPS.items():
+        make = partial(ScaleSteerableConv2d, 1, 16, 7, padding="same", basis=preset, scales=scales)
+        taps = sum(n * n for n in make().sizes)
+        found[name] = {"scales": len(scales), "taps": taps, "errors": measured(make, 2)}
+    return found
+
+
 def measure_guide() -> dict[str, Any]:
     """Every number of docs/guide/maths.md."""
     worst = max(theorem_deviation(k, s) for k in THEOREM_ORDERS for s in THEOREM_SCALES)
@@ -410,6 +444,7 @@ def measure_guide() -> dict[str, Any]:
     return {
         "command": "python -m paper.measures",
         "core": SMOOTH.core,
+        "wide_scales": ", ".join(f"{s:.2g}" for s in WIDE_SCALES),
         "steering": {preset: steering_errors(preset) for preset in ("paper", "area", "smooth")},
         "grid": {name: grid_errors(basis) for name, basis in GRID_STEPS.items()},
         "neighbours": {
@@ -420,6 +455,7 @@ def measure_guide() -> dict[str, Any]:
             str(k): [round(e, 4) for e in grid_deviations(k, 17 / 7, pitches)] for k in (*THEOREM_ORDERS, 4.0)
         },
         "rank": {preset: ranks(LogRadialBasis.preset(preset)) for preset in ("paper", "area", "smooth")},
+        "equivariance": equivariance_errors(),
         "theorem": {"scales": THEOREM_SCALES, "largest": float(f"{worst:.1e}")},
         "sensitivity": {
             str(k): {"turn_degrees": round(float(turn), 1), "period": round(periods[k], 3)}
@@ -529,6 +565,16 @@ def guide_neighbours() -> str:
     return table(rows)
 
 
+def guide_equivariance() -> str:
+    """How far fresh layers are from scale equivariance, and what that costs."""
+    head = ("fresh layer, kernel 7", "scales", "taps", *(f"enlarged by {s:g}" for s in MOVES))
+    rows = [
+        (name, row["scales"], row["taps"], *(f"{error:.2f}" for error in row["errors"]))
+        for name, row in guide_numbers()["equivariance"].items()
+    ]
+    return table([head, *rows])
+
+
 def guide_footnote() -> str:
     """The deviation from Theorem 1 on pixel grids, by order and upsampling."""
     rows = [(order, *(f"{100 * e:.1f} %" for e in row)) for order, row in guide_numbers()["footnote"].items()]
@@ -599,6 +645,7 @@ def data_displacements() -> str:
 VIEWS = {
     "guide_numbers": guide_numbers,
     "guide_ranks": guide_ranks,
+    "guide_equivariance": guide_equivariance,
     "guide_grid": guide_grid,
     "guide_neighbours": guide_neighbours,
     "guide_footnote": guide_footnote,

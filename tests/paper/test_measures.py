@@ -31,6 +31,9 @@ def test_the_guides_numbers_can_be_measured_again(again):
     for name, found in again["neighbours"].items():
         assert found["rank"] == kept["neighbours"][name]["rank"]
         assert found["grid"] == pytest.approx(kept["neighbours"][name]["grid"], rel=0.02)
+    for name, found in again["equivariance"].items():
+        assert found == {**kept["equivariance"][name], "errors": found["errors"]}
+        assert found["errors"] == pytest.approx(kept["equivariance"][name]["errors"], rel=0.05)
     assert again["rank"] == kept["rank"]
     assert again["core"] == kept["core"]
     assert again["theorem"]["largest"] < 1e-12
@@ -41,6 +44,11 @@ def test_steering_on_the_grid_misses_by_two_percent_at_most(again):
     assert max(again["grid"]["`smooth`"].values()) <= 0.02
     assert min(again["grid"]["`area`"].values()) > 0.04
     assert min(again["grid"]["`paper`"].values()) > 0.15
+
+
+def test_the_widest_set_up_has_half_the_error_of_a_plain_convolution(again):
+    plain, *_, wide = (np.array(row["errors"]) for row in again["equivariance"].values())
+    assert (wide <= 0.5 * plain).all()
 
 
 def test_small_blobs_are_enlarged_with_the_window():
