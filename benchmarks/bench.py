@@ -164,7 +164,8 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         if name == "plain":
             model = nn.Conv2d(*case.channels, size, padding=size // 2)
         else:
-            model = ScaleSteerableConv2d(*case.channels, size, padding="same", scales=case.scales, backend=name)
+            steered = {"scales": case.scales, "basis": "paper", "backend": name}
+            model = ScaleSteerableConv2d(*case.channels, size, padding="same", **steered)
         x = torch.randn(case.batch, case.channels[0], case.size, case.size, device=device)
     model.to(device)
     if not case.train:

@@ -384,7 +384,7 @@ def plot_elastic_error(models: Mapping[str, Network], images: ImageSet) -> Figur
 
 def random_layer() -> ScaleSteerableConv2d:
     """One filter with fixed random coefficients, at the six scales of the paper."""
-    layer = ScaleSteerableConv2d(1, 1, basis="area")
+    layer = ScaleSteerableConv2d(1, 1, scales=PAPER_SCALES, basis="area")
     with torch.no_grad():
         layer.coefficients.normal_(generator=torch.Generator().manual_seed(3))
     return layer

@@ -245,7 +245,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
-            layer = ScaleSteerableConv2d(1, filters, basis=preset, dtype=torch.float64)
+            layer = ScaleSteerableConv2d(1, filters, scales=PAPER_SCALES, basis=preset, dtype=torch.float64)
             layer.coefficients.normal_(generator=random)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
