@@ -164,8 +164,9 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         if name == "plain":
             model = nn.Conv2d(*case.channels, size, padding=size // 2)
         else:
-            steered = {"scales": case.scales, "basis": "paper", "backend": name}
-            model = ScaleSteerableConv2d(*case.channels, size, padding="same", **steered)
+            model = ScaleSteerableConv2d(
+                *case.channels, size, padding="same", scales=case.scales, basis="paper", backend=name
+            )
         x = torch.randn(case.batch, case.channels[0], case.size, case.size, device=device)
     model.to(device)
     if not case.train:
