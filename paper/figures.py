@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -384,7 +384,7 @@ def plot_elastic_error(models: Mapping[str, Network], images: ImageSet) -> Figur
 
 def random_layer() -> ScaleSteerableConv2d:
     """One filter with fixed random coefficients, at the six scales of the paper."""
-    layer = ScaleSteerableConv2d(1, 1, basis="area")
+    layer = ScaleSteerableConv2d(1, 1, scales=PAPER_SCALES, basis="area")
     with torch.no_grad():
         layer.coefficients.normal_(generator=torch.Generator().manual_seed(3))
     return layer
@@ -417,15 +417,32 @@ def plot_theorem() -> Figure:
     return figure
 
 
+def plot_smooth() -> Figure:
+    """One function of the paper, of one lobe, and of the preset `smooth`: on a fine grid, and on 7 x 7 pixels."""
+    smooth = LogRadialBasis.preset("smooth")
+    one_lobe = replace(smooth, core=0.0, support="disc")
+    bases = {"two lobes": replace(one_lobe, lobes="sum"), "one lobe": one_lobe, "one lobe, core and edge": smooth}
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    axes = figure.subplots(2, len(bases))
+    for column, (name, basis) in enumerate(bases.items()):
+        for row, scale in enumerate((9.0, 1.0)):
+            function = harmonics.steered_basis(basis, 7, scale)[1, 0, 0]  # order 2, 45 degrees, real part
+            imshow_signed(axes[row, column], signed_root(function), "" if row else name)
+    axes[0, 0].set_ylabel("nine times finer", fontsize=9)
+    axes[1, 0].set_ylabel("7 x 7 pixels", fontsize=9)
+    figure.suptitle("Order 2 at 45° (square root of the magnitude, sign kept)", fontsize=11)
+    return figure
+
+
 def plot_sampling() -> Figure:
     """Steering error by window, point against area; and the footnote: deviation by order and upsampling."""
     numbers = measures.guide_numbers()
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     steering = numbers["steering"]
-    for name, label in (("paper", "point"), ("area", "area")):
+    for name, label in (("paper", "point sampling"), ("area", "area sampling"), ("smooth", "smooth")):
         windows = [key for key in steering[name] if key.startswith("7 ")]
-        left.plot([100 * steering[name][w] for w in windows], "o-", label=f"{label} sampling")
+        left.plot([100 * steering[name][w] for w in windows], "o-", label=label)
     left.set_xticks(range(len(windows)), [w.replace("->", "→") for w in windows])
     left.set_ylim(bottom=0)
     left.set_ylabel("steering error, %")
@@ -656,6 +673,7 @@ def plots() -> dict[str, Figure]:
         "guide/steered.png": plot_steered(random_layer()),
         "guide/theorem.png": plot_theorem(),
         "guide/sampling.png": plot_sampling(),
+        "guide/smooth.png": plot_smooth(),
         "figures/sensitivity.png": plot_sensitivity(),
         "figures/resizing.png": plot_resizing(),
     }

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,10 +38,10 @@ from scalesteer.data import (
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
 from scalesteer.data.scale import RESAMPLERS, Part, shrink
 from scalesteer.files import write_atomically
-from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
+from scalesteer.harmonics import PAPER_SCALES, WIDE_SCALES, LogRadialBasis
 from scalesteer.models import Network
 from scalesteer.nn import ScaleSteerableConv2d
-from scalesteer.testing import Image, steering_error, two_blobs
+from scalesteer.testing import Image, equivariance_error, steering_error, two_blobs
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -243,7 +245,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
         for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
-            layer = ScaleSteerableConv2d(1, filters, basis=preset, dtype=torch.float64)
+            layer = ScaleSteerableConv2d(1, filters, scales=PAPER_SCALES, basis=preset, dtype=torch.float64)
             layer.coefficients.normal_(generator=random)
             layers[name] = layer
         smooth = torch.from_numpy(unit_filters(layer))[:, None]
@@ -342,11 +344,95 @@ def steering_errors(preset: str) -> dict[str, float]:
     return errors
 
 
-def ranks(preset: str) -> dict[str, int]:
-    """The rank of the 48 real functions on the window of 7 x 7, by the relative tolerance of the singular values."""
-    flat = harmonics.steered_basis(LogRadialBasis.preset(preset), 7, 1.0).reshape(48, -1)
+def ranks(basis: LogRadialBasis) -> dict[str, int]:
+    """The rank of the real functions on the window of 7 x 7, by the relative tolerance of the singular values."""
+    flat = harmonics.steered_basis(basis, 7, 1.0).reshape(-1, 49)
     values = np.linalg.svd(flat, compute_uv=False)
-    return {f"{preset}, {t:g}": int((values > t * values[0]).sum()) for t in (1e-1, 1e-2, 1e-3, 1e-6)}
+    return {f"{t:g}": int((values > t * values[0]).sum()) for t in (1e-1, 1e-2, 1e-3, 1e-6)}
+
+
+SMOOTH = LogRadialBasis.preset("smooth")
+GRID_STEPS = {
+    "`paper`": LogRadialBasis.preset("paper"),
+    "`area`": LogRadialBasis.preset("area"),
+    "`area`, edge averaged": replace(LogRadialBasis.preset("area"), support="averaged"),
+    "`smooth`, no core": replace(SMOOTH, core=0.0),
+    "`smooth`": SMOOTH,
+}
+"""From the paper's sampling to ours, one step at a time."""
+GRID_SCALES = {9: 9 / 7, 11: 11 / 7, 13: 13 / 7, 17: 17 / 7, 28: 4.0}  # by the diameter of the disc
+NEIGHBOURS = {
+    "`smooth`: orders 0.5, 2": SMOOTH,
+    "orders 1, 3": replace(SMOOTH, orders=(1.0, 3.0)),
+    "orders 0.5, 1, 2": replace(SMOOTH, orders=(0.5, 1.0, 2.0)),
+    "order 1": replace(SMOOTH, orders=(1.0,)),
+    "order 2": replace(SMOOTH, orders=(2.0,)),
+    "order 1, 6 orientations, σ = π/5": replace(
+        SMOOTH, orders=(1.0,), sigma=math.pi / 5, orientations=tuple(j * math.pi / 3 for j in range(1, 7))
+    ),
+    "12 orientations": replace(SMOOTH, orientations=tuple(j * math.pi / 6 for j in range(1, 13))),
+    "core 0.5": replace(SMOOTH, core=0.5),
+    "core 1": replace(SMOOTH, core=1.0),
+    "m = 0": replace(SMOOTH, m=0.0),
+}
+"""Choices that were weighed for the preset `smooth`: what is not named is as in the preset."""
+
+
+def small_blobs(images: int = 64) -> Image:
+    """Images of three blobs of 1 to 2 pixels on a window of 7 pixels, `(..., h, w)` -> `(images, h, w)`."""
+    draw = torch.rand((4, images, 3, 1, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    right, up = 7 * (draw[:2] - 0.5)
+    width, height = 1 + draw[2], 2 * draw[3] - 1
+    return lambda x, y: (height * torch.exp(-((x - right) ** 2 + (y - up) ** 2) / (2 * width**2))).sum(1)
+
+
+def grid_errors(basis: LogRadialBasis) -> dict[str, float]:
+    """How far responses at larger scales to enlarged small blobs are from those at scale 1, by the window.
+
+    64 filters with complex-normal coefficients, 64 images; the norm of the differences over the norm at scale 1.
+    """
+    coefficients = np.random.default_rng(1).standard_normal((64, 2 * math.prod(basis.shape)))
+    image, responses = small_blobs(), []
+    for scale in (1.0, *GRID_SCALES.values()):
+        functions = harmonics.steered_basis(basis, 7, scale)
+        x, y = (torch.from_numpy(a.copy()) / scale for a in harmonics.grid(functions.shape[-1]))
+        responses.append(coefficients @ functions.reshape(coefficients.shape[1], -1) @ image(x, y).flatten(1).numpy().T)
+    first, *others = responses
+    errors = [float(np.linalg.norm(r - first) / np.linalg.norm(first)) for r in others]
+    return {f"7 -> {size}": round(error, 4) for size, error in zip(GRID_SCALES, errors, strict=True)}
+
+
+SET_UPS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "`paper`, the paper's scales": ("paper", PAPER_SCALES),
+    "`area`, the paper's scales": ("area", PAPER_SCALES),
+    "`smooth`, the paper's scales": ("smooth", PAPER_SCALES),
+    "`smooth`, 8 scales from 0.35 to 4": ("smooth", tuple(2 ** (i / 2) for i in range(-3, 5))),
+    "`smooth`, wide scales": ("smooth", WIDE_SCALES),
+}
+MOVES = (1.2, 1.5, 1.8)
+
+
+def equivariance_errors() -> dict[str, dict[str, Any]]:
+    """Of fresh layers of 16 filters, in the mean over a few draws: number of scales, taps, and the meter's error."""
+
+    def plain() -> nn.Conv2d:
+        conv = nn.Conv2d(1, 16, 7, padding="same", bias=False)
+        with torch.no_grad():
+            conv.weight -= conv.weight.mean((2, 3), keepdim=True)
+        return conv
+
+    def measured(make: Callable[[], nn.Module], draws: int) -> list[float]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            errors = [[equivariance_error(layer, s) for s in MOVES] for layer in (make() for _ in range(draws))]
+        return [round(float(e), 3) for e in np.mean(errors, axis=0)]
+
+    found = {"`nn.Conv2d` with filters of sum zero": {"scales": 1, "taps": 49, "errors": measured(plain, 8)}}
+    for name, (preset, scales) in SET_UPS.items():
+        make = partial(ScaleSteerableConv2d, 1, 16, 7, padding="same", basis=preset, scales=scales)
+        taps = sum(n * n for n in make().sizes)
+        found[name] = {"scales": len(scales), "taps": taps, "errors": measured(make, 2)}
+    return found
 
 
 def measure_guide() -> dict[str, Any]:
@@ -357,11 +443,19 @@ def measure_guide() -> dict[str, Any]:
     turns = np.degrees(np.ptp(np.unwrap(np.angle(responses)), axis=1))
     return {
         "command": "python -m paper.measures",
-        "steering": {preset: steering_errors(preset) for preset in ("paper", "area")},
+        "core": SMOOTH.core,
+        "wide_scales": ", ".join(f"{s:.2g}" for s in WIDE_SCALES),
+        "steering": {preset: steering_errors(preset) for preset in ("paper", "area", "smooth")},
+        "grid": {name: grid_errors(basis) for name, basis in GRID_STEPS.items()},
+        "neighbours": {
+            name: {"functions": 2 * math.prod(basis.shape), "rank": ranks(basis), "grid": grid_errors(basis)}
+            for name, basis in NEIGHBOURS.items()
+        },
         "footnote": {
             str(k): [round(e, 4) for e in grid_deviations(k, 17 / 7, pitches)] for k in (*THEOREM_ORDERS, 4.0)
         },
-        "rank": ranks("paper") | ranks("area"),
+        "rank": {preset: ranks(LogRadialBasis.preset(preset)) for preset in ("paper", "area", "smooth")},
+        "equivariance": equivariance_errors(),
         "theorem": {"scales": THEOREM_SCALES, "largest": float(f"{worst:.1e}")},
         "sensitivity": {
             str(k): {"turn_degrees": round(float(turn), 1), "period": round(periods[k], 3)}
@@ -450,9 +544,35 @@ def guide_numbers() -> dict[str, Any]:
 def guide_ranks() -> str:
     """How many of the functions are independent on the window of 7 x 7."""
     rank = guide_numbers()["rank"]
-    tolerances = [key.split(", ")[1] for key in rank if key.startswith("paper")]
-    rows = [(f"`{name}`", *(rank[f"{name}, {t}"] for t in tolerances)) for name in ("paper", "area")]
-    return table([("singular values above", *tolerances), *rows])
+    rows = [(f"`{name}`", *found.values()) for name, found in rank.items()]
+    return table([("singular values above", *rank["paper"]), *rows])
+
+
+def guide_grid() -> str:
+    """The steering error of small blobs, from the paper's sampling to ours."""
+    steps = guide_numbers()["grid"]
+    rows = [(name, *(f"{100 * error:.1f} %" for error in errors.values())) for name, errors in steps.items()]
+    return table([("window", *(window.replace("->", "→") for window in steps["`paper`"])), *rows])
+
+
+def guide_neighbours() -> str:
+    """Rank and steering error of what was weighed for the preset `smooth`."""
+    rows: list[tuple[object, ...]] = [("set", "real functions", "rank, 1e-2", "rank, 1e-3", "steering error")]
+    for name, found in guide_numbers()["neighbours"].items():
+        errors = [100 * e for e in found["grid"].values()]
+        span = f"{min(errors):.1f} to {max(errors):.1f} %"
+        rows.append((name, found["functions"], found["rank"]["0.01"], found["rank"]["0.001"], span))
+    return table(rows)
+
+
+def guide_equivariance() -> str:
+    """How far fresh layers are from scale equivariance, and what that costs."""
+    head = ("fresh layer, kernel 7", "scales", "taps", *(f"enlarged by {s:g}" for s in MOVES))
+    rows = [
+        (name, row["scales"], row["taps"], *(f"{error:.2f}" for error in row["errors"]))
+        for name, row in guide_numbers()["equivariance"].items()
+    ]
+    return table([head, *rows])
 
 
 def guide_footnote() -> str:
@@ -465,7 +585,7 @@ def guide_steering() -> str:
     """The steering error, by window, of point and area sampling."""
     steering = guide_numbers()["steering"]
     rows = [("window", *(window.replace("->", "→") for window in steering["paper"]))]
-    for name, label in (("paper", "point (`paper`)"), ("area", "area (`area`)")):
+    for name, label in (("paper", "point (`paper`)"), ("area", "area (`area`)"), ("smooth", "`smooth`, below")):
         rows.append((label, *(f"{100 * error:.1f} %" for error in steering[name].values())))
     return table(rows)
 
@@ -525,6 +645,9 @@ def data_displacements() -> str:
 VIEWS = {
     "guide_numbers": guide_numbers,
     "guide_ranks": guide_ranks,
+    "guide_equivariance": guide_equivariance,
+    "guide_grid": guide_grid,
+    "guide_neighbours": guide_neighbours,
     "guide_footnote": guide_footnote,
     "guide_steering": guide_steering,
     "steering_span": steering_span,

@@ -98,11 +98,13 @@ def test_convention_without_padding_the_output_is_smaller():
 
 
 def test_convention_filters_are_correlated_not_flipped():
-    layer = ScaleSteerableConv2d(1, 1, padding="same", scales=(1.0,), bias=False)
     impulse = torch.zeros(1, 1, 7, 7)
     impulse[0, 0, 3, 3] = 1
-    # Filters are point-symmetric, so that correlation and convolution agree; the impulse shows the filter itself.
-    torch.testing.assert_close(layer(impulse), layer.filters()[0])
+    for basis in ("paper", "smooth"):
+        layer = ScaleSteerableConv2d(1, 1, padding="same", scales=(1.0,), basis=basis, bias=False)
+        (filters,) = layer.filters()
+        torch.testing.assert_close(layer(impulse), filters.flip(-2, -1))
+        assert torch.allclose(filters, filters.flip(-2, -1), atol=1e-6) == (basis == "paper")
 
 
 def test_convention_support_is_the_disc_of_radius_a_s():

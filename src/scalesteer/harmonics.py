@@ -28,6 +28,9 @@ Complex = NDArray[np.complex128]
 PAPER_SCALES: tuple[float, ...] = tuple(size / 7 for size in range(7, 18, 2))
 """The scales of the paper: windows of 7, 9, ..., 17 pixels for a filter of 7."""
 
+WIDE_SCALES: tuple[float, ...] = tuple(1.4**i for i in range(-3, 6))
+"""Scales that suit the preset `smooth`: with a filter of 7, windows of 3 to 39 pixels."""
+
 # a * s is a product of floats: 3.5 * (8 / 7) must count as 4, not as 3.999...
 _ROUNDING = 1e-9
 # A basis of 24 functions then takes 100 MB: scales that come from a file cannot ask for all memory.
@@ -252,8 +255,10 @@ def window_sizes(kernel_size: int, scales: Sequence[float], basis: LogRadialBasi
             f"together than one of {_LARGEST_WINDOW} x {_LARGEST_WINDOW} pixels, which is the limit: use smaller or "
             "fewer `scales` or a smaller `kernel_size`."
         )
-    # Scales may be dense; but a filter that should be a fifth larger, and is not, has no room.
-    if any(sizes[i] == sizes[i + 1] and scales[i + 1] > 1.2 * scales[i] for i in range(len(scales) - 1)):
+    # Scales may be dense; but a filter that should be a fifth larger, and is not, has no room. An averaged edge grows
+    # within its pixels.
+    stuck = any(sizes[i] == sizes[i + 1] and scales[i + 1] > 1.2 * scales[i] for i in range(len(scales) - 1))
+    if stuck and not (basis and basis.support == "averaged"):
         warnings.warn(
             f"scales that are far apart share a window (kernel_size={kernel_size} gives windows of "
             f"{', '.join(map(str, sizes))} pixels): use a larger `kernel_size` or fewer `scales`.",

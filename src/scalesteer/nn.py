@@ -228,8 +228,9 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             should be as much as that of the sizes at which an object may appear. The cost grows with the sum of their
             squares; steps of 1.2 to 1.4 are enough.
         basis: The functions that filters are made of, a :class:`~scalesteer.LogRadialBasis` or the name of a preset:
-            ``"paper"``; ``"area"``, which steers best on real grids and is the one to take for own work; or
-            ``"released-code"``.
+            ``"paper"``; ``"smooth"``, which steers best on real grids, can tell the two sides of an edge and is the one
+            to take for own work, best with `scales` that reach far on both sides (``harmonics.WIDE_SCALES``);
+            ``"area"``; or ``"released-code"``.
         reduce: ``"max"`` over scales, or None for the responses of all scales on an axis of their own.
         backend: ``"direct"`` (one convolution for each scale), ``"fast"`` (mostly products of frequencies; the old
             name ``"spectral"`` is accepted) or ``"auto"``, which takes the faster one. The numbers are the same up to

@@ -143,7 +143,7 @@ def test_lists_what_is_asked_for(cuda):
         assert headline == {("float32", False, t, 64) for t in (True, False)}
     sweep = [case for case in cases if case.group == "sweep"]
     assert all(case.batch == (128 if cuda else 16) for case in sweep if case.size != 28)
-    windows = [ScaleSteerableConv2d(1, 1, c.kernel_size, scales=c.scales).sizes for c in sweep]
+    windows = [ScaleSteerableConv2d(1, 1, c.kernel_size, scales=c.scales, basis="paper").sizes for c in sweep]
     assert (13, 17, 21, 25, 29, 33) in windows  # all six doubled
     assert [c.to_dict()["filters"] for c in sweep] == [" ".join(map(str, w)) for w in windows]
 

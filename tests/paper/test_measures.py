@@ -26,9 +26,42 @@ def test_the_guides_numbers_can_be_measured_again(again):
         assert errors == pytest.approx(kept["footnote"][order], rel=1e-3)
     for order, numbers in again["sensitivity"].items():
         assert numbers == pytest.approx(kept["sensitivity"][order], rel=1e-3)
+    for name, errors in again["grid"].items():
+        assert errors == pytest.approx(kept["grid"][name], rel=0.02)
+    for name, found in again["neighbours"].items():
+        assert found["rank"] == kept["neighbours"][name]["rank"]
+        assert found["grid"] == pytest.approx(kept["neighbours"][name]["grid"], rel=0.02)
+    for name, found in again["equivariance"].items():
+        assert found == {**kept["equivariance"][name], "errors": found["errors"]}
+        assert found["errors"] == pytest.approx(kept["equivariance"][name]["errors"], rel=0.05)
     assert again["rank"] == kept["rank"]
+    assert again["core"] == kept["core"]
     assert again["theorem"]["largest"] < 1e-12
     assert kept["theorem"]["largest"] < 1e-12
+
+
+def test_steering_on_the_grid_misses_by_two_percent_at_most(again):
+    assert max(again["grid"]["`smooth`"].values()) <= 0.02
+    assert min(again["grid"]["`area`"].values()) > 0.04
+    assert min(again["grid"]["`paper`"].values()) > 0.15
+
+
+def test_the_widest_set_up_has_half_the_error_of_a_plain_convolution(again):
+    plain, *_, wide = (np.array(row["errors"]) for row in again["equivariance"].values())
+    assert (wide <= 0.5 * plain).all()
+
+
+def test_small_blobs_are_enlarged_with_the_window():
+    image = measures.small_blobs(2)
+    x, y = torch.tensor([[0.5]], dtype=torch.float64), torch.tensor([[-1.0]], dtype=torch.float64)
+    draw = torch.rand((4, 2, 3, 1, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)[..., 0, 0]
+    for i in range(2):
+        expected = 0.0
+        for j in range(3):
+            right, up, width, height = (draw[k, i, j].item() for k in range(4))
+            square = (0.5 - 7 * (right - 0.5)) ** 2 + (-1 - 7 * (up - 0.5)) ** 2
+            expected += (2 * height - 1) * np.exp(-square / (2 * (1 + width) ** 2))
+        assert image(x, y)[i].item() == pytest.approx(expected)
 
 
 def test_the_digests_that_the_page_shows_are_the_pinned_ones():
