@@ -171,9 +171,7 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         if name == "plain":
             model = nn.Conv2d(*case.channels, size, padding=size // 2)
         else:
-            options: Record = (
-                {"basis": LOBES[name], "backend": "fast"} if name in LOBES else {"basis": "paper", "backend": name}
-            )
+            options: Record = {"basis": LOBES.get(name, "paper"), "backend": "fast" if name in LOBES else name}
             model = ScaleSteerableConv2d(*case.channels, size, padding="same", scales=case.scales, **options)
         x = torch.randn(case.batch, case.channels[0], case.size, case.size, device=device)
     model.to(device)
