@@ -5,6 +5,7 @@ import doctest
 import io
 import math
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -526,6 +527,9 @@ def test_distributed_data_parallel(tmp_path):
         for own, other in zip(model.parameters(), parallel.module.parameters(), strict=True):
             torch.testing.assert_close(own.grad, other.grad)
     finally:
+        # The threads of gloo need the interpreter to let go of their tensors. It is held while the group's end waits
+        # for them: without a pause before, both may wait forever.
+        time.sleep(0.3)
         torch.distributed.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """Channels of scale pass through a network side by side in training: batch normalisation sees them as one batch."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -233,6 +234,9 @@ def test_distributed_data_parallel(tmp_path):
             torch.testing.assert_close(theirs.grad, ours.grad)
         torch.testing.assert_close(parallel.module.state_dict(), model.state_dict())
     finally:
+        # The threads of gloo need the interpreter to let go of their tensors. It is held while the group's end waits
+        # for them: without a pause before, both may wait forever.
+        time.sleep(0.3)
         torch.distributed.destroy_process_group()
 
 
