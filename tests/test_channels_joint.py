@@ -1,7 +1,8 @@
 """Channels of scale pass through a network side by side in training: batch normalisation sees them as one batch."""
 
 import copy
-import time
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -221,23 +222,41 @@ def test_training_compiles_as_one_graph():
     torch.testing.assert_close(other.state_dict(), model.state_dict())
 
 
+# In a process of its own that ends at once: to take the group apart may wait forever for gloo's threads.
+DISTRIBUTED = """
+import copy, os, sys
+import torch
+from torch import nn
+from scalesteer import ScaleChannels
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    def forward(self, x):
+        return self.net(x)
+
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+for net in (nn.Sequential(*layers), Loop()):
+    model, x = ScaleChannels(net, (0.5, 1.0, 2.0)), torch.rand(4, 1, 12, 12)
+    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+    for module in (model, parallel):
+        module(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), parallel.module.parameters(), strict=True):
+        torch.testing.assert_close(theirs.grad, ours.grad)
+    torch.testing.assert_close(parallel.module.state_dict(), model.state_dict())
+print("the same gradients", flush=True)
+os._exit(0)
+"""
+
+
 def test_distributed_data_parallel(tmp_path):
     if not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model, x = ScaleChannels(sequential(), SCALES), torch.rand(4, 1, 12, 12)
-        parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
-        for module in (model, parallel):
-            module(x).square().sum().backward()
-        for ours, theirs in zip(model.parameters(), parallel.module.parameters(), strict=True):
-            torch.testing.assert_close(theirs.grad, ours.grad)
-        torch.testing.assert_close(parallel.module.state_dict(), model.state_dict())
-    finally:
-        # The threads of gloo need the interpreter to let go of their tensors. It is held while the group's end waits
-        # for them: without a pause before, both may wait forever.
-        time.sleep(0.3)
-        torch.distributed.destroy_process_group()
+    command = [sys.executable, "-c", DISTRIBUTED, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "the same gradients\n", done.stderr
 
 
 @pytest.mark.gpu

@@ -210,9 +210,8 @@ class RunConfig:
             options |= {"join": self.join, "drop": self.drop}
         changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
         if self.basis is not None or changed:
-            start: str | LogRadialBasis = self.basis or ("paper" if self.model == "ss-cnn" else STEERED_BASIS)
-            preset = LogRadialBasis.preset(start) if isinstance(start, str) else start
-            options["basis"] = replace(preset, **changed)
+            start = self.basis or ("paper" if self.model == "ss-cnn" else STEERED_BASIS)
+            options["basis"] = replace(LogRadialBasis.of(start), **changed)
         return options
 
     def to_dict(self) -> dict[str, Any]:
