@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Literal, NoReturn, Self, TypeGuard, overload
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks
 from scalesteer.fast import being_traced
+from scalesteer.fast.spectral import holds_numbers, keep_for_cuda_graph
 from scalesteer.geometry import no_autocast
 
 JOINS = ("mean", "max", "logsumexp")
@@ -281,6 +281,20 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     return _multiply(x, *matrices)
 
 
+def halve(x: Tensor) -> Tensor:
+    """Images at half their size, without aliasing: `(B, C, H, W)` -> `(B, C, H // 2, W // 2)`.
+
+    Pixels are weighted by (1, 3, 3, 1) / 8 along both axes, a pixel of the result amid them; at the border those inside
+    share the weight of those outside. An odd image has a last row or column in which no pixel of the result lies.
+
+    Example:
+        >>> halve(torch.ones(1, 2, 8, 9)).shape
+        torch.Size([1, 2, 4, 4])
+    """
+    rows, columns = (_matrix(x, 0.5, 2.0, length // 2, length, _triangle) for length in x.shape[-2:])
+    return _multiply(x, rows, columns)
+
+
 def _equal(first: int, second: int) -> bool:
     """Whether two lengths are known to be equal; to ask for a dynamic one would fix it in an exported program."""
     return type(first) is int and type(second) is int and first == second
@@ -310,12 +324,27 @@ def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     return y.to(x.dtype, memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
+_matrices: dict[tuple[Any, ...], Tensor] = {}
+MOST_MATRICES = 1024
+
+
 def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
     """The matrix `(count, length)` that reads a signal at start, start + step, …; kept for each size and device."""
-    arguments = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
-    # What a compiler or a recorded graph makes belongs to it.
-    own = being_traced() or (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-    return (_make_matrix if own else _kept_matrix)(*arguments)
+    key = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
+    if being_traced() or not holds_numbers(x):
+        return _make_matrix(*key)
+    found = _matrices.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
+            found = _make_matrix(*key)
+        if x.device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return found  # it belongs to the graph that is recorded
+            torch.cuda.synchronize(x.device)  # whoever comes next may work on another stream
+        if len(_matrices) >= MOST_MATRICES:
+            _matrices.clear()
+        _matrices[key] = found
+    return keep_for_cuda_graph(found, x.device)
 
 
 def _make_matrix(
@@ -332,12 +361,6 @@ def _make_matrix(
     # Where positions lie further apart than one, the function is stretched so that no sample is skipped.
     weights = kernel((positions[:, None] - torch.arange(length, **work)) / torch.sym_max(1.0, step))
     return (weights / weights.sum(1, keepdim=True)).to(dtype)
-
-
-@lru_cache(maxsize=1024)
-def _kept_matrix(*arguments: Any) -> Tensor:
-    with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
-        return _make_matrix(*arguments)
 
 
 def _join(z: Tensor, join: str, kept: Tensor | None) -> Tensor:

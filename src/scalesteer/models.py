@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks, baselines
-from scalesteer.channels import ScaleChannels, at_sizes
+from scalesteer.channels import ScaleChannels, at_sizes, halve
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.nn import MultiScaleConv2d, ScaleSteerableConv2d
 
@@ -508,8 +508,7 @@ class BlurPool2d(nn.Module):
     """Halve maps without aliasing: smooth by (1, 3, 3, 1) / 8 along both axes, then keep every second pixel.
 
     Even taps put a pixel of the output amid four of the input, as `F.interpolate` does, so that maps of all depths
-    cover the same part of the image. At the border the taps inside share the weight of those outside. (Zhang 2019,
-    "Making convolutional networks shift-invariant again".)
+    cover the same part of the image. (Zhang 2019, "Making convolutional networks shift-invariant again".)
 
     Shape:
         `(B, C, H, W)` -> `(B, C, H // 2, W // 2)`.
@@ -519,18 +518,9 @@ class BlurPool2d(nn.Module):
         torch.Size([1, 2, 4, 4])
     """
 
-    taps: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        line = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
-        self.register_buffer("taps", torch.outer(line, line)[None, None], persistent=False)
-
     def forward(self, x: Tensor) -> Tensor:
         """Smoothed and halved maps."""
-        weight = self.taps.expand(x.shape[1], -1, -1, -1)  # (C, 1, 4, 4)
-        inside = F.conv2d(x.new_ones(1, 1, *x.shape[-2:]), self.taps, stride=2, padding=1)  # (1, 1, H // 2, W // 2)
-        return F.conv2d(x, weight, stride=2, padding=1, groups=x.shape[1]) / inside
+        return halve(x)
 
 
 class ResidualBlock(nn.Module):
