@@ -22,6 +22,8 @@ RUN |= {"parameters": "count", "seconds": "number", "history": "history"}
 FAILED: Schema = RUN | {"reason": "text"}
 TUNED: Schema = RUN | {"val_error": "rate", "val_loss": "number", "best_epoch": "count"}
 TESTED: Schema = TUNED | {"test_error": "rate", "test_error_by_scale": "bins"}
+# Where training leaves out some sizes, and where a network with scale channels says the size.
+SIZES: Schema = {"test_error_inside": "rate", "test_error_outside": "rate", "size_correlation": "correlation"}
 DISTORTED: Schema = {
     "config": "object",
     "sigma": "number",
@@ -44,8 +46,8 @@ def _holds(value: Any, kind: str) -> bool:
             return number
         case "count":
             return number and isinstance(value, int) and value >= 0
-        case "rate":
-            return number and 0 <= value <= 1
+        case "rate" | "correlation":
+            return number and (0 if kind == "rate" else -1) <= value <= 1
         case "bins":
             return isinstance(value, list) and all(
                 row.keys() == BIN.keys() and all(_holds(row[k], BIN[k]) for k in row) for row in value
@@ -76,7 +78,7 @@ def check(result: object, kind: Kind = "runs") -> RunConfig:
         schema = TUNED if config.tuning else TESTED
     else:
         schema = FAILED
-    _check_fields(result, schema)
+    _check_fields(result, schema, SIZES if schema is TESTED else None)
     _check_fields(result["environment"], ENVIRONMENT, OPTIONAL)
     if result.get("status") not in ((None,) if kind == "distortion" else ("finished", "failed")):
         raise ValueError(f"`status` must be finished or failed (got {result['status']!r})")

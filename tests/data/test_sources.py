@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from scalesteer import cli, files
-from scalesteer.data import DataError, SplitSpec, load_part, sources
+from scalesteer.data import DataError, SplitSpec, load_part, packages, sources
 from scalesteer.data.sources import SOURCES, Release, fetch, from_directory, read_idx
 
 LABELS, IMAGES = "t10k-labels-idx1-ubyte", "t10k-images-idx3-ubyte"
@@ -481,14 +481,14 @@ def test_cached_pool_without_the_pinned_digest_is_obtained_again(
     path = sources.pool_path(pools["mnist"].identity)
     path.write_bytes(spoil(pools["mnist"], path))
     with bad(str(path)):
-        sources.cached_digest(path, "")
+        packages.cached_digest(path, "")
     assert cli.main(["data", "verify"]) == 2
     assert "mnist-original.safetensors" in capsys.readouterr().err
     mirror(originals / "mnist")
     np.testing.assert_array_equal(fetch("mnist").images, pools["mnist"].images)
     assert len(caplog.messages) == 1
     assert caplog.messages[0].endswith("It is made again.")
-    assert sources.cached_digest(path, "") == pools["mnist"].identity.digest
+    assert packages.cached_digest(path, "") == pools["mnist"].identity.digest
 
 
 @pytest.mark.parametrize(

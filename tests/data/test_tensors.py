@@ -126,3 +126,43 @@ def test_wrong_tensors_are_refused():
         ImageSet(torch.zeros(2, 4, 4), labels, scales)
     with pytest.raises(ValueError, match=r"one length \(got 3, 2, 2\)"):
         ImageSet(torch.zeros(3, 4, 4, dtype=torch.uint8), labels, scales)
+
+
+@pytest.fixture
+def coloured():
+    """Six images in colour, of noise."""
+    images = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 5), np.uint8)
+    images[:, 1] //= 2
+    return ImageSet(torch.from_numpy(images), torch.arange(6), torch.ones(6))
+
+
+def test_colour_images_keep_their_channels(coloured):
+    assert coloured.channels == 3
+    batches = list(coloured.batches(4))
+    assert [tuple(x.shape) for x, _ in batches] == [(4, 3, 4, 5), (2, 3, 4, 5)]
+    assert torch.equal(torch.cat([x for x, _ in batches]), coloured.images.float() / 255)
+    image, label = coloured[5]
+    assert torch.equal(image, coloured.images[5].float() / 255)
+    assert label == 5
+
+
+def test_statistics_of_colour_images_are_by_channel(coloured, numbered):
+    pixels = coloured.images.numpy() / 255.0
+    assert coloured.mean == pytest.approx(pixels.mean((0, 2, 3)), rel=1e-12)
+    assert coloured.std == pytest.approx(pixels.std((0, 2, 3)), rel=1e-12)
+    assert numbered.mean == pytest.approx(numbered.images.numpy().mean() / 255, rel=1e-12)
+    ((images, _),) = coloured.batches(6, std=coloured.std)
+    torch.testing.assert_close(images.std((0, 2, 3), correction=0), torch.ones(3))
+
+
+def test_colour_images_refuse_what_is_for_grey_ones(coloured):
+    with pytest.raises(ValueError, match="only grey images"):
+        coloured.distorted(20)
+    with pytest.raises(ValueError, match="`std` must be positive, one number or 3"):
+        coloured.batches(2, std=(0.1, 0.2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_statistics_on_the_gpu_are_those_of_the_cpu(coloured):
+    assert (coloured.to("cuda").mean, coloured.to("cuda").std) == (coloured.mean, coloured.std)

@@ -63,6 +63,15 @@ def test_what_is_published_is_read_small(tmp_path):
     assert path.read_text() == before
 
 
+def test_errors_by_training_size_and_the_size_that_answered_may_be_there(tmp_path):
+    sizes = {"test_error_inside": 0.01, "test_error_outside": 0.1, "size_correlation": -0.5}
+    publish(outcome(RunConfig()) | sizes, tmp_path)
+    ((_, kept),) = read(tmp_path)
+    assert {name: kept[name] for name in sizes} == sizes
+    with pytest.raises(ResultError, match="unknown field 'size_correlation'"):
+        publish(outcome(RunConfig(tuning=True)) | {"size_correlation": 0.5}, tmp_path)
+
+
 def test_each_kind_and_dataset_has_its_file(tmp_path):
     config = RunConfig(split=1)
     assert publish(outcome(RunConfig(dataset="fmnist-scale")), tmp_path).name == "fmnist-scale.jsonl"
@@ -101,6 +110,8 @@ BROKEN = {
     "`history` cannot be": {"history": {name: [0.1] * (1 + (name == "loss")) for name in results.HISTORY}},
     "`test_error_by_scale` cannot be": {"test_error_by_scale": [{"from": 0, "to": 1, "images": 1, "error": 2}]},
     "too large": {"seconds": 10**400},
+    "`test_error_outside` cannot be 1.5": {"test_error_outside": 1.5},
+    "`size_correlation` cannot be -1.5": {"size_correlation": -1.5},
 }
 
 

@@ -1,10 +1,14 @@
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
+import torch
 
 from scalesteer import LogRadialBasis, cli, create_model
 from scalesteer.training.config import RunConfig
+
+STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
 
 
 @pytest.mark.parametrize(
@@ -15,8 +19,8 @@ from scalesteer.training.config import RunConfig
         ({"schedule": "one-cycl"}, "Did you mean 'one-cycle'?"),
         ({"precision": "float23"}, "Did you mean 'float32'?"),
         ({"basis": "pape"}, "Did you mean 'paper'?"),
-        ({"basis": "area", "model": "plain-cnn"}, "applies to model='ss-cnn' only"),
-        ({"m": 1.0, "model": "plain-cnn"}, r"`m` \(got 1.0\) applies to model='ss-cnn' only"),
+        ({"basis": "area", "model": "plain-cnn"}, "applies to ss-cnn, steered-cnn, steered-resnet only"),
+        ({"m": 1.0, "model": "plain-cnn"}, r"`m` \(got 1.0\) applies to ss-cnn.* only \(got model='plain-cnn'\)"),
         ({"scales": (1.0, 0.5)}, "`scales` must be positive and strictly ascending"),
         ({"orders": ()}, "`orders` must not be empty"),
         ({"m": 2.0, "basis": "area"}, "`m` must be below 2 with sampling='area'"),
@@ -42,6 +46,33 @@ from scalesteer.training.config import RunConfig
         ({"scales": tuple(1 + i / 99 for i in range(33))}, "`scales` must be at most 32 numbers"),
         ({"orders": tuple(range(33))}, "`orders` must be at most 32 numbers"),
         ({"scale_range": (0.9, 0.3)}, "`scale_range` must be"),
+        ({"train_sizes": (17, 32)}, r"`train_sizes` \(got \(17.0, 32.0\)\) does not apply to dataset='mnist-scale'"),
+        ({**STIR, "train_sizes": (32, 17)}, r"`train_sizes` must be \(low, high\)"),
+        ({**STIR, "scale_range": (0.5, 1)}, "`scale_range` .* does not apply to dataset='stir-mnist'"),
+        ({**STIR, "resampler": "antialias"}, "`resampler` .* does not apply to dataset='stir-mnist'"),
+        ({**STIR, "train_sizes": (70, 80)}, "`train_sizes` must be"),
+        ({**STIR, "test_sizes": (16,)}, "`test_sizes` must be"),
+        ({**STIR, "sizes": (3, 3, 3), "train_sizes": (20, 21)}, "`batch_size` must be at most 6, the training images"),
+        ({**STIR, "readout": "maxx"}, "Did you mean 'max'?"),
+        ({"readout": "max"}, "`readout` .* applies to pooled-cnn, .* only"),
+        ({**STIR, "test_sizes": (32, 17)}, "`test_sizes` must be positive and strictly ascending"),
+        ({"resize": (2.0, 0.5)}, r"`resize` must be \(low, high\)"),
+        ({"resize": (0.01, 2.0)}, "`resize` must be factors from 1/16 to 16"),
+        ({"shift": -1}, "`shift` must be at least 0"),
+        ({"channels": (0.5, 1)}, "`channels` .* applies to pooled-cnn, .* only"),
+        ({**STIR, "channels": (1, 0.5)}, "`channels` must be positive and strictly ascending"),
+        ({**STIR, "channels": (1, 17)}, "`channels` must be at most 32 numbers up to 16"),
+        ({**STIR, "test_channels": (1, 17)}, "`test_channels` must be at most 32 numbers up to 16"),
+        ({**STIR, "join": "maen", "channels": (1, 2)}, "Did you mean 'mean'?"),
+        ({**STIR, "join": "mean"}, "`join` must be 'logsumexp' without `channels`"),
+        ({**STIR, "drop": 0.5}, "`drop` must be from 0 to below 1, with `channels`"),
+        ({**STIR, "drop": 1.0, "channels": (1, 2)}, "`drop` must be from 0 to below 1"),
+        ({**STIR, "upsample": 2}, "`upsample` .* applies to .*ss-cnn.* only"),
+        ({**STIR, "kernel_size": 4}, "`kernel_size` must be odd"),
+        ({**STIR, "kernel_size": 33}, "`kernel_size` must be at most 31"),
+        ({**STIR, "widths": (0, 1)}, r"`widths\[0\]` must be at least 1"),
+        ({**STIR, "widths": (4096,)}, "`widths` must be 1 to 32 integers up to 2048"),
+        ({"dropout": 1.0}, "`dropout` must be from 0 to below 1"),
     ],
 )
 def test_wrong_value_is_named_with_what_is_allowed(options, message):
@@ -51,7 +82,15 @@ def test_wrong_value_is_named_with_what_is_allowed(options, message):
 
 @pytest.mark.parametrize(
     "options",
-    [{"upsample": True}, {"epochs": 1.5}, {"lr": "0.1"}, {"train_images": 2.0}, {"tuning": 1}, {"epochs": None}],
+    [
+        {"upsample": True},
+        {"epochs": 1.5},
+        {"lr": "0.1"},
+        {"train_images": 2.0},
+        {"tuning": 1},
+        {"flip": 1},
+        {"epochs": None},
+    ],
 )
 def test_wrong_type_is_an_error(options):
     with pytest.raises(TypeError, match=next(iter(options))):
@@ -80,18 +119,27 @@ def test_identity_is_that_of_the_values_whatever_their_spelling():
 
 
 def test_every_field_changes_the_identity():
-    other = RunConfig(
-        "ss-cnn", "fmnist-scale", 1, 1, 1, 64, 0.1, 0.1, 0.2, "cosine", "tf32", 1, "area", 99, (0.5, 1.0), (99, 9, 9),
-        "antialias", (1.0, 2.0), (1.0,), 0.5, "crop", True,
-    )  # fmt: skip
-    names = [name for name, value in other.to_dict().items() if value != RunConfig().to_dict()[name]]
-    assert len(names) == len(other.to_dict()) - 1  # all but the model
-    changed = {
-        RunConfig(**{name: getattr(other, name), "batch_size": 64}).identity for name in names if name != "sizes"
-    }
-    assert len(changed) == len(names) - 1
-    assert RunConfig(model="plain-cnn").identity != RunConfig().identity
-    assert RunConfig(sizes=(200, 9, 9)).identity != RunConfig().identity
+    paper = {
+        "dataset": "fmnist-scale", "split": 1, "seed": 1, "epochs": 1, "batch_size": 64, "lr": 0.1, "weight_decay": 0.1,
+        "label_smoothing": 0.2, "schedule": "cosine", "precision": "tf32", "upsample": 1, "basis": "area",
+        "train_images": 999, "scale_range": (0.5, 1.0), "sizes": (200, 9, 9), "resampler": "antialias",
+        "scales": (1.0, 2.0), "orders": (1.0,), "m": 0.5, "support": "crop", "resize": (0.5, 2.0), "flip": True,
+        "shift": 2, "widths": (2, 2, 2), "dropout": 0.1, "tuning": True, "model": "plain-cnn",
+    }  # fmt: skip
+    any_size = {
+        "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
+        "join": "mean", "drop": 0.5, "test_channels": (2.0,),
+    }  # fmt: skip
+    assert {*paper, *any_size} == {field.name for field in fields(RunConfig)}
+    changed = {RunConfig(**{name: value}).identity for name, value in paper.items()}
+    base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
+    changed |= {RunConfig(**base | {name: value}).identity for name, value in any_size.items()}
+    assert len({*changed, RunConfig().identity, RunConfig(**base).identity}) == len(paper) + len(any_size) + 2
+
+
+def test_identities_of_earlier_runs_stay():
+    assert RunConfig().identity == "44136fa355b3"  # of nothing that is not the default
+    assert RunConfig("plain-cnn", split=3, lr=0.125).identity == "b1e07799a643"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +147,24 @@ def test_every_field_changes_the_identity():
     [
         RunConfig("plain-cnn", "fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75)),
         RunConfig(basis="area", scales=(1, 9 / 7), orders=(1,), m=0.5, support="crop", tuning=True),
+        RunConfig(
+            "steered-cnn",
+            "stir-mnist",
+            train_sizes=(17, 32),
+            test_sizes=(17, 64),
+            resize=(0.5, 2),
+            flip=True,
+            shift=1,
+            widths=(4, 8),
+            kernel_size=5,
+            readout="mean",
+            dropout=0.1,
+            channels=(0.5, 1),
+            join="max",
+            drop=0.25,
+            test_channels=(0.25, 1),
+            scales=(1, 1.4),
+        ),
     ],
 )
 def test_command_gives_the_configuration_back(config):
@@ -113,3 +179,17 @@ def test_filters_are_the_presets_but_for_what_is_set():
     assert layer.scales == config.scales == (1.0, 1.5)
     assert layer.basis == LogRadialBasis(sampling="area", orders=(1.0, 2.0), m=0.0)
     assert create_model("ss-cnn", **RunConfig().model_options).first.basis == LogRadialBasis()
+
+
+def test_networks_are_made_as_a_run_says():
+    config = RunConfig(
+        "steered-cnn", "rescaled-cifar10", widths=(4, 6), kernel_size=5, readout="mean", dropout=0.25, scales=(1, 1.4),
+        basis="paper", m=0.5, channels=(0.5, 1), join="mean", drop=0.5,
+    )  # fmt: skip
+    model = create_model(config.model, config.dataset, **config.model_options)
+    assert (model.scales, model.join, model.drop) == ((0.5, 1.0), "mean", 0.5)
+    layer = model.net.first
+    assert (layer.scales, layer.kernel_size, layer.basis) == ((1.0, 1.4), (5, 5), LogRadialBasis(m=0.5))
+    assert model.net.readout == "mean"
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 10)
+    assert "channels" not in RunConfig("steered-cnn").model_options

@@ -9,13 +9,20 @@ import torch
 import torch.nn.functional as F
 
 from scalesteer import LogRadialBasis, create_model
-from scalesteer.data import load_split
+from scalesteer.channels import ScaleChannels
+from scalesteer.data import ImageSet, load_split
 from scalesteer.training import evaluate, load, loop, train
+from scalesteer.training.augment import resample
 from scalesteer.training.config import RunConfig
 from scalesteer.training.run import read_checkpoint
 
 PLAIN = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=1)
 STEERED = replace(PLAIN, model="ss-cnn")
+POOLED = RunConfig(
+    model="pooled-cnn", dataset="stir-mnist", sizes=(20, 10, 10), train_sizes=(30, 32), test_sizes=(20, 31, 50),
+    widths=(2, 3), kernel_size=3, batch_size=20, epochs=1,
+)  # fmt: skip
+CHANNELS = replace(POOLED, channels=(0.5, 1.0))
 
 
 def seed_of_epoch(seed, epoch):
@@ -36,22 +43,41 @@ def rate(config, progress):
 
 def pictures(config, part):
     """Pixels from 0 to 1 and labels, as the options say."""
-    chosen = {name: config[name] for name in ("scale_range", "resampler", "sizes")}
+    sized = ("train_sizes", "test_sizes", "sizes")
+    chosen = {
+        name: config[name] for name in (sized if "stir" in config["dataset"] else ("scale_range", "resampler", "sizes"))
+    }
     found = load_split(config["dataset"], config["split"], part, **chosen)
     count = (config["train_images"] if part == "train" else None) or len(found)
     return (found.images.float() / 255)[:count, None], found.labels[:count]
 
 
 def network(config):
-    options = {} if config["upsample"] is None else {"upsample": config["upsample"]}
-    if config["model"] == "ss-cnn":
+    names = ("upsample", "widths", "kernel_size", "readout", "dropout", "scales")
+    options = {name: config[name] for name in names if config[name] is not None}
+    if config["basis"] or config["orders"] or config["m"] is not None or config["support"]:
         options["basis"] = LogRadialBasis.preset(config["basis"] or "paper")
         for name in ("orders", "m", "support"):
             if config[name] is not None:
                 options["basis"] = replace(options["basis"], **{name: config[name]})
-        if config["scales"] is not None:
-            options["scales"] = config["scales"]
-    return create_model(config["model"], config["dataset"], **options)
+    model = create_model(config["model"], config["dataset"], **options)
+    return (
+        model
+        if config["channels"] is None
+        else ScaleChannels(model, config["channels"], config["join"], drop=config["drop"])
+    )
+
+
+def changed(x, config):
+    """Training images, resized, mirrored and moved at random."""
+    if config["resize"] is None and not config["flip"] and not config["shift"]:
+        return x
+    chance = torch.rand(4, len(x), device=x.device)
+    low, high = config["resize"] or (1.0, 1.0)
+    factors = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * chance[0])
+    turns = torch.tensor([-1.0 if config["flip"] and share < 0.5 else 1.0 for share in chance[1].tolist()]).to(x)
+    moves = torch.floor((2 * config["shift"] + 1) * chance[2:]) - config["shift"]
+    return resample(x, torch.stack([factors, turns * factors]), moves, low, config["shift"], x.shape[1] > 1)
 
 
 def opinion(model, images, labels, half):
@@ -80,7 +106,8 @@ def plain_training(config, device="cpu"):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = network(config)
-        model.input_std.fill_(np.std((255 * images.cpu()).round().double().numpy()) / 255)
+        std = np.std((255 * images.cpu()).round().double().numpy()) / 255
+        (model.net if config["channels"] else model).input_std.fill_(std)
         model.to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=config["weight_decay"])
         steps = len(images) // size
@@ -95,8 +122,9 @@ def plain_training(config, device="cpu"):
                 for group in optimizer.param_groups:
                     group["lr"] = rate(config, (epoch * steps + step) / (config["epochs"] * steps))
                 model.train()
+                x = changed(images[rows], config)
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
-                    logits = model(images[rows])
+                    logits = model(x)
                     loss = F.cross_entropy(logits, labels[rows], label_smoothing=config["label_smoothing"])
                 model.zero_grad()
                 loss.backward()
@@ -107,6 +135,8 @@ def plain_training(config, device="cpu"):
             after.append(weights(model))
         best = min(range(len(history)), key=lambda i: (history[i]["val_error"], history[i]["val_loss"], i))
         model.load_state_dict(after[best])
+        if config["test_channels"] is not None:
+            model = ScaleChannels(model.net if config["channels"] else model, config["test_channels"], config["join"])
         test_error = opinion(model, *(tensor.to(device) for tensor in pictures(config, "test")), half)[0]
     return history, after, best, test_error
 
@@ -142,23 +172,35 @@ CHANGES = {
     "orders": replace(STEERED, orders=(0.0, 1.0)),
     "m": replace(STEERED, m=0.5),
     "support": replace(STEERED, support="crop"),
+    "train_sizes": replace(POOLED, train_sizes=(31, 33)),
+    "resize": replace(PLAIN, resize=(0.5, 1.5)),
+    "flip": replace(PLAIN, flip=True),
+    "shift": replace(PLAIN, shift=3),
+    "widths": replace(POOLED, widths=(3, 2)),
+    "kernel_size": replace(POOLED, kernel_size=5),
+    "readout": replace(POOLED, readout="mean"),
+    "dropout": replace(POOLED, dropout=0.5),
+    "channels": replace(CHANNELS, channels=(0.5, 0.7, 1.0)),
+    "join": replace(CHANNELS, join="mean"),
+    "drop": replace(CHANNELS, drop=0.5),
 }
+BASES = (PLAIN, STEERED, POOLED, CHANNELS)
 
 
 @pytest.fixture(scope="module")
 def unchanged(_kept_splits, tmp_path_factory):
-    """The weights of both runs without changes."""
+    """The weights of the runs without changes."""
     found, folder = {}, tmp_path_factory.mktemp("unchanged")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALESTEER_CACHE", str(_kept_splits))
-        for config in (PLAIN, STEERED):
+        for config in BASES:
             train(config, folder / config.name, device="cpu")
-            found[config.model] = kept_weights(folder / config.name)
+            found[config] = kept_weights(folder / config.name)
     return found
 
 
 def test_every_option_of_a_run_is_tried_here():
-    tried_below = {"tuning"}
+    tried_below = {"tuning", "test_sizes", "test_channels"}
     assert {field.name for field in fields(RunConfig)} - tried_below == set(CHANGES)
 
 
@@ -177,7 +219,40 @@ def test_run_is_the_plain_training_of_its_options(cache, unchanged, tmp_path, na
         assert (result["best_epoch"], result["test_error"]) == (best, test_error)
     assert same(kept_weights(tmp_path), after[result["best_epoch"]])
     # And the option makes a difference.
-    assert not same(kept_weights(tmp_path), unchanged["ss-cnn" if config.model == "ss-cnn" else "plain-cnn"])
+    base = next(base for base in BASES if replace(config, **{name: getattr(base, name)}) == base)
+    assert not same(kept_weights(tmp_path), unchanged[base])
+
+
+@pytest.mark.parametrize("change", [{"test_sizes": (20.0, 50.0, 64.0)}, {"test_channels": (0.5, 2.0)}])
+@pytest.mark.parametrize("base", [POOLED, CHANNELS])
+def test_options_of_the_test_change_nothing_but_the_test(cache, unchanged, tmp_path, base, change):
+    config = replace(base, **change)
+    result = train(config, tmp_path, device="cpu")
+    assert same(kept_weights(tmp_path), unchanged[base])
+    assert result["test_error"] == plain_training(config)[3]
+    assert [row["from"] for row in result["test_error_by_scale"]] == list(config.test_sizes)
+    assert ("size_correlation" in result) == bool(config.channels or config.test_channels)
+
+
+def test_colour_is_normalised_by_channel_and_mirrored_beyond_the_border():
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 3, 16, 16), np.uint8) // np.array([1, 2, 4]).reshape(
+        3, 1, 1
+    )
+    images = ImageSet(torch.from_numpy(pixels.astype(np.uint8)), torch.arange(20) % 10, torch.ones(20))
+    options = {"widths": (2, 3), "kernel_size": 3, "batch_size": 20, "resize": (0.4, 0.6), "flip": True, "shift": 2}
+    config = RunConfig("pooled-cnn", "rescaled-cifar10", **options)
+    state = loop.initial_state(config, images)
+    found, shown = pixels / 255, []
+    np.testing.assert_allclose(state.model.input_mean, found.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(state.model.input_std, found.std((0, 2, 3)), rtol=1e-6)
+    state.model.register_forward_pre_hook(lambda model, args: shown.append(args[0]))
+    rows = torch.arange(20)
+    torch.manual_seed(5)
+    loop._make_update(state, config, images)(rows, 0.1)
+    torch.manual_seed(5)
+    expected = changed(images.images.float() / 255, vars(config))
+    assert torch.equal(shown[0], expected)
+    assert shown[0].amin() > 0.05  # no black border
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
@@ -194,6 +269,7 @@ def test_kept_and_tested_is_the_first_of_the_best_on_validation_data(cache, tmp_
     config, looks = replace(PLAIN, epochs=len(told), tuning=tuning), []
 
     def scripted(model, images, *args):
+        (images,) = [images] if isinstance(images, ImageSet) else images
         looks.append((images.images, weights(model)))
         if len(looks) <= len(told):
             error, loss = told[len(looks) - 1]
@@ -260,7 +336,9 @@ def test_precision_decides_about_tf32_while_training_and_evaluating(cache, tmp_p
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", [None, "seed", "batch_size", "lr", "weight_decay", "label_smoothing", "schedule"])
+@pytest.mark.parametrize(
+    "name", [None, "seed", "batch_size", "lr", "weight_decay", "label_smoothing", "schedule", "channels", "join"]
+)
 def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monkeypatch, name):
     # A recorded step draws other random numbers for its dropout: leave it out.
     monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)
@@ -274,5 +352,18 @@ def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monk
     for entry, expected in zip(result["history"], history, strict=True):
         assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-2)
     if name:
-        unchanged = plain_training(replace(PLAIN, epochs=2), "cuda")[0]
+        base = next(base for base in BASES if replace(changes[name], **{name: getattr(base, name)}) == base)
+        unchanged = plain_training(replace(base, epochs=2), "cuda")[0]
         assert result["history"][-1]["loss"] != pytest.approx(unchanged[-1]["loss"], rel=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("model", ["pooled-cnn", "steered-cnn", "pooled-resnet", "steered-resnet"])
+def test_every_random_choice_can_be_recorded(cache, tmp_path, model, precision):
+    options = {"channels": (0.5, 1.0), "drop": 0.5, "resize": (0.7, 1.4), "shift": 2, "flip": True, "dropout": 0.2}
+    config = replace(POOLED, model=model, widths=(4, 4), epochs=3, precision=precision, **options)
+    result = train(config, tmp_path, device="cuda")
+    assert result["status"] == "finished"
+    assert len({entry["loss"] for entry in result["history"]}) == 3

@@ -11,7 +11,7 @@ from PIL import Image
 from scalesteer.models import create_model
 from scalesteer.training import load, load_model
 from scalesteer.training import predict as predicting
-from scalesteer.training.predict import ImageError, fit, predict, read_grey
+from scalesteer.training.predict import ImageError, cover, fit, predict, read_image
 
 
 @pytest.fixture
@@ -53,6 +53,46 @@ def test_winning_scale_is_that_of_the_largest_response(tmp_path, bar):
     assert said.scale == layer.scales[int(stack.amax(dim=(1, 2, 3, 4)).argmax())]
 
 
+def test_network_with_channels_says_the_size_that_answered(tmp_path, bar):
+    model = create_model("pooled-cnn", "stir-mnist", channels=(0.5, 1.0), widths=(2, 3)).eval()
+    said = predict(model, save(tmp_path, bar))
+    x = torch.from_numpy(fit(bar, (64, 64))[0]).float()[None, None] / 255
+    with torch.no_grad():
+        logits, size = model(x, return_scales=True)
+    assert (said.label, said.scale, said.size) == (int(logits.argmax()), None, pytest.approx(float(size)))
+    assert predict(model.net, save(tmp_path, bar)).size is None
+
+
+def test_photograph_is_resized_and_cut_for_a_model_of_colour(tmp_path):
+    model = create_model("pooled-cnn", "rescaled-cifar10", widths=(2, 3)).eval()
+    colours = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    with torch.no_grad():
+        shares = model(torch.from_numpy(colours).permute(2, 0, 1)[None] / 255).softmax(1)[0]
+    said = predict(model, save(tmp_path, colours))
+    assert (said.label, said.inverted) == (int(shares.argmax()), False)
+    assert said.confidence == pytest.approx(float(shares.max()), abs=1e-6)
+    wide = np.zeros((100, 300, 3), np.uint8)
+    wide[:, 100:200] = (200, 30, 60)
+    found = read_image(save(tmp_path, wide), colour=True)
+    np.testing.assert_array_equal(found, wide)
+    assert (cover(found, (64, 64))[:, 2:-2] == (200, 30, 60)).all()  # the middle is kept
+    grey = read_image(save(tmp_path, wide[..., 0]), colour=True)
+    np.testing.assert_array_equal(grey, np.repeat(wide[..., :1], 3, 2))
+    seen = Image.fromarray(wide).convert("RGBA")
+    seen.putalpha(Image.fromarray((wide[..., 0] > 0).astype(np.uint8) * 255))
+    clear = read_image(save(tmp_path, seen), colour=True)  # dark on the whole: a light ground shows it best
+    assert (clear[:, :100] == 255).all()
+    assert (clear[:, 100:200] == (200, 30, 60)).all()
+
+
+def test_network_that_does_not_know_its_images_is_refused(tmp_path, bar):
+    path = save(tmp_path, bar)
+    with pytest.raises(ValueError, match="must know the size of its images"):
+        predict(create_model("pooled-cnn"), path)
+    with pytest.raises(TypeError, match="must be a network of create_model"):
+        predict(torch.nn.Identity(), path)
+
+
 def test_fitted_image_is_centred_and_of_mnists_size(bar):
     image, inverted = fit(bar, (28, 28))
     rows, columns = (np.flatnonzero(image.any(axis)) for axis in (1, 0))
@@ -85,16 +125,16 @@ def test_every_kind_of_image_gives_the_same_grey_values(tmp_path, bar):
         "alpha": Image.merge("LA", (grey, Image.new("L", grey.size, 255))),
         "16": Image.fromarray(bar.astype(np.uint16) * 257),
     }.items():
-        np.testing.assert_array_equal(read_grey(save(tmp_path, image, f"{name}.png")), bar, err_msg=name)
+        np.testing.assert_array_equal(read_image(save(tmp_path, image, f"{name}.png")), bar, err_msg=name)
     for name, image in {"grey": grey, "cmyk": grey.convert("RGB").convert("CMYK")}.items():
-        found = read_grey(save(tmp_path, image, f"{name}.jpg", quality=100))
+        found = read_image(save(tmp_path, image, f"{name}.jpg", quality=100))
         assert np.abs(found.astype(int) - bar).max() < 16, name
 
 
 @pytest.mark.parametrize("ink", [0, 255])
 def test_transparent_ground_contrasts_with_the_ink(tmp_path, bar, ink):
     image = Image.merge("LA", (Image.new("L", (60, 100), ink), Image.fromarray((bar > 0) * np.uint8(255))))
-    found, inverted = fit(read_grey(save(tmp_path, image)), (28, 28))
+    found, inverted = fit(read_image(save(tmp_path, image)), (28, 28))
     assert inverted == (ink == 0)
     np.testing.assert_array_equal(found, fit(bar, (28, 28))[0])
 
@@ -103,7 +143,7 @@ def test_orientation_of_a_photograph_is_followed(tmp_path, bar):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be shown turned right by a quarter
     path = save(tmp_path, np.rot90(bar), "x.jpg", exif=exif, quality=100)
-    assert np.abs(read_grey(path).astype(int) - bar).max() < 16
+    assert np.abs(read_image(path).astype(int) - bar).max() < 16
 
 
 def bomb():
@@ -140,27 +180,27 @@ def encoded(kind):
 def test_anything_else_is_refused(tmp_path, content, message):
     (tmp_path / "x.png").write_bytes(content)
     with pytest.raises(ImageError, match=message):
-        read_grey(tmp_path / "x.png")
+        read_image(tmp_path / "x.png")
 
 
 def test_directory_and_pipe_are_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     for path in (tmp_path, tmp_path / "pipe.png"):
         with pytest.raises(ImageError, match="it is not a file"):
-            read_grey(path)
+            read_image(path)
 
 
 def test_missing_large_and_many_pixels_are_refused(tmp_path, bar, monkeypatch):
     with pytest.raises(ImageError, match="No such file"):
-        read_grey(tmp_path / "none.png")
+        read_image(tmp_path / "none.png")
     with pytest.raises(ImageError, match="cannot be read"):
-        read_grey(tmp_path)
+        read_image(tmp_path)
     path = save(tmp_path, bar)
     monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size)
-    np.testing.assert_array_equal(read_grey(path), bar)
+    np.testing.assert_array_equal(read_image(path), bar)
     monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size - 1)
     with pytest.raises(ImageError, match="million pixels"):
-        read_grey(path)
+        read_image(path)
     monkeypatch.setattr(predicting, "MAX_BYTES", 10)
     with pytest.raises(ImageError, match="is larger than"):
-        read_grey(path)
+        read_image(path)

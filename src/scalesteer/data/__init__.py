@@ -1,4 +1,4 @@
-"""The paper's datasets: obtained, verified, built to the same bytes everywhere, batched on the device.
+"""The paper's datasets, and others for sizes never seen in training: obtained, verified, built to the same bytes.
 
 >>> from scalesteer.data import SplitSpec
 >>> SplitSpec("fmnist-scale", split=3).scale_range
@@ -7,11 +7,12 @@
 
 from scalesteer.data.elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, distort
 from scalesteer.data.scale import DATASETS, PARTS, SplitSpec, build, load_part
+from scalesteer.data.sized import SIZED_DATASETS, SizedSpec
 from scalesteer.data.sources import SOURCES, fetch
 from scalesteer.data.tensors import ImageSet, load_split
 from scalesteer.files import DataError, cache_dir
 
 __all__ = [
-    "DATASETS", "ELASTIC_ALPHAS", "ELASTIC_SIGMA", "PARTS", "SOURCES", "DataError", "ImageSet", "SplitSpec", "build",
-    "cache_dir", "distort", "fetch", "load_part", "load_split",
+    "DATASETS", "ELASTIC_ALPHAS", "ELASTIC_SIGMA", "PARTS", "SIZED_DATASETS", "SOURCES", "DataError", "ImageSet",
+    "SizedSpec", "SplitSpec", "build", "cache_dir", "distort", "fetch", "load_part", "load_split",
 ]  # fmt: skip

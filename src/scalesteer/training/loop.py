@@ -5,22 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from scalesteer.data import ImageSet
-from scalesteer.models import Network, create_model
+from scalesteer.channels import ScaleChannels
+from scalesteer.data import ImageSet, SizedSpec
+from scalesteer.models import create_model, set_input_statistics
+from scalesteer.training.augment import Augmentation
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, recorded
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
+EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 22}  # in such a batch
+MOST_SIZES = 64  # that have an error each; of more, bins have one
 SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
 
 
@@ -28,7 +32,7 @@ SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8))
 class State:
     """Everything that changes while training; between two steps it is always whole and can be saved."""
 
-    model: Network
+    model: nn.Module
     optimizer: torch.optim.AdamW
     losses: Tensor  # of the epoch's steps, on the device: to read one makes a GPU wait
     best: dict[str, Tensor] = field(default_factory=dict)  # the weights after the best epoch so far
@@ -50,7 +54,7 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     """A training that has not begun, on the device of the training images."""
     torch.manual_seed(config.seed)
     model = create_model(config.model, config.dataset, **config.model_options)
-    model.input_std.fill_(images.std)
+    set_input_statistics(model, images.std, images.mean if images.channels > 1 else 0.0)
     model.to(images.device)
     on_gpu = images.device.type == "cuda"
     rate: Any = torch.tensor(config.lr, device=images.device) if on_gpu else config.lr  # a recorded step reads a tensor
@@ -61,9 +65,12 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     return State(model, optimizer, torch.zeros(steps, device=images.device))
 
 
-def fit(state: State, config: RunConfig, parts: dict[str, ImageSet], watcher: Watcher) -> dict[str, Any]:
+def fit(
+    state: State, config: RunConfig, parts: dict[str, ImageSet], test: Iterable[ImageSet], watcher: Watcher
+) -> dict[str, Any]:
     """Train to the end, from wherever the state is, and test the model that validation chose.
 
+    `parts` are "train" and "val"; `test` gives the test images, a part of them at a time.
     Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
     """
     model, images, steps = state.model, parts["train"], len(state.losses)
@@ -99,11 +106,14 @@ def fit(state: State, config: RunConfig, parts: dict[str, ImageSet], watcher: Wa
         watcher.after_epoch(state)
 
     best = min(state.history, key=_rank)
-    outcome = {"status": "finished"}
+    outcome: dict[str, Any] = {"status": "finished"}
     if not config.tuning:  # the one look at the test set
         model.load_state_dict(state.best)
-        test = evaluate(model, parts["test"], config.precision, lambda: watcher.between_batches(state))
-        outcome |= {"test_error": test["error"], "test_error_by_scale": test["by_scale"]}
+        tested = model if config.test_channels is None else at_sizes(model, config.test_channels, config.join)
+        found = evaluate(tested, test, config.precision, lambda: watcher.between_batches(state))
+        outcome |= {"test_error": found["error"], "test_error_by_scale": found["by_scale"]}
+        outcome |= {"size_correlation": found["size_correlation"]} if "size_correlation" in found else {}
+        outcome |= by_training_size(found["by_scale"], config)
     return outcome | {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
 
 
@@ -111,8 +121,11 @@ def _make_update(state: State, config: RunConfig, images: ImageSet) -> Callable[
     """One step: train on the images of these rows with this learning rate, and return the loss."""
     model, optimizer, device = state.model.train(), state.optimizer, images.device
 
+    change = _make_augmentation(config, images)
+
     def step(rows: Tensor) -> Tensor:
         x, labels = images.take(rows)
+        x = x if change is None else change(x)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             loss = F.cross_entropy(model(x), labels, label_smoothing=config.label_smoothing)
         optimizer.zero_grad()
@@ -133,6 +146,12 @@ def _make_update(state: State, config: RunConfig, images: ImageSet) -> Callable[
         return run(rows)
 
     return update
+
+
+def _make_augmentation(config: RunConfig, images: ImageSet) -> Augmentation | None:
+    """What happens to training images, if anything: colour continues beyond the border, a digit's ground is black."""
+    change = Augmentation(config.resize or (1.0, 1.0), config.flip, config.shift)
+    return None if change == Augmentation() else replace(change, mirrored=images.channels > 1)
 
 
 def _rank(entry: dict[str, float]) -> tuple[float, float]:
@@ -164,29 +183,95 @@ def learning_rate(config: RunConfig, progress: float) -> float:
 
 @torch.no_grad()
 def evaluate(
-    model: Network, images: ImageSet, precision: str = "float32", between_batches: Callable[[], None] = lambda: None
+    model: nn.Module,
+    images: ImageSet | Iterable[ImageSet],
+    precision: str = "float32",
+    between_batches: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Error, mean loss and error by scale of a model on a set of images."""
+    """Error, mean loss and error by size of a model on a set of images, or on several that are one after another here.
+
+    Returns `error`, `loss`, the number of `images` and `by_scale`, rows of `from`, `to`, `images` and `error`: one for
+    each size if the sizes are few, or else for each of `SCALE_BINS`. A model with scale channels also gets
+    `size_correlation`, the rank correlation of the size that answered with the true one, if both vary.
+    """
     model.eval()
-    wrong, total = [], torch.zeros((), dtype=torch.float64, device=images.device)
-    half = torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16")
-    for x, labels in images.batches(EVALUATION_BATCH.get(images.device.type, 500)):
-        between_batches()
-        with arithmetic(precision), half:
-            logits = model(x).float()
-        total += F.cross_entropy(logits, labels, reduction="sum").double()
-        wrong.append(logits.argmax(1) != labels)
-    missed = torch.cat(wrong).cpu().numpy()
+    channels, total, count, binned = isinstance(model, ScaleChannels), 0.0, 0, False
+    wrong, sizes, answered = [], [], []
+    for part in (images,) if isinstance(images, ImageSet) else images:
+        half = torch.autocast(part.device.type, torch.bfloat16, enabled=precision == "bf16")
+        loss = torch.zeros((), dtype=torch.float64, device=part.device)
+        for x, labels in part.batches(evaluation_batch(model, part)):
+            between_batches()
+            with arithmetic(precision), half:
+                answer, size = model(x, return_scales=True) if channels else (model(x), None)
+            logits = answer.float()
+            loss += F.cross_entropy(logits, labels, reduction="sum").double()
+            wrong.append(logits.argmax(1) != labels)
+            answered += [] if size is None else [size]
+        total, count = total + float(loss), count + len(part)
+        sizes.append(part.sizes.cpu().numpy())
+        binned = binned or "scale_range" in part.about  # its sizes were drawn from a range
+    missed, true_sizes = torch.cat(wrong).cpu().numpy(), np.concatenate(sizes)
     by_scale = [
         {"from": low, "to": high, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
-        for (low, high), chosen in split_by_scale(images.sizes.cpu().numpy())
+        for (low, high), chosen in split_by_scale(true_sizes, binned)
     ]
-    return {"error": float(missed.mean()), "loss": float(total) / len(images), "by_scale": by_scale}
+    found = {"error": float(missed.mean()), "loss": total / count, "by_scale": by_scale, "images": count}
+    if answered and (correlation := rank_correlation(torch.cat(answered).cpu().numpy(), true_sizes)) is not None:
+        found["size_correlation"] = correlation
+    return found
 
 
-def split_by_scale(scales: NDArray[Any]) -> Iterator[tuple[tuple[float, float], NDArray[np.bool_]]]:
-    """The bins of scale that are not empty, and which images each one holds; the last one holds its end too."""
+def at_sizes(model: nn.Module, scales: tuple[float, ...], join: str) -> ScaleChannels:
+    """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
+    return ScaleChannels(model.net if isinstance(model, ScaleChannels) else model, scales, join)
+
+
+def evaluation_batch(model: nn.Module, images: ImageSet) -> int:
+    """How many images go through a model at once: as many as memory has room for, with the area of all channels."""
+    height, width = images.images.shape[-2:]
+    area = height * width * (model.cost if isinstance(model, ScaleChannels) else 1.0)
+    kind = images.device.type
+    return max(1, min(EVALUATION_BATCH.get(kind, 500), int(EVALUATION_PIXELS.get(kind, 1 << 20) / area)))
+
+
+def split_by_scale(
+    scales: NDArray[Any], binned: bool = True
+) -> Iterator[tuple[tuple[float, float], NDArray[np.bool_]]]:
+    """The bins of scale that are not empty, and which images each one holds; the last one holds its end too.
+
+    If not `binned`, each scale is a bin of its own, unless there are more than `MOST_SIZES`.
+    """
+    values = np.unique(scales)
+    if not binned and len(values) <= MOST_SIZES:
+        for value in values:
+            size = float(f"{value:.6g}")  # without the digits that float32 adds
+            yield (size, size), scales == value
+        return
     for low, high in SCALE_BINS:
         chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
         if chosen.any():
             yield (low, high), chosen
+
+
+def by_training_size(by_scale: list[dict[str, Any]], config: RunConfig) -> dict[str, float]:
+    """Mean errors inside and outside the training sizes, each size counting alike; none where all were trained."""
+    if not isinstance(config.data, SizedSpec):
+        return {}
+    (low, high), inside, outside = config.data.train_sizes, list[float](), list[float]()
+    for row in by_scale:
+        trained = low * 0.99 <= row["from"] <= high * 1.01  # with room for rounded numbers
+        (inside if trained else outside).append(row["error"])
+    means = {"test_error_inside": inside, "test_error_outside": outside}
+    return {name: float(np.mean(errors)) for name, errors in means.items() if outside and errors}
+
+
+def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float | None:
+    """Spearman's rank correlation, equal values sharing their mean rank; None if one of the two does not vary."""
+    ranks = []
+    for values in (first, second):
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        if len(counts) < 2:
+            return None
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

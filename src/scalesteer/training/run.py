@@ -15,17 +15,18 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scalesteer import files
-from scalesteer.data import ImageSet, load_split
-from scalesteer.models import Network, count_parameters, create_model
+from scalesteer.data import ImageSet, SplitSpec, load_split
+from scalesteer.models import DATASETS, count_parameters, create_model
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.loop import State, fit, initial_state
@@ -34,6 +35,7 @@ SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
 LOG_EVERY_S = 10.0
+TEST_BYTES = 1 << 29  # of test images in memory at a time
 KEPT = "what was saved before is kept, and the same command goes on from there"
 
 log = logging.getLogger("scalesteer.training")
@@ -71,28 +73,31 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = pick_device(device)
-        used = ("train", "val") if config.tuning else ("train", "val", "test")
-        parts = {part: load(config, part, data_dir).to(place) for part in used}
+        parts = {part: load(config, part, data_dir).to(place) for part in ("train", "val")}
+        test = () if config.tuning else load_part(config, "test", place, data_dir)
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
             advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
-            if config.scales is not None:
-                advice += f", or smaller `scales` (the largest is {config.scales[-1]:g})"
+            for name in ("scales", "channels"):
+                if values := getattr(config, name):
+                    advice += f", or smaller `{name}` (the largest is {values[-1]:g})"
             with _claim(config, directory), _memory(advice):
-                result = _saved_result(config, directory) or _train(config, directory, state, parts)
+                result = _saved_result(config, directory) or _train(config, directory, state, parts, test)
     if result["status"] == "finished":  # no run resumes from these any more
         for path in [*_checkpoints(directory).values(), *directory.glob("damaged-*")]:
             path.unlink(missing_ok=True)
     return result
 
 
-def _train(config: RunConfig, directory: Path, state: State, parts: dict[str, ImageSet]) -> dict[str, Any]:
+def _train(
+    config: RunConfig, directory: Path, state: State, parts: dict[str, ImageSet], test: Iterable[ImageSet]
+) -> dict[str, Any]:
     _resume(state, config, directory)
     steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=None)
     with _Stop() as stop, bar:
-        outcome = fit(state, config, parts, _Keeper(config, directory, stop, bar))
+        outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar))
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
@@ -110,7 +115,17 @@ def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet
     return images.first(config.train_images) if part == "train" and config.train_images else images
 
 
-def load_model(path: Path) -> tuple[Network, RunConfig]:
+def load_part(config: RunConfig, part: str, device: torch.device, data_dir: Path | None = None) -> Iterable[ImageSet]:
+    """The images of a run on a device: all at once, or of a few test sizes at a time where they are many."""
+    if part != "test" or isinstance(config.data, SplitSpec):
+        return [load(config, part, data_dir).to(device)]
+    task, sizes = DATASETS[config.dataset], config.data.test_sizes
+    count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size)))
+    groups = [sizes[i : i + count] for i in range(0, len(sizes), count)]
+    return (load(replace(config, test_sizes=group), part, data_dir).to(device) for group in groups)
+
+
+def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     """A trained model, in evaluation mode on the CPU; if there is none, whole and finite, a CheckpointError.
 
     `path` is a run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).

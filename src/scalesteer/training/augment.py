@@ -1,0 +1,82 @@
+"""Random resizing, mirroring and moving of training images: on their device, with shapes that never change.
+
+A step that does this can be recorded as a CUDA graph. All three are one resampling along the rows and one along the
+columns of an image, each the product with a matrix of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Changes every image of a batch at random, with torch's generator of the images' device.
+
+    Args:
+        resize: Factors to resize by, above 1 to enlarge, drawn evenly on a logarithmic scale between the two.
+        flip: Mirror every other image, left to right.
+        shift: Move by up to so many whole pixels, up or down and left or right.
+        mirrored: Continue images beyond their border as a mirror would, instead of black.
+
+    Shape:
+        `(B, C, H, W)` -> `(B, C, H, W)`
+
+    Example:
+        >>> Augmentation(resize=(0.5, 2.0))(torch.rand(8, 1, 28, 28)).shape
+        torch.Size([8, 1, 28, 28])
+    """
+
+    resize: tuple[float, float] = (1.0, 1.0)
+    flip: bool = False
+    shift: int = 0
+    mirrored: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The images, each changed in its own way."""
+        chances = torch.rand(4, len(x), device=x.device)
+        low, high = map(math.log, self.resize)
+        factors = torch.exp(low + (high - low) * chances[0])
+        turned = torch.where(chances[1] < 0.5, -factors, factors) if self.flip else factors
+        moves = torch.floor((2 * self.shift + 1) * chances[2:]) - self.shift  # (2, B)
+        return resample(x, torch.stack([factors, turned]), moves, self.resize[0], self.shift, self.mirrored)
+
+
+def resample(x: Tensor, factors: Tensor, moves: Tensor, smallest: float, shift: int, mirrored: bool) -> Tensor:
+    """Resize each image about its centre by its own factors, without aliasing, then move it.
+
+    Args:
+        x: `(B, C, H, W)`.
+        factors: `(2, B)`, along rows and columns; a negative one mirrors.
+        moves: `(2, B)`, in pixels, down and to the right.
+        smallest: No factor is smaller than this.
+        shift: No move is longer than this.
+        mirrored: Continue images beyond their border as a mirror would, instead of black.
+    """
+    rows, columns = (
+        _matrices(factors[i], moves[i], x.shape[2 + i], smallest, shift, mirrored)[:, None] for i in (0, 1)
+    )  # (B, 1, H, H) and (B, 1, W, W)
+    return rows @ x @ columns.mT
+
+
+def _matrices(factors: Tensor, moves: Tensor, size: int, smallest: float, shift: int, mirrored: bool) -> Tensor:
+    """What resamples a line of `size` pixels: `(B, size, size)`, from pixels of the image to those of the result."""
+    centre = (size - 1) / 2
+    pixels = torch.arange(size, device=factors.device)
+    factors, moves = factors[:, None], moves[:, None]
+    places = (pixels - centre - moves) / factors + centre  # (B, size), where each pixel of the result looks
+    width = (1 / factors.abs()).clamp(min=1)  # of the triangle: a pixel of the image or of the result, the larger one
+    # Weights also of the pixels beyond the border, so that what is seen there counts.
+    beyond = math.ceil((centre + shift) / smallest - centre + max(1.0, 1 / smallest))
+    lines = torch.arange(-beyond, size + beyond, device=factors.device)
+    weights = (1 - (lines - places[..., None]).abs() / width[..., None]).clamp(min=0)  # (B, size, size + 2 beyond)
+    weights = weights / weights.sum(-1, keepdim=True)
+    if not mirrored:
+        return weights[..., beyond : beyond + size]
+    lines = lines % (2 * size)  # a b c | c b a | a b c ...
+    lines = torch.minimum(lines, 2 * size - 1 - lines)
+    return weights @ (lines[:, None] == pixels).to(weights)
