@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scalesteer import files
 from scalesteer._checks import choice, integer, reals
 from scalesteer.data import packages, sources
+from scalesteer.data.icons import draw_icon
 from scalesteer.data.scale import PARTS
 from scalesteer.data.sources import SIDE, DataDir, Identity, Images, Pool
 from scalesteer.data.streams import random_below, random_bits, stream_key
@@ -52,6 +53,7 @@ _PIXELS = tuple(map(float, range(17, 65)))
 
 SIZED_DATASETS = {
     "stir-mnist": SizedDataset("mnist", 64, _DIGITS, _PIXELS, (17, 64), (500, 500, 500)),
+    "stir-emoji": SizedDataset("fontawesome", 64, packages.ICONS, _PIXELS, (17, 64), (36, 36, 36)),
     "mnist-large-scale": SizedDataset("mnist", 112, _DIGITS, _STEPS, (1, 1), (50_000, 10_000, 10_000)),
     "rescaled-cifar10": SizedDataset(
         "cifar10", 64, packages.CIFAR_CLASSES, _STEPS[:9], (1, 1), (40_000, 10_000, 10_000), in_chans=3
@@ -122,6 +124,8 @@ def choose(spec: SizedSpec, part: str, labels: Images) -> NDArray[np.int64]:
     """
     own, count = SIZED_DATASETS[spec.dataset], spec.sizes[PARTS.index(part)]
     offset = own.counts[0] if part == "val" else 0
+    if own.source == "fontawesome":
+        return np.arange(count)  # one icon for each class: the parts differ in where it lies
     train = len(labels) - TEST_SIZE
     first, last = (train, len(labels)) if part == "test" else (0, train)
     if own.sizes is _PIXELS:
@@ -242,6 +246,13 @@ def _draw(spec: SizedSpec, part: str, pool: Pool, chosen: NDArray[np.int64], obj
     canvas, images = SIZED_DATASETS[spec.dataset].canvas, pool.images[chosen[objects.start : objects.stop]]
     if spec.dataset == "stir-mnist":
         return draw_digits(images, int(size), size / SIDE, canvas, _places(spec, part, objects, int(size)))
+    if spec.dataset == "stir-emoji":
+        result = np.zeros((len(images), canvas, canvas), np.uint8)
+        places = _places(spec, part, objects, int(size))
+        for page, text, (top, left) in zip(result, images, places.tolist(), strict=True):
+            icon = draw_icon(text.tobytes().rstrip(b"\0").decode(), int(size))
+            page[top : top + len(icon), left : left + len(icon)] = icon
+        return result
     if spec.dataset == "rescaled-cifar10":
         return draw_photos(images, size, canvas)
     side = 2 * math.ceil(SIDE * size / 2)
