@@ -301,18 +301,47 @@ def plot_errors(
         span: A range to shade, such as that of the training data.
     """
     figure, axis = _single()
+    _draw_errors(axis, curves, positions, span)
+    _label(axis, label, "test error, %")
+    return figure
+
+
+def plot_error_panels(
+    panels: Mapping[str, tuple[Mapping[str, Sequence[Sequence[float]]], tuple[float, float]]],
+    positions: Sequence[float],
+    label: str,
+) -> Figure:
+    """What :func:`plot_errors` draws, one panel for each title: its curves and the range to shade."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, (curves, span)) in zip(axes, panels.items(), strict=True):
+        _draw_errors(axis, curves, positions, span, markersize=3)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("test error, %")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def _draw_errors(
+    axis: Any,
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    positions: Sequence[float],
+    span: tuple[float, float] | None,
+    markersize: float = 6,
+) -> None:
     if span is not None:
         axis.axvspan(*span, color="#e3e8ee", label="range of the training data")
     for (name, runs), colour, marker in zip(curves.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
         errors = 100 * np.asarray(runs, float)  # (runs, positions)
         if errors.shape != (len(runs), len(positions)) or len(runs) == 0:
             raise ValueError(f"`curves` must hold {len(positions)} errors per run (got shape {errors.shape}: {name}).")
-        axis.plot(positions, errors.mean(0), f"{marker}-", color=colour, label=name)
+        axis.plot(positions, errors.mean(0), f"{marker}-", color=colour, label=name, markersize=markersize)
         if len(errors) > 1:
-            axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=5)
+            axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=markersize * 0.8)
     axis.set_ylim(bottom=0)
-    _label(axis, label, "test error, %")
-    return figure
 
 
 def plot_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
