@@ -28,8 +28,8 @@ class Run:
     1, 2 and 3 are the paper's tables: the methods on MNIST-Scale and FMNIST-Scale, under elastic distortion, and with
     less training data on MNIST-scale-local-2. Of our own, tuning tries the settings to choose from on validation data,
     sizes both input sizes, ablations changes one thing at a time, choices combines changes to the filters, and longer
-    trains table 2's methods for more epochs. stir, large-scale and rescaled-cifar10 test networks at sizes that training
-    did not show, with several seeds; new networks has the same networks on the paper's data. Repeat the command after an
+    trains table 2's methods for more epochs. stir, large-scale and rescaled-cifar10 test networks at sizes that were
+    not trained, with several seeds; new-networks has such networks on the paper's data. Repeat the command after an
     interruption.
 
     Example: python -m paper run 1 --splits 0 --methods SS-CNN "Plain CNN"

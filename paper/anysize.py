@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from paper import RESULTS, figures, grids, report
 from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, OURS, PAPER, PROTOCOLS, STIR, TARGETS, TWIN, Cell
 from paper.markdown import table as markdown
+from paper.quickstart import PENDING
 from paper.report import GAP, Data, decide, lines, values
 from scalesteer.data import SIZED_DATASETS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PENDING = "not measured yet"
 BEST_PUBLISHED = {"MNIST": "Pyramid ensemble", "Emoji": "PixelPool"}  # in the figures
 STIR_PLAIN = "STIR's plain CNN"  # two convolutions, 7 x 7, of 16 and 32 channels; global maximum; a linear layer
 VIEWS: dict[str, Callable[..., str]] = {}
@@ -161,15 +161,15 @@ def rescaled_cifar10(data: Data) -> str:
 def new_networks(data: Data) -> str:
     """MNIST-Scale and FMNIST-Scale: the new networks, Table 1's methods, and later papers."""
     rows = [["error in %", *DATASETS.values(), "weights"]]
-    for line in lines("new networks"):
-        shown = [spread(values(data, Cell("new networks", line, title)), 2) for title in DATASETS.values()]
-        rows.append(_row(line, [*shown, _weights(data, "new networks", line, "MNIST-Scale")]))
+    for line in lines("new-networks"):
+        shown = [spread(values(data, Cell("new-networks", line, title)), 2) for title in DATASETS.values()]
+        rows.append(_row(line, [*shown, _weights(data, "new-networks", line, "MNIST-Scale")]))
     for line in lines("1"):
         shown = [spread(values(data, Cell("1", line, title)), 2) for title in DATASETS.values()]
         rows.append([f"{line} (Table 1, ours)", *shown, _weights(data, "1", line, "MNIST-Scale")])
     for line, own in PAPER["1"].items():
         rows.append([f"{line} (Table 1, the paper's)", *own.values(), GAP])
-    for own in published("others")["new networks"]["rows"]:
+    for own in published("others")["new-networks"]["rows"]:
         found = [own["numbers"].get(title) for title in DATASETS.values()]
         rows.append([_published_name(own), *(GAP if value is None else f"{value:.2f}" for value in found), GAP])
     return markdown(rows)
@@ -301,5 +301,5 @@ report.LAYOUTS |= {
     "stir": lambda data: "\n\n".join(stir(data, title) for title in STIR),
     "large-scale": large_scale,
     "rescaled-cifar10": rescaled_cifar10,
-    "new networks": new_networks,
+    "new-networks": new_networks,
 }

@@ -344,6 +344,52 @@ def _draw_errors(
     axis.set_ylim(bottom=0)
 
 
+def plot_answered_sizes(quartiles: Mapping[float, Sequence[float]], span: tuple[float, float]) -> Figure:
+    """The size that answered against the true size: medians, the middle half of the images, and a proportional line.
+
+    Args:
+        quartiles: The three quartiles of the sizes that answered, by true size.
+        span: Sizes seen in training, shaded.
+    """
+    figure, axis = _single(height=3.6)
+    sizes, (low, middle, high) = list(quartiles), np.array(list(quartiles.values())).T
+    axis.axvspan(*span, color="#e3e8ee", label="range of the training data")
+    axis.fill_between(sizes, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label="half of the images")
+    axis.plot(sizes, middle, "o-", color=COLOURS[0], label="median")
+    proportion = math.exp(np.mean(np.log(middle) - np.log(sizes)))
+    axis.plot(sizes, proportion * np.array(sizes), ":", color="black", label="proportional")
+    axis.set_xscale("log")
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axis.xaxis.minorticks_off()
+    axis.yaxis.set_major_formatter("{x:g}")
+    _label(axis, "true size of the digits", "size that answered")
+    return figure
+
+
+def plot_answers(
+    images: Mapping[float, Tensor], answers: Mapping[float, Sequence[int]], truth: Sequence[int]
+) -> Figure:
+    """Images at several sizes, a row for each object, with what a network says: green if right, red if wrong.
+
+    Args:
+        images: `(objects, H, W)` by size.
+        answers: The class of each object, by size.
+        truth: The true class of each object.
+    """
+    figure = Figure(figsize=(1.0 * len(images), 1.2 * len(truth) + 0.2), layout="constrained")
+    axes = figure.subplots(len(truth), len(images), squeeze=False)
+    for column, (size, shown) in enumerate(images.items()):
+        for row, label in enumerate(truth):
+            axis, said = axes[row, column], answers[size][row]
+            axis.imshow(shown[row].cpu(), cmap="gray", vmin=0, vmax=255)
+            _frame(axis, f"size {size:g}" if row == 0 else "")
+            axis.set_xlabel(
+                f"{said}" if said == label else f"{said} ✗", color="#2f7d32" if said == label else "#c02020"
+            )
+    return figure
+
+
 def plot_histories(curves: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
     """Error in per cent after each epoch: a line through the means over runs, their range shaded.
 
