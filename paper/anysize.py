@@ -13,11 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paper import RESULTS, figures, grids, report
-from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, OURS, PAPER, PROTOCOLS, STIR, TARGETS, TWIN, Cell
+from paper.grids import (
+    AUGMENTED,
+    DATASETS,
+    LARGE_SIZES,
+    LEADING,
+    OURS,
+    PAPER,
+    PROTOCOLS,
+    STIR,
+    TARGETS,
+    TWIN,
+    Cell,
+    Pair,
+)
 from paper.markdown import table as markdown
 from paper.quickstart import PENDING
 from paper.report import GAP, Data, decide, lines, values
 from scalesteer.data import SIZED_DATASETS
+from scalesteer.training.config import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,9 +56,14 @@ def published(name: str) -> Any:
 # Cells
 
 
+def errors(data: Data, cell: Cell) -> list[float]:
+    """A cell's numbers as tables show them: of a run that was made more than once, the first."""
+    return list(values(data, cell, averaged=False))
+
+
 def accuracies(data: Data, cell: Cell) -> list[float]:
     """A cell's errors in %, as accuracies."""
-    return [100 - error for error in values(data, cell)]
+    return [100 - error for error in errors(data, cell)]
 
 
 def stated(text: str) -> str:
@@ -54,7 +73,7 @@ def stated(text: str) -> str:
 
 def number(data: Data, cell: Cell, digits: int = 1) -> str:
     """The mean error of a cell in %, or that it has not been measured."""
-    return stated(report.mean(values(data, cell), f".{digits}f"))
+    return stated(report.mean(errors(data, cell), f".{digits}f"))
 
 
 def spread(numbers: Iterable[float], digits: int = 1) -> str:
@@ -152,7 +171,7 @@ def rescaled_cifar10(data: Data) -> str:
     for line in lines("rescaled-cifar10"):
         cell = Cell("rescaled-cifar10", line, "")
         shown = [number(data, cell._replace(measure=f"size {size:.3g}")) for size in sizes]
-        outside = spread(values(data, cell._replace(measure="outside")))
+        outside = spread(errors(data, cell._replace(measure="outside")))
         rows.append(_row(line, [*shown, outside, _weights(data, cell.experiment, line, "")]))
     return markdown(rows)
 
@@ -162,10 +181,10 @@ def new_networks(data: Data) -> str:
     """MNIST-Scale and FMNIST-Scale: the new networks, Table 1's methods, and later papers."""
     rows = [["error in %", *DATASETS.values(), "weights"]]
     for line in lines("new-networks"):
-        shown = [spread(values(data, Cell("new-networks", line, title)), 2) for title in DATASETS.values()]
+        shown = [spread(errors(data, Cell("new-networks", line, title)), 2) for title in DATASETS.values()]
         rows.append(_row(line, [*shown, _weights(data, "new-networks", line, "MNIST-Scale")]))
     for line in lines("1"):
-        shown = [spread(values(data, Cell("1", line, title)), 2) for title in DATASETS.values()]
+        shown = [spread(errors(data, Cell("1", line, title)), 2) for title in DATASETS.values()]
         rows.append([f"{line} (Table 1, ours)", *shown, _weights(data, "1", line, "MNIST-Scale")])
     for line, own in PAPER["1"].items():
         rows.append([f"{line} (Table 1, the paper's)", *own.values(), GAP])
@@ -181,8 +200,19 @@ def size_correlations(data: Data) -> str:
     rows = [["rank correlation with the true size", *PROTOCOLS]]
     for title, line in itertools.product(STIR, (*OURS, *(line + AUGMENTED for line in OURS))):
         cells = [Cell("stir", line, f"{title} {protocol}", "1 - size correlation") for protocol in PROTOCOLS]
-        rows.append(_row(f"{title}, {line}", (spread([1 - v for v in values(data, cell)], 2) for cell in cells)))
+        rows.append(_row(f"{title}, {line}", (spread(correlations(data, cell), 2) for cell in cells)))
     return markdown(rows)
+
+
+def correlations(data: Data, cell: Cell) -> list[float]:
+    """Rank correlations of the size that answered with the true one."""
+    return [1 - number for number in errors(data, cell._replace(measure="1 - size correlation"))]
+
+
+@view
+def correlation(data: Data, column: str) -> str:
+    """The mean rank correlation of our leading line in a column of STIR."""
+    return stated(report.mean(correlations(data, grids.ours("stir", column))))
 
 
 # Targets
@@ -191,18 +221,30 @@ def size_correlations(data: Data) -> str:
 @view
 def targets(data: Data, evidence: str = "") -> str:
     """Targets, those of one page or all: the pair that decides, its interval, and the verdict."""
-    rows = [["target", "here, error in %", "95 % interval of the difference", "verdict"]]
+    rows = [["target", "here", "95 % interval of the difference of errors", "verdict"]]
     for claim in (claim for claim in TARGETS.values() if evidence in ("", claim.evidence)):
         word, pair, found = decide(data, claim.pairs)
         if word == GAP:
-            rows.append([claim.text, PENDING, PENDING, PENDING])
+            rows.append(_row(claim.text, [PENDING] * 3))
             continue
         times = f" (first minus {pair.times:g} times second)" if pair.times != 1 else ""
-        digits = ".3f" if "correlation" in pair.first.measure else ".2f"
-        here = report.both(pair, lambda cell, digits=digits: report.mean(values(data, cell), digits))
         said = word if evidence else f"[{word}](evidence/{claim.evidence}.md)"
-        rows.append([claim.text, here, f"{found}{times}", said])
+        rows.append([claim.text, _here(data, pair), f"{found}{times}", said])
     return markdown(rows, left=4)
+
+
+def _here(data: Data, pair: Pair) -> str:
+    """Both numbers of a pair in the words of its table: accuracies, errors or correlations."""
+    first, second, _ = pair
+    whole, kind = (100.0, "accuracy") if first.experiment in ("stir", "large-scale") else (0.0, "error")
+    if "correlation" in first.measure:
+        whole, kind = 1.0, "rank correlation"
+    numbers = [float(values(data, cell).mean()) if isinstance(cell, Cell) else cell for cell in (first, second)]
+    shown = [f"{abs(whole - number):.2f}" for number in numbers]
+    where = ", ".join(filter(None, (kind, first.column, first.measure if first.measure.startswith("size") else "")))
+    if isinstance(second, Cell):
+        return f"{first.line} {shown[0]}, {second.line} {shown[1]} ({where})"
+    return f"{first.line} {shown[0]}, at {'most' if kind == 'error' else 'least'} {shown[1]} ({where})"
 
 
 @view
@@ -258,6 +300,42 @@ def repeats_of(data: Data, name: str, line: str) -> str:
     """How many runs a cell of a line has."""
     own = next(row.column for row in grids.EXPERIMENTS[name].rows if row.line == line)
     return str(sum((row.line, row.column) == (line, own) for row in grids.EXPERIMENTS[name].rows))
+
+
+@view
+def published_source(data: Data, name: str) -> str:
+    """Where numbers of others come from."""
+    return str(published(name)["source"])
+
+
+def _config(name: str, line: str = "") -> RunConfig:
+    """The configuration of the first run of a line, by default of the leading one."""
+    return next(row.config for row in grids.EXPERIMENTS[name].rows if row.line == (line or LEADING[name]))
+
+
+@view
+def channels_of(data: Data, name: str, line: str = "") -> str:
+    """The sizes at which a line looks at the image, in training or at test."""
+    config = _config(name, line)
+    factors = [f"{scale:.3g}" for scale in config.test_channels or config.channels or (1.0,)]
+    return report.words(factors)
+
+
+@view
+def resizing_of(data: Data, name: str) -> str:
+    """The factors of random resizing."""
+    low, high = _config(name, LEADING[name] + AUGMENTED).resize or (1.0, 1.0)
+    return f"{low:g} to {high:g}"
+
+
+@view
+def protocol(data: Data, name: str) -> str:
+    """How the lines of an experiment are trained, in words."""
+    own = _config(name)
+    return (
+        f"{own.epochs} epochs of AdamW with batches of {own.batch_size}, a {own.schedule} learning rate of at most "
+        f"{own.lr:g}, weight decay {own.weight_decay:g} and label smoothing {own.label_smoothing:g}"
+    )
 
 
 # Plots

@@ -329,6 +329,15 @@ def _by_network(edition: str, number: Callable[[Result], str]) -> dict[str, str]
     return {NAMES[name]: number(own) for name, own in result["summary"].items()}
 
 
+def quickstart_lowest(edition: str = "") -> str:
+    """The network with the lowest mean error at the sizes never seen, and that error."""
+    found = quickstart_outside(edition)
+    if PENDING in found.values():
+        return PENDING
+    best = min(found, key=lambda name: float(found[name].split()[0]))
+    return f"{best}, {found[best]} %"
+
+
 def quickstart_correlation(edition: str = "") -> str:
     """The rank correlation of the size that answered with the true size."""
     result = recorded(edition)
@@ -350,6 +359,7 @@ VIEWS = {
     "quickstart_table": quickstart_table,
     "quickstart_outside": quickstart_outside,
     "quickstart_within": quickstart_within,
+    "quickstart_lowest": quickstart_lowest,
     "quickstart_correlation": quickstart_correlation,
     "quickstart_minutes": quickstart_minutes,
     "quickstart_settings": quickstart_settings,

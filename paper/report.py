@@ -564,8 +564,8 @@ def claims(data: Data) -> str:
     rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
     for key, claim in CLAIMS.items():
         word, pair, found = decide(data, claim.pairs)
-        paper = claim.paper or both(pair, lambda cell: _papers(cell).split()[0])
-        here = both(pair, lambda cell: error(data, *cell)) if word != GAP else GAP
+        paper = claim.paper or _both(pair, lambda cell: _papers(cell).split()[0])
+        here = _both(pair, lambda cell: error(data, *cell)) if word != GAP else GAP
         times = f" (first minus {pair.times:g} times second)" if pair.times != 1 else ""
         said = f"[{word}](evidence/{claim.evidence}.md)"
         if pair.first.experiment == "longer":
@@ -581,11 +581,11 @@ def _papers(cell: Cell) -> str:
     return PAPER[cell.experiment][cell.line][cell.column]
 
 
-def both(pair: Pair, number: Callable[[Cell], str]) -> str:
+def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
     """Both numbers of a pair, each with what sets it apart, and in what they are alike."""
     first, second, _ = pair
     if not isinstance(second, Cell):
-        return f"{first.line} {number(first)}, limit {second:g} ({first.column or first.measure})"
+        raise TypeError(f"a claim of the paper compares two cells (got {second!r}).")
     names, alike = (first.line, second.line), first.measure if first.measure in STRENGTHS else first.column
     if first.line == second.line:
         names, alike = (first.column, second.column), first.line

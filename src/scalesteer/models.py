@@ -638,10 +638,6 @@ def pooled_cnn(plan: PooledPlan) -> nn.Sequential:
     return _pooled_features(plan, partial(nn.Conv2d, kernel_size=plan.kernel_size, padding="same", bias=False))
 
 
-register_model("steered-cnn-large", PooledPlan, widths=(32, 64, 96, 128), subsample=(1, 2))(steered_cnn)
-register_model("pooled-cnn-large", PooledPlan, widths=(32, 64, 96, 128), subsample=(1, 2))(pooled_cnn)
-
-
 def _residual_features(
     plan: PooledPlan, conv: Callable[[int, int], Convolution], blocks: int, body: Callable[[int, int, int], nn.Module]
 ) -> nn.Sequential:
