@@ -13,9 +13,10 @@ from scalesteer import LogRadialBasis, ScaleSteerableConv2d, harmonics
 DOCUMENT = Path(__file__).parents[1] / "docs" / "conventions.md"
 
 
-def lobe(angle, size=15):
+def lobe(angle, size=15, lobes="sum"):
     """|S| of a single narrow orientation."""
-    return np.abs(harmonics.sample(LogRadialBasis(orders=(1.0,), orientations=(angle,), sigma=0.1), size)[0, 0])
+    basis = LogRadialBasis(orders=(1.0,), orientations=(angle,), sigma=0.1, lobes=lobes)
+    return np.abs(harmonics.sample(basis, size)[0, 0])
 
 
 def test_convention_every_test_is_named_in_the_document_and_every_name_exists():
@@ -45,6 +46,26 @@ def test_convention_angles_turn_counter_clockwise_as_seen():
 def test_convention_a_lobe_has_its_twin_on_the_other_side():
     values = lobe(0.7)
     np.testing.assert_allclose(values, values[::-1, ::-1], atol=1e-12)
+
+
+def test_convention_a_single_lobe_points_to_its_orientation():
+    values = lobe(math.pi / 4, lobes="single")
+    assert values[7 - 4, 7 + 4] > 0.1  # up and to the right
+    assert values[7 + 4, 7 - 4] < 1e-6
+
+
+def test_convention_a_core_grows_with_the_scale():
+    basis = LogRadialBasis(lobes="single", core=0.8)
+    large = harmonics.steered_basis(basis, 7, 2.0)
+    x, y = harmonics.grid(large.shape[-1])
+    expected = harmonics.evaluate(basis, x / 2, y / 2) / 4 * harmonics.support(basis, 7, 2.0)
+    np.testing.assert_allclose(large[:, :, 0] - 1j * large[:, :, 1], expected, atol=1e-14)
+
+
+def test_convention_at_r_0_a_core_needs_no_exception():
+    basis = LogRadialBasis(lobes="single", core=0.5, orders=(0.0,), sigma=0.3)
+    mean = 0.3 * math.sqrt(2 * math.pi) / (2 * math.pi)  # of a lobe of width 0.3 over the circle
+    np.testing.assert_allclose(harmonics.sample(basis, 1)[0, :, 0, 0], mean / 0.5, rtol=1e-9)
 
 
 def test_convention_at_r_0_point_sampling_takes_one():
@@ -108,8 +129,21 @@ def test_convention_support_with_area_sampling_is_the_same():
         np.testing.assert_array_equal(point, area)
 
 
+def test_convention_an_averaged_edge_counts_a_pixel_by_its_share():
+    """With S = 1 everywhere, a pixel's value is the share of its square within a s, counted on a finer grid."""
+    flat = LogRadialBasis(
+        orders=(0.0,), orientations=(0.0,), sigma=1e4, m=0.0, sampling="area", lobes="single", support="averaged"
+    )
+    found = harmonics.steered_basis(flat, 7, 1.3)[0, 0, 0] * 1.3**2
+    assert found.shape == (11, 11)  # the disc has a diameter of 9.1
+    ticks = (np.arange(11 * 200) + 0.5) / 200 - 5.5
+    inside = np.hypot(ticks, ticks[:, None]) <= 4.55
+    np.testing.assert_allclose(found, inside.reshape(11, 200, 11, 200).mean((1, 3)), atol=1e-3)
+
+
 def test_convention_paper_is_not_normalised():
-    np.testing.assert_array_equal(harmonics.normalizers(LogRadialBasis(), 7), 1)
+    for name in ("paper", "area", "smooth"):
+        np.testing.assert_array_equal(harmonics.normalizers(LogRadialBasis.preset(name), 7), 1)
 
 
 def test_convention_unit_normalisation_gives_unit_energy_at_scale_one():

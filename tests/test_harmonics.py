@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scalesteer import PAPER_SCALES, LogRadialBasis, harmonics
 from tests import reference
 
-PRESETS = ("paper", "area", "released-code")
 numbers = st.floats(-4, 4)
 bases = st.builds(
     LogRadialBasis,
@@ -20,11 +19,16 @@ bases = st.builds(
     sigma=st.floats(0.05, 3),
     beta=numbers,
     m=st.floats(-1, 1.8),
+    lobes=st.sampled_from(["sum", "single"]),
 )
 
 
+def lobes_at(basis):
+    return {"sum": reference.TWO_LOBES, "single": (0,)}[basis.lobes]
+
+
 def parameters(basis):
-    return basis.orders, basis.orientations, basis.sigma, basis.beta, basis.m
+    return basis.orders, basis.orientations, basis.sigma, basis.beta, basis.m, lobes_at(basis), basis.core
 
 
 @settings(max_examples=40)
@@ -37,7 +41,7 @@ def test_samples_equal_eq1_point_by_point(basis, size):
             x, y = column - size // 2, size // 2 - row
             for i, k in enumerate(basis.orders):
                 for j, phi_j in enumerate(basis.orientations):
-                    expected = reference.harmonic(x, y, k, phi_j, basis.sigma, basis.beta, basis.m)
+                    expected = reference.harmonic(x, y, k, phi_j, basis.sigma, basis.beta, basis.m, lobes_at(basis))
                     assert abs(values[i, j, row, column] - expected) <= 1e-12 * max(1, largest)
 
 
@@ -73,6 +77,51 @@ def test_steered_filter_is_the_enlarged_filter_at_points(basis, scale, seed):
     assert steering_miss_at_points(basis, scale, seed) < 1e-12
 
 
+@pytest.mark.parametrize("lobes", ["sum", "single"])
+@pytest.mark.parametrize("scale", [0.6, 1.0, 17 / 7, 4.0])
+def test_with_a_core_the_filter_is_the_enlarged_filter_at_every_point(lobes, scale):
+    basis = LogRadialBasis(lobes=lobes, core=0.8, sigma=0.4, beta=0.3, orientations=(0.3, 2.0, -4.0))
+    coefficients = draw_coefficients(basis, 3)
+    x, y = harmonics.grid(harmonics.window_size(7, scale))
+    expected = continuous(basis, coefficients, scale, x, y) * harmonics.support(basis, 7, scale)
+    miss = np.abs(real_filter(basis, coefficients, 7, scale) - expected).max()
+    assert miss < 1e-12 * np.abs(expected).max()
+
+
+def test_a_core_that_does_not_grow_with_the_scale_is_noticed():
+    basis = LogRadialBasis(lobes="single", core=0.8)
+    x, y = harmonics.grid(harmonics.window_size(7, 2.0))
+    fixed = np.einsum("kj,kjab->ab", draw_coefficients(basis, 3), harmonics.evaluate(basis, x / 2, y / 2)).real / 4
+    grown = real_filter(basis, draw_coefficients(basis, 3), 7, 2.0)
+    same_core = harmonics.evaluate(basis, x, y) * harmonics.steering_factors(basis, 2.0)[:, None, None, None]
+    wrong = np.einsum("kj,kjab->ab", draw_coefficients(basis, 3), same_core).real
+    inside = harmonics.support(basis, 7, 2.0)
+    assert np.abs(grown - fixed)[inside].max() < 1e-12
+    assert np.abs(wrong - fixed)[inside].max() > 0.01
+
+
+def test_functions_with_a_core_are_smooth_at_the_centre():
+    """The second derivative in direction t is a quadratic form of (cos t, sin t); a fade of another power has kinks."""
+    basis, h = LogRadialBasis(lobes="single", core=1.0), 1e-3
+    angle = np.arange(12) * math.pi / 12
+    around, centre = (harmonics.evaluate(basis, r * np.cos(angle), r * np.sin(angle)) for r in (h, 0))
+    other = harmonics.evaluate(basis, -h * np.cos(angle), -h * np.sin(angle))
+    second = ((around - 2 * centre + other) / h**2).reshape(-1, 12)
+    form = np.stack([np.ones(12), np.cos(2 * angle), np.sin(2 * angle)], 1)
+    left = second.T - form @ np.linalg.lstsq(form, second.T, rcond=None)[0]
+    assert np.abs(left).max() < 1e-5 * np.abs(second).max()
+
+
+@pytest.mark.parametrize("lobes", ["sum", "max", "single"])
+def test_the_core_keeps_the_mean_of_the_lobes(lobes):
+    basis = LogRadialBasis(lobes=lobes, core=0.7, sigma=0.5, orders=(0.0,), m=0.0)
+    angle = (np.arange(4000) + 0.5) * 2 * math.pi / 4000
+    mean = harmonics.angular_factor(basis, angle).mean(-1)
+    for r in (0.0, 0.3, 3.0):
+        found = harmonics.evaluate(basis, r * np.cos(angle), r * np.sin(angle)).mean(-1)[0]
+        np.testing.assert_allclose(found, mean, rtol=1e-6)
+
+
 def test_centre_pixel_is_steered_by_eq3_applied_to_one():
     basis, scale = LogRadialBasis(), 1.7
     coefficients = draw_coefficients(basis, 0)
@@ -104,7 +153,57 @@ AREA_CASES = [
     (LogRadialBasis(sampling="area", orders=(6.0,), orientations=(1.0,), m=1.7, sigma=0.8), 1.3),
     (LogRadialBasis(sampling="area", orders=(-1.0,), orientations=(0.1, 1.0), m=-0.5, sigma=0.1), 3.9),
     *((LogRadialBasis(sampling="area"), scale) for scale in np.random.default_rng(7).uniform(0.45, 4, 3)),
+    (LogRadialBasis(sampling="area", lobes="single", orientations=(0.3, 2.0, 4.0), sigma=0.4), 1.6),
+    (LogRadialBasis(sampling="area", lobes="single", orientations=(0.3, 4.0), sigma=1.5, m=0.3), 0.8),
 ]
+
+
+@pytest.mark.parametrize("core", [0.0, 0.75])
+@pytest.mark.parametrize("scale", [0.6, 1.0, 9 / 7, 1.7, 17 / 7, 4.0])
+def test_an_averaged_edge_is_the_average_of_the_enlarged_filter_that_ends_at_a_s(core, scale):
+    basis = LogRadialBasis(
+        sampling="area", lobes="single", support="averaged", core=core, sigma=0.4, orientations=(0.3, 4.0), beta=0.2
+    )
+    coefficients = draw_coefficients(basis, 4)
+    found = real_filter(basis, coefficients, 7, scale)
+
+    def enlarged(x, y):
+        return np.einsum("kj,kjp->p", coefficients, harmonics.evaluate(basis, x / scale, y / scale)).real / scale**2
+
+    x, y = harmonics.grid(len(found))
+    rng, largest = np.random.default_rng(0), np.abs(found).max()
+    edge = np.argwhere(np.abs(np.hypot(x, y) - 3.5 * scale) < 1)
+    for row, column in [*rng.permutation(edge)[:12], *rng.integers(0, len(found), (6, 2))]:
+        at = x[row, column], y[row, column]
+        if core == 0 and at == (0, 0):
+            continue  # the singular pixel has a test of its own
+        expected = reference.truncated_average(enlarged, *at, 3.5 * scale)
+        assert abs(found[row, column] - expected) < 1e-9 * largest
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.3, 17 / 7])
+def test_the_sum_of_an_averaged_filter_is_the_integral_of_the_unscaled_one(scale):
+    """Whatever the grid does, nothing is lost or counted twice; so a filter with sum zero has it at every scale."""
+    basis = LogRadialBasis.preset("smooth")
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    r, angle = (nodes + 1) / 2 * 3.5, np.arange(64) * 2 * math.pi / 64
+    values = harmonics.evaluate(basis, np.outer(r, np.cos(angle)), np.outer(r, np.sin(angle)))
+    expected = np.einsum("kjra,r->kj", values, r * weights * 3.5 / 2) * 2 * math.pi / 64
+    found = harmonics.steered_basis(basis, 7, scale).sum((-1, -2))
+    np.testing.assert_allclose(found[..., 0] - 1j * found[..., 1], expected, rtol=1e-12, atol=1e-12)
+
+
+@given(size=st.integers(3, 41), scale=st.floats(0.1, 5))
+def test_the_window_of_an_averaged_edge_holds_every_pixel_that_the_disc_touches(size, scale):
+    basis, size = LogRadialBasis(sampling="area", support="averaged"), size + 1 - size % 2
+    inside = harmonics.support(basis, size, scale)
+    n = harmonics.window_size(size, scale, basis)
+    assert inside.shape == (n, n)
+    assert n / 2 > size / 2 * scale - 1e-6  # nothing of the disc is outside
+    assert n == 1 or n / 2 - 1 < size / 2 * scale  # and no ring of the window is empty
+    x, y = harmonics.grid(n)
+    nearest = np.hypot(np.clip(np.abs(x) - 0.5, 0, None), np.clip(np.abs(y) - 0.5, 0, None))
+    np.testing.assert_array_equal(inside, nearest <= size / 2 * scale + 1e-9)
 
 
 @pytest.mark.parametrize(("basis", "scale"), AREA_CASES)
@@ -127,7 +226,7 @@ def test_steered_area_filter_is_the_average_of_the_enlarged_filter(basis, scale)
     assert np.abs(steered - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("lobes", ["sum", "max"])
+@pytest.mark.parametrize("lobes", ["sum", "max", "single"])
 @pytest.mark.parametrize("sigma", [0.02, 0.3, 1.0, 4.0])
 def test_area_average_is_accurate_for_narrow_and_wide_lobes(lobes, sigma):
     basis = LogRadialBasis(sampling="area", sigma=sigma, lobes=lobes, orders=(0.0, 9.0), orientations=(0.3, 2.0, -4.0))
@@ -142,16 +241,35 @@ def test_area_average_is_accurate_for_narrow_and_wide_lobes(lobes, sigma):
 
 
 @pytest.mark.parametrize(
-    ("sigma", "order"), [(math.pi / 16, 2.0), (0.02, 9.0), (0.15, 60.0)], ids=["default", "narrow lobes", "high order"]
+    ("sigma", "order", "lobes"),
+    [(math.pi / 16, 2.0, "sum"), (0.02, 9.0, "sum"), (0.15, 60.0, "sum"), (math.pi / 8, 2.0, "single")],
+    ids=["default", "narrow lobes", "high order", "one lobe"],
 )
-def test_area_average_is_exact_to_1e_12(sigma, order):
-    basis = LogRadialBasis(sampling="area", sigma=sigma, orders=(0.0, order), orientations=(0.3, 2.0, -4.0))
+def test_area_average_is_exact_to_1e_12(sigma, order, lobes):
+    basis = LogRadialBasis(
+        sampling="area", sigma=sigma, orders=(0.0, order), orientations=(0.3, 2.0, -4.0), lobes=lobes
+    )
     nodes, weights = np.polynomial.legendre.leggauss(12)
     u = np.concatenate([(i + (nodes + 1) / 2) / 60 - 0.5 for i in range(60)])
     w = np.tile(weights / 120, 60)
     for x, y in [(1, 0), (-1, 2), (0, -3), (1, 1)]:
         px, py = np.meshgrid(x + u, y + u)
         expected = np.einsum("kjab,a,b->kj", reference.harmonics(px, py, *parameters(basis)), w, w)
+        actual = harmonics.average(basis, np.array([x]), np.array([y]))[..., 0]
+        assert np.abs(actual - expected).max() < 1e-12
+
+
+@pytest.mark.parametrize(("core", "sigma"), [(0.05, 0.4), (0.3, 0.1), (1.0, 1.0)])
+def test_area_average_with_a_core_is_exact_to_1e_12(core, sigma):
+    basis = LogRadialBasis(
+        sampling="area", lobes="single", core=core, sigma=sigma, orders=(0.0, 9.0), orientations=(0.3, 2.0, -4.0)
+    )
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    u = np.concatenate([(i + (nodes + 1) / 2) / 30 - 0.5 for i in range(30)])
+    w = np.tile(weights / 60, 30)
+    for x, y in [(0, 0), (1, 0), (-1, 2)]:
+        px, py = np.meshgrid(x + u, y + u)
+        expected = np.einsum("kjab,a,b->kj", harmonics.evaluate(basis, px, py), w, w)
         actual = harmonics.average(basis, np.array([x]), np.array([y]))[..., 0]
         assert np.abs(actual - expected).max() < 1e-12
 
@@ -240,6 +358,7 @@ ALTERNATIVES = {
     "beta": 0.4,
     "m": 0.5,
     "sampling": "area",
+    "core": 0.5,
     "centre": "angular",
     "lobes": "max",
     "order_unit": "period",
@@ -265,10 +384,20 @@ def test_window_field_changes_filters_that_depend_on_it():
     assert np.abs(first - second).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_point_symmetric(name):
-    steered = harmonics.steered_basis(LogRadialBasis.preset(name).resolve(17), 7, 17 / 7)
-    np.testing.assert_allclose(steered, steered[..., ::-1, ::-1], atol=1e-12)
+@pytest.mark.parametrize("name", harmonics.PRESETS)
+def test_functions_are_point_symmetric_where_the_basis_says_so(name):
+    basis = LogRadialBasis.preset(name).resolve(17)
+    steered = harmonics.steered_basis(basis, 7, 17 / 7)
+    difference = np.abs(steered - steered[..., ::-1, ::-1]).max()
+    assert difference < 1e-12 if basis.point_symmetric else difference > 0.01
+    assert basis.point_symmetric == (name != "smooth")
+
+
+@pytest.mark.parametrize(("orders", "tolerance", "rank"), [((0.5, 2.0), 1e-2, 25), ((1.0,), 1e-2, 16)])
+def test_the_functions_of_smooth_are_as_independent_as_the_guide_says(orders, tolerance, rank):
+    basis = dataclasses.replace(LogRadialBasis.preset("smooth"), orders=orders)
+    values = np.linalg.svd(harmonics.steered_basis(basis, 7, 1.0).reshape(-1, 49), compute_uv=False)
+    assert (values > tolerance * values[0]).sum() == rank
 
 
 def test_samples_are_cached_and_cannot_be_changed():
@@ -296,7 +425,14 @@ def test_samples_are_cached_and_cannot_be_changed():
         ({"m": math.nan}, ValueError, "`m` must be finite"),
         ({"m": 2, "sampling": "area"}, ValueError, r"`m` must be below 2 with sampling='area' \(got 2.0\)"),
         ({"sigma": 1e-4, "sampling": "area"}, ValueError, "`sigma` must be at least 0.001"),
-        ({"centre": "angular", "sampling": "area"}, ValueError, "applies to sampling='point' only"),
+        ({"centre": "angular", "sampling": "area"}, ValueError, "applies to sampling='point' without `core` only"),
+        ({"centre": "angular", "core": 1.0}, ValueError, "applies to sampling='point' without `core` only"),
+        ({"core": -1}, ValueError, r"`core` must not be negative \(got -1.0\)"),
+        ({"core": 0.01}, ValueError, r"`core` must be 0 or at least 0.05 pixels.*\(got core=0.01"),
+        ({"core": 1, "sigma": 0.01}, ValueError, r"`sigma` at least 0.02 \(got core=1.0, sigma=0.01\)"),
+        ({"core": math.nan}, ValueError, "`core` must be finite"),
+        ({"support": "averaged"}, ValueError, r"support='averaged' needs sampling='area' \(got 'point'\)"),
+        ({"lobes": "one"}, ValueError, r"`lobes` must be one of 'sum', 'max', 'single' \(got 'one'\)"),
         (
             {"sampling": "areas"},
             ValueError,
@@ -312,7 +448,7 @@ def test_wrong_basis_arguments_are_named(arguments, error, message):
 
 
 def test_unknown_preset_names_the_valid_ones():
-    with pytest.raises(ValueError, match=r"'paper', 'area', 'released-code' \(got 'papers'\). Did you mean 'paper'\?"):
+    with pytest.raises(ValueError, match=r"'released-code', 'smooth' \(got 'papers'\). Did you mean 'paper'\?"):
         LogRadialBasis.preset("papers")
 
 

@@ -34,7 +34,8 @@ def images(model, count=2):
 
 
 def test_names_are_these():
-    assert list_models() == sorted([*NAMES, "pooled-cnn", "pooled-resnet", "steered-cnn", "steered-resnet"])
+    pooled = [f"{kind}-{net}" for kind in ("pooled", "steered") for net in ("cnn", "cnn-large", "resnet")]
+    assert list_models() == sorted(NAMES + pooled)
     assert DATASETS == {
         "mnist-scale": (1, 10, (28, 28)),
         "fmnist-scale": (1, 10, (28, 28)),

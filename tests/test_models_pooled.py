@@ -1,7 +1,6 @@
 """Networks that pool over space: any size of image, maps of scores, twins of equal size, options, errors, exports."""
 
 import copy
-import importlib.util
 import io
 import math
 import pickle
@@ -13,10 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, create_model, fold
+from scalesteer.channels import ScaleChannels
 from scalesteer.models import (
     DATASETS,
     READOUTS,
     STEERED_BASIS,
+    STEERED_SCALES,
     BlurPool2d,
     PooledPlan,
     ResidualBlock,
@@ -25,37 +26,32 @@ from scalesteer.models import (
     set_input_statistics,
 )
 
-CNNS, RESNETS = ("steered-cnn", "pooled-cnn"), ("steered-resnet", "pooled-resnet")
-NAMES = (*CNNS, *RESNETS)
-TINY = {"in_chans": 3, "num_classes": 5, "widths": (4, 6)}
-needs_channels = pytest.mark.skipif(
-    importlib.util.find_spec("scalesteer.channels") is None, reason="scalesteer.channels is not written yet"
-)
+CNNS, LARGE, RESNETS = [(f"steered-{kind}", f"pooled-{kind}") for kind in ("cnn", "cnn-large", "resnet")]
+NAMES = (*CNNS, *RESNETS)  # the large ones are built as the small ones are
 
 
 def tiny(name, **options):
-    if name in RESNETS:
-        options = {"blocks": 1, "subsample": (1,), **options}
-    if name.startswith("steered"):
-        options = {"kernel_size": 5, "scales": (1.0, 1.5), **options}
-    if name == "steered-resnet":
-        options = {"middle": 1, **options}
-    return create_model(name, **{**TINY, **options})
+    steered = {"kernel_size": (7, 5), "scales": (1.0, 1.5)} if name.startswith("steered") else {"kernel_size": (5, 3)}
+    residual = {"blocks": 1} if name in RESNETS else {}
+    return create_model(
+        name, **{"in_chans": 3, "num_classes": 5, "widths": (4, 6), "subsample": (1,), **steered, **residual, **options}
+    )
 
 
 def expected_count(name, in_chans, classes):
     """Weights of every layer at the usual options, counted by hand."""
-    if name in CNNS:
-        taps = math.prod(LogRadialBasis.of(STEERED_BASIS).shape) * 2 if name == "steered-cnn" else 49
-        return 16 * in_chans * taps + 32 * 16 * taps + 2 * (16 + 32) + 33 * classes
-    steered = name == "steered-resnet"
-    widths = (32, 64, 128) if steered else (29, 58, 116)
-    taps = math.prod(LogRadialBasis.of(STEERED_BASIS).shape) * 2 if steered else 9
+    steered = name.startswith("steered")
+    if name not in RESNETS:
+        widths = (16, 32, 32) if name in CNNS else (32, 64, 96, 128)
+        taps = [24 if steered else 25] * (len(widths) - 1) + [9]  # of 5 x 5 and 3 x 3; 2 x 6 complex coefficients
+        weights = sum(n * fan * width for n, fan, width in zip(taps, (in_chans, *widths), widths, strict=False))
+        return weights + 2 * sum(widths) + (widths[-1] + 1) * classes
+    widths, taps = ((32, 64, 128), 24) if steered else ((29, 58, 116), 9)
     total = widths[0] * (in_chans * taps + 2) + (widths[-1] + 1) * classes
     for before, width in zip((widths[0], *widths), widths, strict=False):
         for fan in (before, width):
             if steered:
-                inner = width // 2
+                inner = {32: 22, 64: 45, 128: 90}[width]
                 total += inner * (fan + 2) + inner * (inner * taps + 2) + width * (inner + 2)
             else:
                 total += width * (fan * taps + 2) + width * (width * taps + 2)
@@ -67,22 +63,23 @@ def expected_count(name, in_chans, classes):
 def test_parameters_are_as_many_as_counted_by_hand_and_as_in_the_twin(dataset):
     in_chans, classes, size = DATASETS[dataset]
     counts = {}
-    for name in NAMES:
+    for name in (*CNNS, *LARGE, *RESNETS):
         model = create_model(name, dataset)
         assert (model.in_chans, model.image_size) == (in_chans, size)
         counts[name] = count_parameters(model)
         assert counts[name] == expected_count(name, in_chans, classes)
-    for steered, plain in (CNNS, RESNETS):
+    for steered, plain in (CNNS, LARGE, RESNETS):
         assert counts[plain] == pytest.approx(counts[steered], rel=0.05)
     if dataset.startswith("stir"):
         assert counts["steered-cnn"] <= 27_000
-    assert 300_000 <= counts["steered-resnet"] <= 700_000
+        assert counts["pooled-cnn"] <= 27_000
+    assert 300_000 <= counts["steered-cnn-large"] < counts["steered-resnet"] <= 700_000
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_images_of_any_size_are_taken_from_the_smallest_on(name):
     model = tiny(name).eval()
-    assert model.smallest == {"steered-cnn": 5, "pooled-cnn": 7, "steered-resnet": 5, "pooled-resnet": 3}[name]
+    assert model.smallest == (7 if name.startswith("steered") else 5)  # the largest filter
     assert model.image_size is None
     for height, width in ((model.smallest, model.smallest), (17, 40), (64, 33)):
         assert model(torch.rand(2, 3, height, width)).shape == (2, 5)
@@ -156,15 +153,17 @@ def test_every_parameter_learns_and_a_step_lowers_the_loss(name):
 
 
 def test_layers_of_the_cnns_are_in_the_documented_order():
-    kinds = {"steered-cnn": ScaleSteerableConv2d, "pooled-cnn": nn.Conv2d}
-    for name, conv in kinds.items():
+    kinds = {"steered-cnn": (ScaleSteerableConv2d, 7), "pooled-cnn": (nn.Conv2d, 5)}
+    for name, (conv, size) in kinds.items():
         model = create_model(name, widths=(3, 4, 5), subsample=(2,))
         layers = dict(model.features.named_children())
         names = "conv1 norm1 relu1 conv2 norm2 relu2 blur2 conv3 norm3 relu3"
         assert list(layers) == names.split()
-        expected = [conv, nn.BatchNorm2d, nn.ReLU] * 2 + [BlurPool2d, conv, nn.BatchNorm2d, nn.ReLU]
+        expected = [conv, nn.BatchNorm2d, nn.ReLU] * 2 + [BlurPool2d, nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
         assert [type(layer) for layer in layers.values()] == expected
-        assert [layer.out_channels for layer in layers.values() if type(layer) is conv] == [3, 4, 5]
+        convs = [layers[f"conv{i}"] for i in (1, 2, 3)]
+        assert [layer.out_channels for layer in convs] == [3, 4, 5]
+        assert [layer.kernel_size[0] for layer in convs] == [size, 5, 3]
         assert model.first is layers["conv1"]
         assert list(dict(model.classifier.named_children())) == ["dropout", "fc2"]
     hidden = create_model("pooled-cnn", hidden=7, dropout=0.25).classifier
@@ -174,16 +173,17 @@ def test_layers_of_the_cnns_are_in_the_documented_order():
 
 def test_residual_networks_are_made_of_blocks():
     for name in RESNETS:
-        model = create_model(name, widths=(4, 6, 8), subsample=(2, 3), blocks=3)
+        model = create_model(name, widths=(4, 6, 8), subsample=(2, 3), blocks=3, kernel_size=5)
         names = "conv1 norm1 relu1 stage1 stage2 blur2 stage3 blur3"
         assert list(dict(model.features.named_children())) == names.split()
         stages = [model.features.get_submodule(f"stage{i}") for i in (1, 2, 3)]
         assert [len(stage) for stage in stages] == [3, 3, 3]
         assert [len(block.shortcut) for stage in stages for block in stage] == [0, 0, 0, 2, 0, 0, 2, 0, 0]
-    model = create_model("steered-resnet", widths=(4, 6, 8), middle=0.25, steered_stages=2)
+    model = create_model("steered-resnet", widths=(4, 6, 8), middle=0.25, kernel_size=(7, 5, 3))
     convs = [block.body[3] for i in (1, 2, 3) for block in model.features.get_submodule(f"stage{i}")]
     assert [type(conv) for conv in convs] == [ScaleSteerableConv2d] * 4 + [nn.Conv2d] * 2
     assert [conv.in_channels for conv in convs] == [1, 1, 2, 2, 2, 2]
+    assert [conv.kernel_size[0] for conv in convs] == [7, 7, 5, 5, 3, 3]
 
 
 def test_residual_block_adds_the_input():
@@ -206,14 +206,14 @@ def test_options_of_steered_layers_are_obeyed(name):
         assert layer.scales == (0.8, 1.0, 1.6)
         assert layer.basis == LogRadialBasis().resolve(15)
         assert (layer.backend, layer.kernel_size, layer.padding) == ("direct", (9, 9), "same")
-    usual = create_model(name).first.basis
-    assert usual == LogRadialBasis.preset(STEERED_BASIS).resolve(15)
+    usual = create_model(name).first
+    assert (usual.basis, usual.scales) == (STEERED_BASIS, STEERED_SCALES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_option_that_is_none_keeps_its_default(name):
-    model = create_model(name, upsample=None, channels=None, readout=None, in_chans=None)
-    assert list(model.state_dict()) == list(create_model(name).state_dict())
+    model = create_model(name, upsample=None, channels=None, readout=None, in_chans=None, widths=(4, 6, 8))
+    assert list(model.state_dict()) == list(create_model(name, widths=(4, 6, 8)).state_dict())
     assert {"readout", "widths", "channels", "dropout"} <= set(list_options(name))
 
 
@@ -307,9 +307,8 @@ def test_folded_network_gives_the_same_logits(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning", "ignore:.*is deprecated.*:FutureWarning")
-@pytest.mark.parametrize(("name", "readout"), [("steered-cnn", "logsumexp"), ("steered-resnet", "max")])
-def test_compiles_as_one_graph(name, readout):
-    model = tiny(name, readout=readout)
+def test_compiles_as_one_graph():
+    model = tiny("steered-resnet", readout="logsumexp", widths=(4,), kernel_size=5)  # has all kinds of layers
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
     x = torch.rand(3, 3, 12, 14)
     outs = []
@@ -322,10 +321,9 @@ def test_compiles_as_one_graph(name, readout):
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning", "ignore:.*is deprecated.*:FutureWarning")
-@pytest.mark.parametrize("name", NAMES)
-def test_exports_with_a_dynamic_batch_and_size(name):
-    in_chans, readout = (1, "logsumexp") if name == "steered-cnn" else (3, "max")
-    model = tiny(name, in_chans=in_chans, readout=readout, subsample=(1,)).eval()
+@pytest.mark.parametrize(("in_chans", "readout"), [(1, "logsumexp"), (3, "max")])
+def test_exports_with_a_dynamic_batch_and_size(in_chans, readout):
+    model = tiny("steered-resnet", in_chans=in_chans, readout=readout, widths=(4,), kernel_size=5).eval()
     least = {"batch": 1, "height": 16, "width": 16}
     shapes = ({i: torch.export.Dim(key, min=n, max=300) for i, (key, n) in zip((0, 2, 3), least.items(), strict=True)},)
     program = torch.export.export(model, (torch.rand(2, in_chans, 32, 40),), dynamic_shapes=shapes).module()
@@ -334,12 +332,9 @@ def test_exports_with_a_dynamic_batch_and_size(name):
         torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@needs_channels
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_channels_put_the_network_inside_scale_channels(name, dense):
-    from scalesteer.channels import ScaleChannels
-
     model = tiny(name, channels=(0.5, 1.0, 2.0), join="max", drop=0.25, dense=dense).eval()
     assert isinstance(model, ScaleChannels)
     alone = tiny(name, dense=dense)
@@ -358,7 +353,8 @@ def test_channels_put_the_network_inside_scale_channels(name, dense):
 
 def test_maps_lie_where_the_plan_says():
     plan = PooledPlan(widths=(1, 1), subsample=(1, 2))
-    model = create_model("pooled-cnn", widths=(1, 1), subsample=(1, 2), num_classes=1, dense=True).eval()
+    options = {"widths": (1, 1), "subsample": (1, 2), "kernel_size": 3, "num_classes": 1}
+    model = create_model("pooled-cnn", **options, dense=True).eval()
     for layer in (model.features.conv1, model.features.conv2, model.classifier.fc2):
         nn.init.zeros_(layer.weight)
         layer.weight.data[..., layer.weight.shape[-1] // 2, layer.weight.shape[-1] // 2] = 1  # hands on what it sees
@@ -375,9 +371,12 @@ def test_maps_lie_where_the_plan_says():
         ({"widths": ()}, ValueError, r"`widths` must be one integer or more, one for each stage \(got \(\)\)"),
         ({"widths": (4, 0)}, ValueError, r"`widths\[1\]` must be at least 1 \(got 0\)"),
         ({"kernel_size": 4}, ValueError, r"`kernel_size` must be odd and at least 3 \(got 4\)"),
-        ({"subsample": (3,)}, ValueError, r"`subsample` must be ascending stages from 1 to 2 \(got \(3,\)\)"),
-        ({"subsample": (2, 1)}, ValueError, r"`subsample` must be ascending stages from 1 to 2 \(got \(2, 1\)\)"),
-        ({"subsample": 1}, ValueError, r"`subsample` must be ascending stages from 1 to 2 \(got 1\)"),
+        ({"kernel_size": (7, 5)}, ValueError, r"`kernel_size` must be one number or 3, one for .* \(got \(7, 5\)\)"),
+        ({"kernel_size": (7, 5, 2)}, ValueError, r"`kernel_size` must be odd and at least 3 \(got 2\)"),
+        ({"widths": (4, 6)}, ValueError, r"`kernel_size` must be one number or 2, one for .* \(got \(7, 5, 3\)\)"),
+        ({"subsample": (4,)}, ValueError, r"`subsample` must be ascending stages from 1 to 3 \(got \(4,\)\)"),
+        ({"subsample": (2, 1)}, ValueError, r"`subsample` must be ascending stages from 1 to 3 \(got \(2, 1\)\)"),
+        ({"subsample": 1}, ValueError, r"`subsample` must be ascending stages from 1 to 3 \(got 1\)"),
         ({"readout": "avg"}, ValueError, r"`readout` must be one of 'max', 'mean', 'logsumexp' \(got 'avg'\)"),
         ({"pool_first": 1}, TypeError, r"`pool_first` must be True or False \(got 1\)"),
         ({"dense": "yes"}, TypeError, r"`dense` must be True or False \(got 'yes'\)"),
@@ -391,7 +390,6 @@ def test_maps_lie_where_the_plan_says():
         ({"name": "pooled-cnn", "basis": "area"}, TypeError, r"pooled-cnn has no option 'basis'"),
         ({"name": "steered-resnet", "blocks": 0}, ValueError, r"`blocks` must be at least 1 \(got 0\)"),
         ({"name": "steered-resnet", "middle": 0}, ValueError, r"`middle` must be positive \(got 0\)"),
-        ({"name": "steered-resnet", "steered_stages": -1}, ValueError, r"`steered_stages` must be at least 0"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, error, message):

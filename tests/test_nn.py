@@ -1,6 +1,7 @@
 """The layer as a citizen of PyTorch: arguments, errors, copies, dtypes, devices, compilers, initialisation."""
 
 import copy
+import dataclasses
 import inspect
 import io
 import itertools
@@ -88,7 +89,7 @@ def test_what_filters_depend_on_cannot_be_assigned(name):
         assert getattr(layer, name) is before
 
 
-@pytest.mark.parametrize("name", ["paper", "area", "released-code"])
+@pytest.mark.parametrize("name", ["paper", "area", "released-code", "smooth"])
 def test_a_basis_can_be_given_by_name(name):
     found, expected = (ScaleSteerableConv2d(1, 1, basis=b) for b in (name, LogRadialBasis.preset(name)))
     assert found.basis == expected.basis
@@ -282,6 +283,34 @@ def test_filters_are_the_real_part_of_eq3():
         phase = np.exp(-1j * np.array([0.5, 1, 2]) * np.log(scale)) / scale  # s^(m-2), m = 1
         expected = np.einsum("ockj,k,kjab->ocab", coefficients, phase, values).real
         np.testing.assert_allclose(actual.detach().numpy(), expected, atol=1e-12)
+
+
+def test_a_layer_of_one_lobed_functions_says_that_its_filters_are_not_symmetric():
+    for name, symmetric in (("area", True), ("smooth", False)):
+        layer = ScaleSteerableConv2d(1, 2, basis=name)
+        for built in (layer, layer.with_scales((1.0, 4.0)), fold(layer)):
+            assert built._stored_filters().symmetric is symmetric
+            assert built._stored_filters().finished().symmetric is symmetric
+
+
+def test_windows_of_an_averaged_edge_are_those_that_the_disc_touches():
+    layer = ScaleSteerableConv2d(1, 2, basis="smooth", scales=(1.0, 1.1, 1.3))
+    assert layer.sizes == (7, 9, 11)  # the disc of 1.1 has a diameter of 7.7, that of 1.3 of 9.1
+    assert [f.shape[-1] for f in layer.filters()] == [7, 9, 11]
+    assert layer.with_scales((4.0,)).sizes == (29,)
+
+
+def test_one_layer_of_one_lobed_functions_tells_the_two_sides_of_an_edge():
+    """A point-symmetric filter answers the same to an edge and to the edge turned by half a turn."""
+    torch.manual_seed(0)
+    edge = torch.zeros(1, 1, 33, 33)
+    edge[..., 17:] = 1
+    edge[..., 16] = 0.5
+    for name, tells in (("area", False), ("smooth", True)):
+        layer = ScaleSteerableConv2d(1, 8, padding="same", basis=name, backend="direct")
+        one, other = (layer(x)[0, :, 16, 16] for x in (edge, edge.flip(-1)))
+        assert (one - other).abs().max() < 1e-5 or tells
+        assert (one - other).abs().min() > 1e-3 or not tells
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -752,23 +781,31 @@ BASES = {
     "four orientations": (LogRadialBasis(orientations=(0, 0.785, 1.571, 2.356), sigma=0.39), 7, PAPER_SCALES),
     "four orders, kernel 9": (LogRadialBasis(orders=(0.0, 1.0, 2.0, 4.0)), 9, (1.0, 1.5, 2.0)),
     "three scales, kernel 3": (LogRadialBasis.preset("area"), 3, (1.0, 5 / 3, 7 / 3)),
+    "smooth": (LogRadialBasis.preset("smooth"), 7, PAPER_SCALES),
+    "smooth, one order": (dataclasses.replace(LogRadialBasis.preset("smooth"), orders=(1.0,)), 7, (0.5, 1.0, 2.0)),
 }
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_initialisation_keeps_the_second_moment_through_six_layers(name):
     basis, kernel_size, scales = BASES[name]
+    backend = "auto" if basis.point_symmetric else "direct"
     x = torch.randn(2, 32, 40, 40)
     with torch.no_grad():
         for _ in range(6):
-            x = ScaleSteerableConv2d(32, 32, kernel_size, padding="same", scales=scales, basis=basis)(x).relu()
+            arguments = {"padding": "same", "scales": scales, "basis": basis, "backend": backend}
+            x = ScaleSteerableConv2d(32, 32, kernel_size, **arguments)(x).relu()
     assert 0.5 < x.square().mean().item() < 2
 
 
-@pytest.mark.parametrize(("basis", "kernel_size", "scales"), [("paper", 7, PAPER_SCALES), ("area", 3, (1.0, 5 / 3))])
+@pytest.mark.parametrize(
+    ("basis", "kernel_size", "scales"),
+    [("paper", 7, PAPER_SCALES), ("area", 3, (1.0, 5 / 3)), ("smooth", 7, (1.0, 1.4, 2.0))],
+)
 def test_initialisation_keeps_the_second_moment_of_each_layer_on_average(basis, kernel_size, scales):
     """The simulation again, by the layers themselves and over six draws: within 7 % for one layer."""
-    arguments = {"padding": "same", "padding_mode": "circular", "basis": basis, "scales": scales}
+    backend = "direct" if basis == "smooth" else "auto"
+    arguments = {"padding": "same", "padding_mode": "circular", "basis": basis, "scales": scales, "backend": backend}
     growth = []
     with torch.no_grad():
         for _ in range(6):
@@ -792,10 +829,16 @@ def test_the_bias_starts_at_zero():
     assert (layer.bias == 0).all()
 
 
-def test_initial_filters_do_not_see_a_flat_image():
-    layer = ScaleSteerableConv2d(1, 20)
+@pytest.mark.parametrize(("basis", "tolerance"), [("paper", 0.02), ("smooth", 1e-5)])
+def test_initial_filters_do_not_see_a_flat_image(basis, tolerance):
+    layer = ScaleSteerableConv2d(1, 20, basis=basis)
     for weight in layer.filters():
-        assert (weight.sum((-1, -2)).abs() / weight.abs().sum((-1, -2))).max() < 0.02
+        assert (weight.sum((-1, -2)).abs() / weight.abs().sum((-1, -2))).max() < tolerance
+
+
+def test_an_averaged_edge_leaves_one_condition_for_a_sum_of_zero_at_all_scales():
+    mixing = initialisation.initial_mixing(LogRadialBasis.preset("smooth"), 7, PAPER_SCALES)
+    assert np.linalg.matrix_rank(mixing) == len(mixing) - 1
 
 
 def test_initialisation_of_a_basis_that_cannot_sum_to_zero_is_finite_and_not_zero():
@@ -812,8 +855,8 @@ def test_initialisation_draws_from_the_global_generator_once():
     assert torch.equal(ScaleSteerableConv2d(2, 3).coefficients, first)
 
 
-@pytest.mark.parametrize("name", ["paper", "area", "released-code"])
-def test_construction_takes_under_100_ms_with_cold_caches(name):
+@pytest.mark.parametrize(("name", "limit"), [("paper", 0.1), ("area", 0.1), ("released-code", 0.1), ("smooth", 0.4)])
+def test_construction_is_fast_with_cold_caches(name, limit):
     basis = LogRadialBasis.preset(name)
     ScaleSteerableConv2d(1, 1)  # the first use of torch and numpy in the process
     seconds = []
@@ -823,4 +866,4 @@ def test_construction_takes_under_100_ms_with_cold_caches(name):
         start = time.thread_time()  # one thread in tests; a wall clock would measure the other worker
         ScaleSteerableConv2d(64, 128, basis=basis)
         seconds.append(time.thread_time() - start)
-    assert min(seconds) < 0.1
+    assert min(seconds) < limit

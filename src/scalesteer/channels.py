@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, Self, overload
+from typing import Any, Literal, NoReturn, Self, TypeGuard, overload
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,9 @@ class ScaleChannels(nn.Module):
         Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
         statistics, so that a channel that training had normalised by statistics of its own would meet other numbers
         there. In training the channels therefore pass through the network side by side, layer by layer
-        (:func:`at_sizes`), where the network is an `nn.Sequential` or one of :func:`scalesteer.create_model`. Any other
-        network runs once for each channel; let it normalise without the batch (`nn.GroupNorm`), or give it a method
-        `at_sizes`.
+        (:func:`at_sizes`), where the network is an `nn.Sequential` or one of :func:`scalesteer.create_model`, and a
+        step moves the running statistics once. Any other network runs once for each channel; let it normalise without
+        the batch (`nn.GroupNorm`), or give it a method `at_sizes`.
 
     Note:
         Time and memory are :attr:`cost` times those of the network alone.
@@ -157,7 +157,7 @@ class ScaleChannels(nn.Module):
 
     def _answers(self, images: list[Tensor]) -> list[Tensor]:
         """What the network says of the image in each channel."""
-        together = self.net.training and len(images) > 1 and _goes_together(self.net)
+        together = self.net.training and len(images) > 1 and (hasattr(self.net, "at_sizes") or _is_sequential(self.net))
         answers: list[Any] = []
         try:
             if together:
@@ -166,28 +166,32 @@ class ScaleChannels(nn.Module):
                 for image in images:
                     answers.append(self.net(image))
         except (RuntimeError, ValueError) as error:  # which holds torch.OutOfMemoryError
-            channel = self._refusing(images) if together else len(answers)
+            channel = self._refusing(images, error) if together else len(answers)
             if channel is None:
                 raise
             self._refuse(error, channel, images[channel])
-        for answer in answers:
+        for image, answer in zip(images, answers, strict=True):
             if not isinstance(answer, Tensor):
                 raise TypeError(f"`net` must return a tensor of logits or maps (got {type(answer).__name__}).")
-            if answer.ndim not in (2, 4) or answer.shape[0] != images[0].shape[0]:
+            if answer.ndim not in (2, 4) or answer.shape[0] != image.shape[0]:
                 raise ValueError(
                     f"`net` must return logits (B, classes) or maps (B, classes, h, w) (got shape "
-                    f"{tuple(answer.shape)} from {images[0].shape[0]} images): without an axis of classes there is "
-                    "nothing to join."
+                    f"{tuple(answer.shape)} from images of shape {tuple(image.shape)}): without an axis of classes "
+                    "there is nothing to join."
                 )
         return answers
 
-    def _refusing(self, images: list[Tensor]) -> int | None:
-        """The channel that the network refuses by itself, if there is one."""
+    @torch.no_grad()
+    def _refusing(self, images: list[Tensor], error: Exception) -> int | None:
+        """The channel because of which the network failed with all of them, if there is one."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return len(images) - 1  # all take part in it, the largest most
         for channel, image in enumerate(images):
             try:
                 self.net(image)
-            except (RuntimeError, ValueError):
-                return channel
+            except (RuntimeError, ValueError) as alone:
+                if str(alone) == str(error):  # batch normalisation may also refuse a channel only because it is alone
+                    return channel
         return None
 
     def _refuse(self, error: Exception, channel: int, image: Tensor) -> NoReturn:
@@ -224,7 +228,11 @@ def at_sizes(module: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
 
     An `nn.Sequential` is applied layer by layer. A module of another kind that holds batch normalisation says how its
     parts are applied with a method `at_sizes(images)`, which calls this function for each. Everything else is applied
-    to one image after the other.
+    to one image after the other. Hooks of layers are called; those of modules that are taken apart are not.
+
+    Args:
+        module: Any module.
+        images: Batches `(B, C, H, W)` with the same B and C, or features of such, `(B, C)` or `(B, C, N)`.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
@@ -234,19 +242,21 @@ def at_sizes(module: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
     images = list(images)
     if hasattr(module, "at_sizes"):
         return list(module.at_sizes(images))  # type: ignore[operator]
-    if type(module) is nn.Sequential:
-        for layer in module:
+    if _is_sequential(module):
+        for layer in module:  # not children(), which leaves out one that comes twice
             images = at_sizes(layer, images)
         return images
-    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm) or len(images) == 1:
         return [module(x) for x in images]
-    joined = module(torch.cat([x.flatten(2) for x in images], dim=2)[..., None])  # (B, C, pixels of all, 1)
-    parts = joined.squeeze(3).split([x.shape[2] * x.shape[3] for x in images], dim=2)
-    return [part.unflatten(2, x.shape[2:]) for part, x in zip(parts, images, strict=True)]
+    pixels = [x.flatten(2) if x.ndim > 2 else x[..., None] for x in images]  # (B, C, H W) each
+    joined = torch.cat(pixels, dim=2)
+    joined = module(joined if images[0].ndim < 4 else joined[..., None]).flatten(2)
+    parts = joined.split([x.shape[2] for x in pixels], dim=2)
+    return [part.reshape(x.shape) for part, x in zip(parts, images, strict=True)]
 
 
-def _goes_together(net: nn.Module) -> bool:
-    return type(net) is nn.Sequential or hasattr(net, "at_sizes")
+def _is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:

@@ -41,8 +41,8 @@ def scale_conv2d(
         bias: Added to the result, or None.
         geometry: Stride, padding, dilation and groups.
         reduce: ``"max"`` over scales, or None for the responses of all of them.
-        backend: ``"direct"``; or ``"fast"`` (old name ``"spectral"``) or ``"auto"``, which need point-symmetric
-            filters, as all are that a LogRadialBasis makes.
+        backend: ``"direct"``, ``"fast"`` (old name ``"spectral"``) or ``"auto"``; the last two rely on
+            `filters.symmetric`.
         return_scales: Also return the index of the winning scale at each pixel (int64).
 
     Shape:

@@ -106,11 +106,14 @@ class Filters:
         weights: `(O, C / groups, D)`.
         basis: `(D, T)`, or None, and D is T.
         sizes: The window of each scale, odd.
+        symmetric: Whether every filter is point-symmetric, W(-x) = W(x). The fast engines then do half of the work. It
+            is taken at its word: of filters that are not, they would see some part only.
     """
 
     weights: Tensor
     basis: Tensor | None
     sizes: tuple[int, ...]
+    symmetric: bool = True
 
     @property
     def areas(self) -> list[int]:
@@ -125,7 +128,7 @@ class Filters:
         work = torch.promote_types(self.weights.dtype, torch.float32)
         with no_autocast(self.weights.device):
             taps = (self.weights.to(work) @ self.basis.to(work)).to(self.weights.dtype)
-        return Filters(taps, None, self.sizes)
+        return replace(self, weights=taps, basis=None)
 
     def windows(self) -> tuple[Tensor, ...]:
         """The filter at each scale: `(O, C / groups, n, n)`."""

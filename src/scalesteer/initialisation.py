@@ -39,11 +39,12 @@ def initial_mixing(basis: harmonics.LogRadialBasis, kernel_size: int, scales: tu
     if energy(mixing) < 0.01 * energy(np.eye(count)):
         mixing = np.eye(count)
     mixing /= math.sqrt(energy(mixing) / len(scales))
-    gain = _simulated_gain([b.astype(np.float32) for b in steered], mixing.astype(np.float32))
+    single = [b.astype(np.float32) for b in steered]
+    gain = _simulated_gain(single, mixing.astype(np.float32), basis.point_symmetric)
     return np.asarray(mixing / math.sqrt(gain))
 
 
-def _simulated_gain(steered: list[NDArray[np.float32]], mixing: NDArray[np.float32]) -> float:
+def _simulated_gain(steered: list[NDArray[np.float32]], mixing: NDArray[np.float32], symmetric: bool) -> float:
     """Mean growth of the second moment in one layer, for white noise through six layers of 16 channels with ReLU."""
     channels, layers = 16, 6
     size = max(32, steered[-1].shape[-1] + 1)  # wraps around: no border, so that the image's size does not matter
@@ -60,10 +61,16 @@ def _simulated_gain(steered: list[NDArray[np.float32]], mixing: NDArray[np.float
             n = functions.shape[-1]
             padded = np.zeros((len(functions), size, size), dtype=np.float32)
             padded[:, :n, :n] = functions
-            centred = np.roll(padded, (-(n // 2), -(n // 2)), (1, 2))  # the transform is real: they are point-symmetric
-            transfer = np.fft.rfft2(centred).real.reshape(len(functions), -1).astype(np.float32)  # (D, F)
-            weights = (coefficients @ transfer).reshape(channels, channels, -1)
+            transfer = np.fft.rfft2(np.roll(padded, (-(n // 2), -(n // 2)), (1, 2))).reshape(
+                len(functions), -1
+            )  # (D, F)
+            weights = (coefficients @ transfer.real.astype(np.float32)).reshape(channels, channels, -1)
             product = weights.transpose(2, 0, 1) @ parts  # (F, C, 2)
+            if (
+                not symmetric
+            ):  # else the transform is real; a correlation multiplies by its conjugate, -i times this part
+                weights = (coefficients @ transfer.imag.astype(np.float32)).reshape(channels, channels, -1)
+                product += (weights.transpose(2, 0, 1) @ parts)[..., ::-1] * np.array([1, -1], np.float32)
             spectra = (product[..., 0] + 1j * product[..., 1]).T.reshape(channels, size, size // 2 + 1)
             best = np.maximum(best, np.fft.irfft2(spectra, s=(size, size)))
         moment = float(np.square(best).mean())

@@ -285,8 +285,9 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     ) -> None:
         conv = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode)
         super().__init__(*conv, scales)
-        self.sizes = harmonics.window_sizes(self.geometry.kernel_size, self.scales)
-        self.basis = LogRadialBasis.of(basis).resolve(self.sizes[-1])
+        functions = LogRadialBasis.of(basis)
+        self.sizes = harmonics.window_sizes(self.geometry.kernel_size, self.scales, functions)
+        self.basis = functions.resolve(self.sizes[-1])
         if reduce not in ("max", None):
             raise ValueError(f"`reduce` must be 'max' or None (got {reduce!r}).")
         self.reduce = reduce
@@ -315,7 +316,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         self.steered_basis = torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
     def _stored_filters(self) -> Filters:
-        return Filters(self.coefficients.flatten(2), self.steered_basis, self.sizes)
+        return Filters(self.coefficients.flatten(2), self.steered_basis, self.sizes, self.basis.point_symmetric)
 
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same layer at other scales: parameters are shared with this one, not copied; all else is kept.
@@ -324,7 +325,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         ``"released-code"`` keeps the largest window it was built with; steering it beyond is inexact.)
         """
         scales = _checks.scales(scales)
-        sizes = harmonics.window_sizes(self.geometry.kernel_size, scales)
+        sizes = harmonics.window_sizes(self.geometry.kernel_size, scales, self.basis)
         other = self.__new__(type(self))
         # Tables of parameters, buffers and hooks of its own, with the same entries.
         own = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in vars(self).items()}
@@ -354,6 +355,7 @@ class FoldedScaleConv2d(_ScaleConv2d):
                 raise TypeError(f"a {kind.__name__} cannot be folded: {own}.")
         super().__init__(**{name: getattr(layer, name) for name in (*_ARGUMENTS, "scales")})
         self.sizes, self.reduce, self.backend = layer.sizes, layer.reduce, layer.backend
+        self.symmetric = layer.basis.point_symmetric
         for name, value in vars(layer).items():
             if name.startswith(("_forward_", "_backward_", "_is_full_backward")):  # hooks
                 self.__dict__[name] = copy.copy(value)
@@ -368,7 +370,7 @@ class FoldedScaleConv2d(_ScaleConv2d):
         self.train(layer.training)
 
     def _stored_filters(self) -> Filters:
-        return Filters(self.taps, None, self.sizes)
+        return Filters(self.taps, None, self.sizes, self.symmetric)
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """The numbers of one convolution per scale, faster: the choice of an engine, pieces and tiles, gradients.
 
 An engine is an algorithm for the maximum over scales; :class:`spectral.Engine` is what all have in common. They take
-:class:`scalesteer.geometry.Filters` and the two axes along which windows lie, and need point-symmetric filters, as a
-LogRadialBasis makes them:
+:class:`scalesteer.geometry.Filters` and the two axes along which windows lie:
 
 - :class:`spectral.Frequencies`: products of frequencies; every device
 - :class:`taps.Taps`: few input channels, CPU
@@ -15,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -129,7 +129,7 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
     dtype, work = result_and_work_dtype(x, filters.weights)
     filters = filters.finished()
     with no_autocast(x.device):
-        filters = Filters(filters.weights.to(work), None, filters.sizes)
+        filters = replace(filters, weights=filters.weights.to(work))
         kind = Frequencies if being_traced() or pick_engine(x, filters, groups) is not Taps else Taps
         engine = kind(filters, axes, groups, x.to(work))
         engine.load_batch(x.to(work))
@@ -172,6 +172,7 @@ class _Task(NamedTuple):
     engine: type[Engine]
     basis: Tensor | None
     sizes: tuple[int, ...]
+    symmetric: bool
     axes: Axes
     groups: int
     step: int  # images of a piece
@@ -184,13 +185,15 @@ class _Task(NamedTuple):
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
             room = max(memory_budget * (1 if torch.is_grad_enabled() else 4), for_filters)
         step = _step(len(x), min(MOST_IMAGES, room // for_image))
-        return cls(engine, filters.basis, filters.sizes, axes, groups, step)
+        return cls(engine, filters.basis, filters.sizes, filters.symmetric, axes, groups, step)
+
+    def filters(self, weights: Tensor) -> Filters:
+        return Filters(weights, self.basis, self.sizes, self.symmetric)
 
     def start(self, x: Tensor, weights: Tensor) -> tuple[Engine, list[slice]]:
         """An engine, and the pieces of a batch."""
         pieces = [slice(i, i + self.step) for i in range(0, max(1, len(x)), self.step)]
-        filters = Filters(weights, self.basis, self.sizes)
-        return self.engine(filters, self.axes, self.groups, x, len(pieces), memory_budget), pieces
+        return self.engine(self.filters(weights), self.axes, self.groups, x, len(pieces), memory_budget), pieces
 
     def run(self, x: Tensor, weights: Tensor, winners: bool = True, kept: list[Any] | None = None) -> Maximum:
         """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
@@ -244,8 +247,7 @@ def _plain_gradients(
         # Aliases, so that nothing is followed from the image back to weights that it may depend on.
         inputs = x.view_as(x), weights.view_as(weights)
         best = torch.zeros((), dtype=x.dtype, device=x.device)
-        filters = Filters(inputs[1], task.basis, task.sizes)
-        for i, response in enumerate(responses(inputs[0], filters, task.axes, task.groups)):
+        for i, response in enumerate(responses(inputs[0], task.filters(inputs[1]), task.axes, task.groups)):
             best = best + response * (winner == i)
         wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
         found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))

@@ -5,8 +5,9 @@ channel) last, and nothing is transposed on the way:
 
 1. The image is transformed once: rows, then columns. Zero padding and the choice of wanted pixels are part of the
    matrices, so that the period only has to be image + reach, not image + window.
-2. Every filter is point-symmetric. With its centre as origin the transform of a filter is real, so that each
-   frequency is one real product :math:`[re; im] (2B \times C) \cdot (C \times O)`.
+2. With its centre as origin the transform of a point-symmetric filter is real, so that each frequency is one real
+   product :math:`[re; im] (2B \times C) \cdot (C \times O)`. Any other filter has an even and an odd part, whose
+   transforms are real and imaginary: one product :math:`[re, im; im, -re] (2B \times 2C) \cdot (2C \times O)`.
 3. The result is transformed back to the wanted pixels.
 
 Frequencies are half-integers, :math:`u = \frac12, \frac32, \dots`: a real image has then no self-conjugate frequency,
@@ -24,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -143,8 +144,8 @@ class Engine:
 
     def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
         """What `make` computes from the basis, if there is one; see :func:`cached_on`."""
-        basis = self.filters.basis
-        return None if basis is None else cached_on(basis, self.like, (*key, self.filters.sizes), lambda: make(basis))
+        basis, key = self.filters.basis, (*key, self.filters.sizes, self.filters.symmetric)
+        return None if basis is None else cached_on(basis, self.like, key, lambda: make(basis))
 
     def blank_scales(self) -> Tensor | None:
         """See :func:`blank_scales`; None if no response needs to be set to zero."""
@@ -217,40 +218,46 @@ class Plan:
 
     analyse: Matrices  # (N, H), (2M, 2W)
     restore: Matrices  # (H', N), (2W', 2M)
-    filters: list[Matrices]  # (N, 2 (n // 2 + 1)), (M, n) for each scale: the middle row and those below it
-    windows: list[Matrices]  # (N, 2n), (M, n) for each scale: all rows
+    # For the even part of filters and, unless they are symmetric, for the odd part; of each, for each scale:
+    filters: list[list[Matrices]]  # (N, 2 (n // 2 + 1)), (M, n): the middle row and those below it
+    windows: list[list[Matrices]]  # (N, 2n), (M, n): all rows
 
 
-def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor) -> Plan:
+def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor, symmetric: bool = True) -> Plan:
     """The matrices for these axes in the dtype and on the device of a tensor, kept for the next call."""
     if torch.compiler.is_compiling() or not holds_numbers(like):
-        return _make_plan(axes, sizes, like.dtype, like.device)
-    return keep_for_cuda_graph(_kept_plan(axes, sizes, like.dtype, like.device), like.device)
+        return _make_plan(axes, sizes, symmetric, like.dtype, like.device)
+    return keep_for_cuda_graph(_kept_plan(axes, sizes, symmetric, like.dtype, like.device), like.device)
 
 
 @lru_cache(maxsize=64)
-def _kept_plan(axes: Axes, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
+def _kept_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device) -> Plan:
     with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
-        return _make_plan(axes, sizes, dtype, device)
+        return _make_plan(axes, sizes, symmetric, dtype, device)
 
 
-def _make_plan(axes: Axes, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
+def _make_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device) -> Plan:
     rows, columns = axes
 
     def place(matrix: Tensor) -> Tensor:
         return matrix.to(device=device, dtype=dtype).contiguous()
 
-    filters, windows = [], []
+    parts = 1 if symmetric else 2
+    filters: list[list[Matrices]] = [[] for _ in range(parts)]
+    windows: list[list[Matrices]] = [[] for _ in range(parts)]
     for n in sizes:
         turns = angles(columns, n)
         column_matrix = place(torch.cat([turns.cos(), turns.sin()]))  # ({c, s} v, n)
         turns = angles(rows, n)
-        signs = [torch.stack([turns.cos(), sign * turns.sin()], dim=2) for sign in (-1, 1)]
-        window = torch.stack(signs, dim=1).flatten(0, 1)  # (u {+, -}, n, {c, s})
-        # Half of the rows is enough, the others mirror it; the middle row stands alone.
-        half = torch.cat([window[:, n // 2, None], 2 * window[:, n // 2 + 1 :]], dim=1)
-        filters.append((place(half.flatten(1)), column_matrix))
-        windows.append((place(window.flatten(1)), column_matrix))
+        c, s = turns.cos(), turns.sin()
+        # cos(a ± b) = cos a cos b ∓ sin a sin b, and sin(a ± b) = sin a cos b ± cos a sin b
+        for part, signs in enumerate([((c, -s), (c, s)), ((s, c), (s, -c))][:parts]):
+            window = torch.stack([torch.stack(factors, dim=2) for factors in signs], dim=1)
+            window = window.flatten(0, 1)  # (u {+, -}, n, {c, s})
+            # Half of the rows is enough, the others mirror it; the middle row stands alone.
+            half = torch.cat([window[:, n // 2, None], 2 * window[:, n // 2 + 1 :]], dim=1) / parts
+            filters[part].append((place(half.flatten(1)), column_matrix))
+            windows[part].append((place(window.flatten(1)), column_matrix))
     row_matrix, column_matrix = _analysis(axes, [_arange(axis.length) for axis in axes])
     analyse = place(row_matrix), place(column_matrix)
     row_matrix, column_matrix = _analysis(axes, [axis.first + axis.stride * _arange(axis.count) for axis in axes])
@@ -288,35 +295,98 @@ def _view(x: Tensor, *shape: int) -> Tensor:
     return x.flatten().reshape(shape)
 
 
-def filter_transform(filters: Tensor, plan: Plan, i: int, space: Workspace = NEW_MEMORY, name: str = "") -> Tensor:
-    """Point-symmetric filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v, R)`."""
-    half = filters[:, filters.shape[1] // 2 :].permute(1, 2, 0)  # (n/2, n, R), not moved in memory
-    return restore(half, plan.filters[i], space, name)
+def filter_transform(
+    filters: Tensor, plan: Plan, i: int, part: int = 0, space: Workspace = NEW_MEMORY, name: str = ""
+) -> Tensor:
+    """One part of the filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v, R)`; see `Plan`."""
+    middle = filters.shape[1] // 2
+    half = filters[:, middle:]
+    if len(plan.filters) > 1:
+        opposite = filters[:, : middle + 1].flip(1, 2)
+        half = half - opposite if part else half + opposite  # twice the part
+    return restore(half.permute(1, 2, 0), plan.filters[part][i], space, name)  # (n/2, n, R), not moved in memory
 
 
-def basis_transforms(filters: Filters, axes: Axes, like: Tensor) -> tuple[Tensor, ...]:
-    """Transforms `(f, D)` of a basis at each scale, made in float64, in the dtype and on the device of a tensor."""
+class BasisPart(NamedTuple):
+    """The even or the odd part of a basis. That of a filter is the weights times `mix` times E functions."""
+
+    mix: Tensor | None  # (D, E); None if the weights stay as they are
+    tables: tuple[Tensor, ...]  # (f, E): the transforms of the functions at each scale
+
+    def weights(self, weights: Tensor) -> Tensor:
+        """`(..., D)` -> `(..., E)`."""
+        return weights if self.mix is None else weights @ self.mix
+
+    def pull_back(self, grad: Tensor) -> Tensor:
+        """The adjoint of `weights`."""
+        return grad if self.mix is None else grad @ self.mix.T
+
+
+def basis_parts(filters: Filters, axes: Axes, like: Tensor) -> tuple[BasisPart, ...]:
+    """The parts of a basis, see `Plan`: made in float64, in the dtype and on the device of a tensor."""
     basis = filters.basis.clone().double()  # type: ignore[union-attr]  # a clone can be used outside inference mode
     windows = Filters(basis[:, None], None, filters.sizes).windows()  # (D, 1, n, n)
-    plan = _make_plan(axes, filters.sizes, basis.dtype, basis.device)
-    spectra = (filter_transform(w.flatten(0, 1), plan, i) for i, w in enumerate(windows))
-    return tuple(t.view(-1, len(basis)).to(device=like.device, dtype=like.dtype) for t in spectra)
+    plan = _make_plan(axes, filters.sizes, filters.symmetric, basis.dtype, basis.device)
+    mixes: tuple[Tensor | None, ...] = (None,) if filters.symmetric else parity_mixes(filters)
+    found = []
+    for part, mix in enumerate(mixes):
+        first = slice(None) if mix is None else mix.argmax(0).to(basis.device)  # of a pair that shares a function
+        spectra = (filter_transform(w[first].flatten(0, 1), plan, i, part) for i, w in enumerate(windows))
+        tables = tuple(t.flatten(0, 1).to(device=like.device, dtype=like.dtype) for t in spectra)
+        found.append(BasisPart(None if mix is None else mix.to(device=like.device, dtype=like.dtype), tables))
+    return tuple(found)
 
 
-def blank_scales(bright: Tensor, supports: Tensor, axes: Axes) -> Tensor:
+def parity_mixes(filters: Filters) -> tuple[Tensor, Tensor]:
+    """How weights of a basis become those of its even and of its odd functions: `(D, E)` each, entries 0, 1 and -1.
+
+    If two functions are mirror images of each other, f(-x) = g(x), as those of opposite orientations are, the even part
+    (f + g) / 2 and the odd part (f - g) / 2 serve both: half of the work. A function that is its own mirror image has
+    no odd part, and one without a mirror image has both parts for itself.
+    """
+    basis = filters.basis.detach().double().cpu()  # type: ignore[union-attr]
+    mirrored = torch.cat([part.flip(1) for part in basis.split(filters.areas, dim=1)], dim=1)
+    rounding = max(4 * torch.finfo(filters.basis.dtype).eps, 1e-13) * basis.abs().amax(1)  # type: ignore[union-attr]
+    same = torch.cdist(mirrored, basis, p=torch.inf) <= rounding
+    unit, left = torch.eye(len(basis), dtype=basis.dtype), list(range(len(basis)))
+    even, odd = [], []
+    while left:
+        i = left.pop(0)
+        if same[i, i]:
+            even.append(unit[i])
+            continue
+        partners = [j for j in left if same[i, j]][:1]
+        left = [j for j in left if j not in partners]
+        even.append(unit[i] + unit[partners].sum(0))
+        odd.append(unit[i] - unit[partners].sum(0))
+    return torch.stack(even, dim=1), torch.stack(odd, dim=1) if odd else unit[:, :0]
+
+
+def turn(spectrum: Tensor) -> Tensor:
+    """What imaginary transfers are multiplied with, `(f, {a, b} B, C)`: [a; b] -> [b; -a]. The adjoint is -turn."""
+    images = spectrum.shape[1] // 2
+    return torch.cat([spectrum[:, images:], -spectrum[:, :images]], dim=1)
+
+
+def blank_scales(bright: Tensor, supports: Tensor, axes: Axes, symmetric: bool) -> Tensor:
     """How many scales, from the first on, see zeros only: `(B, groups, H, W)`, `(S, n, n)` -> `(B, groups, H', W')`.
 
     The responses of such scales are exactly zero, so that the first of them wins against the others. Between
     frequencies they are zero up to rounding, and rounding would choose the winner and the way of the gradient.
-    `bright` is 1 where a channel of the group is not zero, else 0; `supports` are the taps that can be other than zero.
+    `bright` is 1 where a channel of the group is not zero, else 0; `supports` are the taps that can be other than zero,
+    `symmetric` says of the filters whether they are.
     """
     (rows, columns), (batch, groups), scales = axes, bright.shape[:2], len(supports)
     if bright.device.type == "cpu" and holds_numbers(bright):
         # In float64, whatever precision products have elsewhere: whole numbers must not be off by one half.
-        plan = plan_for(axes, (supports.shape[-1],), bright.double())
-        table = filter_transform(supports.double(), plan, 0).view(-1, scales)  # (f, S)
+        plan = plan_for(axes, (supports.shape[-1],), bright.double(), symmetric)
+        tables = [filter_transform(supports.double(), plan, 0, p).view(-1, 1, scales) for p in range(len(plan.filters))]
         spectrum = transform(bright.double().permute(2, 3, 0, 1).flatten(2), plan.analyse)
-        product = (spectrum.view(len(table), -1, 1) * table[:, None]).view(*spectrum.shape[:2], -1)  # (u, K, B G S)
+        by_frequency = spectrum.view(len(tables[0]), -1, 1)  # (f, {a, b} B G, 1)
+        product = by_frequency * tables[0]
+        if not symmetric:
+            product += turn(by_frequency) * tables[1]
+        product = product.view(*spectrum.shape[:2], -1)  # (u, K, B G S)
         seen = restore(product, plan.restore).view(rows.count, columns.count, batch, groups, scales)
     else:
         taps = supports.to(bright.dtype)[:, None].repeat(groups, 1, 1, 1)
@@ -334,9 +404,11 @@ class Frequencies(Engine):
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         super().__init__(filters, axes, groups, like, pieces, budget)
         self.out_channels, self.per_group = filters.weights.shape[:2]
-        self.plan = plan_for(axes, filters.sizes, like)
+        self.plan = plan_for(axes, filters.sizes, like, filters.symmetric)
         self.transfers: dict[int, Tensor] = {}
-        self.tables = self.from_basis(("frequencies", axes), lambda _: basis_transforms(filters, axes, like))
+        self.basis = self.from_basis(("frequencies", axes), lambda _: basis_parts(filters, axes, like))
+        if self.basis is not None:
+            self.basis_weights = [self._by_pair(part.weights(filters.weights)).T for part in self.basis]  # (E, R)
         # Transfers of all scales, and their gradients, serve every piece, unless they take too much memory.
         self.keeps = pieces > 1 and like.element_size() * self.floats(filters, axes)[0] <= budget // 2
 
@@ -344,15 +416,18 @@ class Frequencies(Engine):
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
         rows, columns = axes
         out_channels, per_group = filters.weights.shape[:2]
-        period = rows.period * columns.period
-        image = period * (2 * per_group * groups + out_channels)
+        period, (parts, spectra) = rows.period * columns.period, (1, 2) if filters.symmetric else (2, 6)
+        image = period * (spectra * per_group * groups + out_channels)
         image += (rows.period * columns.count + 3 * rows.count * columns.count) * out_channels
-        return len(filters.sizes) * out_channels * per_group * period // 2, image
+        return len(filters.sizes) * out_channels * per_group * parts * period // 2, image
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
         self.x, (self.batch, self.channels) = x, x.shape[:2]
         spectrum = transform(self.inwards(x), self.plan.analyse, self.space, "spectrum")
         self.spectrum = self._by_frequency(spectrum, self.channels)
+        if not self.filters.symmetric:
+            buffer = self.space.buffer("both", *self.spectrum.shape[:2], 2 * self.per_group)
+            self.spectrum = torch.cat([self.spectrum, turn(self.spectrum)], dim=2, out=buffer)  # (f G, 2B, 2C / G)
         self.grad_spectrum: Tensor | None = None
 
     def inwards(self, x: Tensor) -> Tensor:
@@ -368,8 +443,8 @@ class Frequencies(Engine):
 
     def response(self, i: int) -> Tensor:
         transfer = self._transfer(i)
-        buffer = self.space.buffer("product", *self.spectrum.shape[:2], transfer.shape[1])
-        product = torch.bmm(self.spectrum, transfer.mT, out=buffer)  # (f G, 2B, O / G)
+        buffer = self.space.buffer("product", *self.spectrum.shape[:2], transfer.shape[2])
+        product = torch.bmm(self.spectrum, transfer, out=buffer)  # (f G, 2B, O / G)
         product = self._by_row(product, self.out_channels)
         return restore(product, self.plan.restore, self.space, "best" if i == 0 else "response")
 
@@ -385,59 +460,91 @@ class Frequencies(Engine):
         if can_tell and bool(bright.all()):
             return None
         supports = cached_on(filters.basis, x, ("supports", filters.sizes), filters.supports)
-        return blank_scales(bright.to(x.dtype), supports, self.axes)
+        return blank_scales(bright.to(x.dtype), supports, self.axes, filters.symmetric)
 
     def pull_back(self, i: int, grad: Tensor, image: bool, weights: bool) -> None:
         grad_product = transform(grad, adjoint(self.plan.restore), self.space, "product")
         grad_product = self._by_frequency(grad_product, self.out_channels)
         if image and self.grad_spectrum is None:
             buffer = self.space.buffer("grad_spectrum", *self.spectrum.shape)
-            self.grad_spectrum = torch.bmm(grad_product, self._transfer(i), out=buffer)
+            self.grad_spectrum = torch.bmm(grad_product, self._transfer(i).mT, out=buffer)
         elif image:
-            self.grad_spectrum.baddbmm_(grad_product, self._transfer(i))  # type: ignore[union-attr]
+            self.grad_spectrum.baddbmm_(grad_product, self._transfer(i).mT)  # type: ignore[union-attr]
+        # In memory as transfers are: (f G, O / G, C / G), or, with odd parts, (f G, 2C / G, O / G).
+        factors = (grad_product.mT, self.spectrum) if self.filters.symmetric else (self.spectrum.mT, grad_product)
         if weights and self.keeps and i in self.weight_grads:
-            self.weight_grads[i].baddbmm_(grad_product.mT, self.spectrum)
+            self.weight_grads[i].baddbmm_(*factors)
         elif weights:
-            shape = len(grad_product), grad_product.shape[2], self.spectrum.shape[2]
-            buffer = self.space.buffer("" if self.keeps else "transfer", *shape)
-            found = torch.bmm(grad_product.mT, self.spectrum, out=buffer)  # (f G, O / G, C / G)
+            shape = len(grad_product), factors[0].shape[1], factors[1].shape[2]
+            found = torch.bmm(*factors, out=self.space.buffer("" if self.keeps else "transfer", *shape))
             self.add_weight_gradient(found if self.keeps else self._to_weights(i, found), i)
 
     def weight_gradient(self) -> Tensor:
         grads = [self.weight_grads.pop(i) for i in range(len(self.filters.sizes))]
         if self.keeps:
             grads = [self._to_weights(i, grad) for i, grad in enumerate(grads)]
-        # All scales have the coefficients in common; finished taps are those of each scale, side by side.
-        return torch.cat(grads, dim=2) if self.tables is None else torch.stack(grads).sum(0)
+        if self.basis is None:
+            return torch.cat(grads, dim=2)  # finished taps are those of each scale, side by side
+        widths = [part.tables[0].shape[1] for part in self.basis]
+        parts = torch.stack(grads).sum(0).split(widths, dim=2)  # all scales have the coefficients in common
+        return torch.stack([part.pull_back(g) for part, g in zip(self.basis, parts, strict=True)]).sum(0)
 
     def image_gradient(self) -> Tensor:
-        spectrum = self._by_row(self.grad_spectrum, self.channels)  # type: ignore[arg-type]
+        grad: Tensor = self.grad_spectrum  # type: ignore[assignment]
+        if not self.filters.symmetric:
+            straight, turned = grad.split(self.per_group, dim=2)
+            grad = straight - turn(turned)
+        spectrum = self._by_row(grad, self.channels)
         return self.outwards(restore(spectrum, adjoint(self.plan.analyse), self.space, "response"), self.channels)
 
     def _transfer(self, i: int) -> Tensor:
-        """Filters to frequencies: `(f G, O / G, C / G)`."""
+        """Filters to frequencies: `(f G, C / G, O / G)`, or, with odd parts, `(f G, 2C / G, O / G)`."""
         if i in self.transfers:
             return self.transfers[i]
-        name = "" if self.keeps else "transfer"
-        if self.tables is not None:
-            weights = self.filters.weights.flatten(0, 1).T  # (D, O C/G)
-            buffer = self.space.buffer(name, len(self.tables[i]), weights.shape[1])
-            spectrum = torch.mm(self.tables[i], weights, out=buffer)
+        name, parts, symmetric = "" if self.keeps else "transfer", len(self.plan.filters), self.filters.symmetric
+        if self.basis is not None:
+            shape = len(self.basis[0].tables[i]), parts, self.out_channels * self.per_group
+            buffer = self.space.buffer(name, *shape)
+            spectrum = self.like.new_empty(shape) if buffer is None else buffer
+            for p, (part, weights) in enumerate(zip(self.basis, self.basis_weights, strict=True)):
+                torch.mm(part.tables[i], weights, out=spectrum[:, p])
         else:
-            spectrum = filter_transform(self.filters.windows()[i].flatten(0, 1), self.plan, i, self.space, name)
-        transfer = _view(spectrum, -1, self.out_channels // self.groups, self.per_group)
+            windows, names = self._by_pair(self.filters.windows()[i]), [name] if symmetric else ["even", "odd"]
+            spectra = [filter_transform(windows, self.plan, i, p, self.space, n) for p, n in enumerate(names)]
+            buffer = self.space.buffer("" if symmetric else name, *spectra[0].shape[:2], parts, len(windows))
+            spectrum = spectra[0] if symmetric else torch.stack(spectra, dim=2, out=buffer)
+        outputs = self.out_channels // self.groups
+        if symmetric:
+            transfer = _view(spectrum, -1, outputs, self.per_group).mT
+        else:
+            transfer = _view(spectrum, -1, parts, self.groups, self.per_group, outputs)
+            transfer = transfer.transpose(1, 2).reshape(-1, parts * self.per_group, outputs)
         if self.keeps:
             self.transfers[i] = transfer
         return transfer
 
     def _to_weights(self, i: int, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfer`: `(f G, O / G, C / G)` to `(O, C / G, n n)` or `(O, C / G, D)`."""
-        out_channels, per_group = self.out_channels, self.per_group
-        if self.tables is not None:
-            return (_view(grad, -1, out_channels * per_group).T @ self.tables[i]).view(out_channels, per_group, -1)
-        matrices = adjoint(self.plan.windows[i])
-        grad = _view(grad, matrices[0].shape[1], matrices[1].shape[1] // 2, out_channels * per_group)
-        return transform(grad, matrices, self.space).flatten(0, 1).T.view(out_channels, per_group, -1)
+        """The adjoint of `_transfer`: what `pull_back` found to `(O, C / G, n n)` or, of all parts, `(O, C / G, E)`."""
+        grad = _view(grad, -1, self.groups, len(self.plan.filters), self.out_channels // self.groups * self.per_group)
+        parts = grad.transpose(1, 2).flatten(2).unbind(1)  # (f, R) each
+        if self.basis is not None:
+            found = torch.cat([g.T @ part.tables[i] for g, part in zip(parts, self.basis, strict=True)], dim=1)
+        else:
+            taps = []
+            for g, windows in zip(parts, self.plan.windows, strict=True):
+                matrices = adjoint(windows[i])
+                g = _view(g, matrices[0].shape[1], matrices[1].shape[1] // 2, g.shape[1])
+                taps.append(transform(g, matrices, self.space).flatten(0, 1).T)
+            found = taps[0] if len(taps) == 1 else taps[0] + taps[1]
+        if self.filters.symmetric:
+            return found.view(self.out_channels, self.per_group, -1)
+        return found.view(self.groups, self.per_group, -1, found.shape[1]).transpose(1, 2).flatten(0, 1)
+
+    def _by_pair(self, weights: Tensor) -> Tensor:
+        """Pairs of channels on one axis R, in the order of `_transfer`: `(O, C / G, ...)` -> `(R, ...)`."""
+        if not self.filters.symmetric:
+            weights = weights.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)  # (G C / G, O / G, ...)
+        return weights.flatten(0, 1)
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""

@@ -1,10 +1,11 @@
-"""Correlation as products with pairs of pixels: the engine for few input channels.
+"""Correlation as products with pixels, or with pairs of them: the engine for few input channels.
 
 Between frequencies their products would be so small that the transforms back are all the work.
 """
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +39,13 @@ def half_taps(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 
 @lru_cache(maxsize=64)
+def taps_in_order(sizes: tuple[int, ...], symmetric: bool) -> list[int]:
+    """Places of the taps that an engine multiplies with: half windows, or else each tap and its mirror image."""
+    taps, mirrored = half_taps(sizes)
+    return taps if symmetric else [k for pair in zip(taps, mirrored, strict=True) for k in dict.fromkeys(pair)]
+
+
+@lru_cache(maxsize=64)
 def _pair_slices(axes: Axes) -> list[tuple[Any, Any]]:
     """For each offset of the half window: the padded image's pixels at it, and opposite to it, from every centre."""
 
@@ -49,10 +57,11 @@ def _pair_slices(axes: Axes) -> list[tuple[Any, Any]]:
 
 
 class Taps(Engine):
-    """Responses as one product per scale with pairs of pixels x(p + d) + x(p - d). Its maps are `(B, O, H' W')`.
+    """Responses as one product per scale with pixels. Its maps are `(B, O, H' W')`.
 
-    A filter is point-symmetric, so that half of its taps is enough; and a window is a prefix of every larger one. Where
-    a window sees zeros only, its response is exactly zero.
+    Of a point-symmetric filter half of the taps is enough, times pairs x(p + d) + x(p - d); of any other each tap comes
+    before its mirror image. A window is a prefix of every larger one. Where it sees zeros only, its response is exactly
+    zero.
     """
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
@@ -61,35 +70,45 @@ class Taps(Engine):
         self.slices = _pair_slices(axes)
         self.padding = (*axes[1].border, *axes[0].border)
         self.padded_shape: tuple[int, ...] = ()
-        weights, taps = filters.weights, half_taps(filters.sizes)[0]
-        self.table = self.from_basis(("taps",), lambda basis: basis[:, taps].to(like))  # (D, T / 2)
-        half = weights[..., taps] if self.table is None else weights @ self.table
-        pairs = [(area + 1) // 2 for area in filters.areas]
-        self.matrices = [part.transpose(1, 2).flatten(1) for part in half.split(pairs, dim=2)]  # (O, pairs C)
+        self.rows = len(self.slices) if filters.symmetric else 2 * len(self.slices) - 1  # pairs, or pixels
+        weights, taps = filters.weights, taps_in_order(filters.sizes, filters.symmetric)
+        self.table = self.from_basis(("taps",), lambda basis: basis[:, taps].to(like))  # (D, T / 2), or (D, T)
+        used = weights[..., taps] if self.table is None else weights @ self.table
+        counts = [(area + 1) // 2 if filters.symmetric else area for area in filters.areas]
+        self.matrices = [part.transpose(1, 2).flatten(1) for part in used.split(counts, dim=2)]  # (O, pairs C)
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
         out_channels, channels = filters.weights.shape[:2]
-        pairs = channels * (max(filters.areas) + 1) // 2
+        pairs = channels * ((max(filters.areas) + 1) // 2 if filters.symmetric else max(filters.areas))
         return 0, axes[0].count * axes[1].count * (pairs + 3 * out_channels)  # filters take little
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
         batch, channels = x.shape[:2]
         padded = self.space.buffer("padded", batch, channels, *(a.length + sum(a.border) for a in self.axes))
-        pairs = self.space.buffer("pairs", batch, len(self.slices), channels, *self.counts)
+        pairs = self.space.buffer("pairs", batch, self.rows, channels, *self.counts)
+        centre, *opposite = self.slices
         if padded is None or pairs is None:
             padded = F.pad(x, self.padding)
-            opposite = (padded[one] + padded[other] for one, other in self.slices[1:])
-            pairs = torch.stack([padded[self.slices[0][0]], *opposite], dim=1)
+            if self.filters.symmetric:
+                found = [padded[one] + padded[other] for one, other in opposite]
+            else:
+                found = [padded[place] for pair in opposite for place in pair]
+            pairs = torch.stack([padded[centre[0]], *found], dim=1)
         else:
             if padded.shape != self.padded_shape:  # the last piece is smaller: other views, and its border is not zero
                 padded.zero_()
-                self.views = [(padded[one], padded[other], pairs[:, k]) for k, (one, other) in enumerate(self.slices)]
+                self.views = [(padded[one], padded[other]) for one, other in opposite]
+                self.targets = pairs.unbind(1)
             left, _, top, _ = self.padding
             padded[..., top : top + x.shape[-2], left : left + x.shape[-1]] = x
-            for one, other, pair in self.views[1:]:
-                torch.add(one, other, out=pair)
-            self.views[0][2].copy_(self.views[0][0])
+            self.targets[0].copy_(padded[centre[0]])
+            if self.filters.symmetric:
+                for (one, other), target in zip(self.views, self.targets[1:], strict=True):
+                    torch.add(one, other, out=target)
+            else:
+                for source, target in zip(itertools.chain(*self.views), self.targets[1:], strict=True):
+                    target.copy_(source)
         self.padded_shape = padded.shape
         self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, pairs C, H' W')
         self.grad_pairs: Tensor | None = None
@@ -113,8 +132,10 @@ class Taps(Engine):
                 buffer = self.space.buffer("grad_pairs", *self.pairs.shape)
                 self.grad_pairs = torch.zeros_like(self.pairs) if buffer is None else buffer.zero_()
             self.grad_pairs[:, : matrix.shape[1]].baddbmm_(matrix.T.expand(len(grad), -1, -1), grad)
-        if weights:
+        if weights and self.filters.symmetric:
             self.add_weight_gradient(torch.bmm(self.pairs[:, : matrix.shape[1]], grad.mT).sum(0), i)  # (pairs C, O)
+        elif weights:  # the same; with the many taps of a whole window this order is half as fast again
+            self.add_weight_gradient(torch.bmm(grad, self.pairs[:, : matrix.shape[1]].mT).sum(0).T, i)
 
     def weight_gradient(self) -> Tensor:
         weights = self.filters.weights
@@ -122,17 +143,19 @@ class Taps(Engine):
         found = grads.view(-1, weights.shape[1], weights.shape[0]).permute(2, 1, 0)  # (O, C, T / 2)
         if self.table is not None:
             return found @ self.table.T
-        result = torch.zeros_like(weights)
-        for places in half_taps(self.filters.sizes):  # a tap and its mirror image share the gradient
-            result.index_add_(2, torch.tensor(places, device=weights.device), found, alpha=0.5)
+        result, sizes, symmetric = torch.zeros_like(weights), self.filters.sizes, self.filters.symmetric
+        # A tap and its mirror image share the gradient of a pair.
+        for places in half_taps(sizes) if symmetric else [taps_in_order(sizes, symmetric)]:
+            result.index_add_(2, torch.tensor(places, device=weights.device), found, alpha=0.5 if symmetric else 1)
         return result
 
     def image_gradient(self) -> Tensor:
         batch, channels = self.padded_shape[:2]
-        grads = self.grad_pairs.view(batch, len(self.slices), channels, *self.counts).unbind(1)  # type: ignore[union-attr]
-        padded = grads[0].new_zeros(self.padded_shape)
-        padded[self.slices[0][0]] += grads[0]
-        for (one, other), grad in zip(self.slices[1:], grads[1:], strict=True):
-            padded[one] += grad
-            padded[other] += grad
+        centre, *opposite = self.grad_pairs.view(batch, self.rows, channels, *self.counts).unbind(1)  # type: ignore[union-attr]
+        padded = centre.new_zeros(self.padded_shape)
+        padded[self.slices[0][0]] += centre
+        once = 1 if self.filters.symmetric else 2  # how many rows a pair of slices has
+        for k, (one, other) in enumerate(self.slices[1:]):
+            padded[one] += opposite[once * k]
+            padded[other] += opposite[once * k + once - 1]
         return F.pad(padded, [-p for p in self.padding])

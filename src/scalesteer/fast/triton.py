@@ -3,8 +3,8 @@
 - :class:`FusedFrequencies` is :class:`spectral.Frequencies` with one product for all scales. Its ends are kernels:
   *spread* takes images apart, pixels first, and in the backward pass gives each scale the pixels that it won; *max over
   scales* takes the maximum on the way back.
-- :class:`FusedTaps` is :class:`taps.Taps`: pairs of pixels x(p + d) + x(p - d) are gathered on the fly and multiplied
-  with the filters of three scales at a time.
+- :class:`FusedTaps` is :class:`taps.Taps`: pixels, or for point-symmetric filters pairs x(p + d) + x(p - d), are
+  gathered on the fly and multiplied with the filters of three scales at a time.
 
 Products follow torch's switch for matrix products: TF32 where it is allowed, otherwise float32 (inside the kernels
 three TF32 products, which together have its accuracy). Sums are made in a fixed order.
@@ -27,7 +27,8 @@ kernel reads its images once (taps: from the cache, once for each tap) and write
 
 Arguments that several kernels have: `pixels`, `images`, `channels` or `out_channels`, `scales` are the lengths of axes;
 `offsets` `(2, taps)`, `starts` `(pixels)`: see :func:`_tap_tables`; `counts` `(scales)`, the taps of each window;
-`image_numbers`, the floats of one padded image; PRECISION, the argument `input_precision` of `tl.dot`.
+`image_numbers`, the floats of one padded image; PAIRS, whether taps are of pairs of pixels; PRECISION, the argument
+`input_precision` of `tl.dot`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from torch import Tensor
 
 from scalesteer.fast import spectral
 from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph
-from scalesteer.fast.taps import half_taps, half_window
+from scalesteer.fast.taps import half_taps, half_window, taps_in_order
 from scalesteer.geometry import Axes, Filters
 
 TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
@@ -161,9 +162,10 @@ def _accumulate(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _taps_forward_kernel(  # type: ignore[no-untyped-def]
     x, weights, offsets, starts, counts, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
-    WINNER: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
+    WINNER: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
+    BO: tl.constexpr,
 ):  # fmt: skip
-    """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pairs of pixels are
+    """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pixels or pairs are
     gathered once for three scales; a window's taps are a prefix of every larger window's."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
@@ -181,8 +183,10 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
         for t in range(0, count, BT):
             offset = t + tl.arange(0, BT)
             plus = image + tl.load(offsets + offset)[:, None]
-            minus = image + tl.load(offsets + taps + offset)[:, None]
-            pairs = tl.load(plus + start[None, :]) + tl.load(minus + start[None, :])  # (BT, BP)
+            pairs = tl.load(plus + start[None, :])  # (BT, BP)
+            if PAIRS:
+                minus = image + tl.load(offsets + taps + offset)[:, None]
+                pairs += tl.load(minus + start[None, :])
             first = _accumulate(first, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
             second = _accumulate(second, s + 1, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
             third = _accumulate(third, s + 2, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
@@ -199,7 +203,7 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     x, offsets, starts, blocks, grad, winner, out, images, image_numbers, out_channels, pixels, part, taps, scales,
-    PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
+    PAIRS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """The gradient of BT taps of three scales and BO channels, from a part (`part` pixels) of some images. `blocks` has
     the scale and the first tap of each program. A program (its place along the second axis says which) visits the same
@@ -220,7 +224,9 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
         for p0 in range(low, high, BP):
             p = p0 + tl.arange(0, BP)
             start = tl.load(starts + p, mask=p < high, other=0)[None, :]
-            pairs = tl.load(image + (start + plus)) + tl.load(image + (start + minus))  # (BT, BP)
+            pairs = tl.load(image + (start + plus))  # (BT, BP)
+            if PAIRS:
+                pairs += tl.load(image + (start + minus))
             where = base + p[:, None]
             there = (p[:, None] < high) & (o[None, :] < out_channels)
             won = tl.load(winner + where, mask=there, other=255)
@@ -288,49 +294,86 @@ def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -
 
 
 @lru_cache(maxsize=8)
-def _windows(axes: Axes, sizes: tuple[int, ...], device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """For each scale the transform of a window, cos(u dy ± v dx), and of the first half of a point-symmetric one.
+def _windows(
+    axes: Axes, sizes: tuple[int, ...], symmetric: bool, device: torch.device
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """For each scale the transform of a window, cos(u dy ± v dx), and of its first half.
 
-    They are `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre.
+    They are `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre. For filters that are not symmetric there
+    are halves only: of the even part, the centre last, and of the odd part, sin(u dy ± v dx), together `(f, n n)`.
     """
     (rows, columns), wholes, halves = axes, [], []
     for n in sizes:
         along_rows = spectral.angles(rows, n)[:, None, :, None]
         along_columns = spectral.angles(columns, n)[None, :, None, :]
-        matrix = torch.stack([along_rows + along_columns, along_rows - along_columns], dim=1).cos()
-        matrix = matrix.flatten(3).flatten(0, 2)  # from (u, sign, v, dy, dx)
-        half = 2 * matrix[:, : n * n // 2 + 1]
-        half[:, -1] /= 2
-        wholes.append(matrix.to(device=device, dtype=torch.float32))
+        turns = torch.stack([along_rows + along_columns, along_rows - along_columns], dim=1)
+        turns = turns.flatten(3).flatten(0, 2)  # from (u, sign, v, dy, dx)
+        middle = n * n // 2
+        half = turns[:, : middle + 1].cos()
+        if symmetric:
+            half[:, :-1] *= 2
+            wholes.append(turns.cos().to(device=device, dtype=torch.float32))
+        else:
+            half = torch.cat([half, turns[:, :middle].sin()], dim=1)
         halves.append(half.to(device=device, dtype=torch.float32))
     return tuple(wholes), tuple(halves)
 
 
+def _pack(even: Tensor, odd: Tensor) -> Tensor:
+    """Weights of both parts in one matrix, `(O, C, E)` each -> `(E + E, O {even, odd} C)`: what is not theirs is zero.
+
+    One product with the functions of both parts then gives transfers as `FusedFrequencies` multiplies with them. That
+    is twice the work of two products, and less than to bring their results together.
+    """
+    packed = even.new_zeros(even.shape[2] + odd.shape[2], len(even), 2, even.shape[1])
+    packed[: even.shape[2], :, 0] = even.permute(2, 0, 1)
+    packed[even.shape[2] :, :, 1] = odd.permute(2, 0, 1)
+    return packed.flatten(1)
+
+
+def _unpack(packed: Tensor, channels: int, count: int) -> tuple[Tensor, Tensor]:
+    """The adjoint of :func:`_pack`; `count` functions are even."""
+    by_part = packed.view(len(packed), -1, 2, channels)
+    return by_part[:count, :, 0].permute(1, 2, 0), by_part[count:, :, 1].permute(1, 2, 0)
+
+
 class FusedFrequencies(Engine):
-    """Responses as products of spectra, all scales in each. The image's transform is kept for the backward pass."""
+    """Responses as products of spectra, all scales in each. The image's transform is kept for the backward pass.
+
+    Spectra have C' channels: C, or, if filters have odd parts, 2C; see :func:`spectral.turn`.
+    """
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         super().__init__(filters, axes, groups, like, pieces, budget)
         self.plan = spectral.plan_for(axes, filters.sizes, like)
-        self.table = self.from_basis(  # (f S, D)
-            ("fused", axes), lambda _: torch.stack(spectral.basis_transforms(filters, axes, like), dim=1).flatten(0, 1)
+        self.basis = self.from_basis(
+            ("fused", axes), lambda _: self._join_tables(spectral.basis_parts(filters, axes, like))
         )
-        if self.table is None:
-            self.windows, self.halves = keep_for_cuda_graph(_windows(axes, filters.sizes, like.device), like.device)
+        if self.basis is None:
+            windows = _windows(axes, filters.sizes, filters.symmetric, like.device)
+            self.windows, self.halves = keep_for_cuda_graph(windows, like.device)
+
+    @staticmethod
+    def _join_tables(parts: tuple[spectral.BasisPart, ...]) -> tuple[Tensor, tuple[spectral.BasisPart, ...]]:
+        """The functions of all parts side by side, `(f S, E)`, and the parts without tables of their own."""
+        table = torch.cat([torch.stack(part.tables, dim=1) for part in parts], dim=2).flatten(0, 1)
+        return table, tuple(part._replace(tables=()) for part in parts)
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
         out_channels, channels = filters.weights.shape[:2]
         wide = axes[0].period * axes[1].period * len(filters.sizes) * out_channels
-        return wide * channels // 2, 2 * wide
+        return wide * channels // (2 if filters.symmetric else 1), 2 * wide
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
         self.batch = len(x)
         if kept is None:
             pixels, self.bright = spread(x)
             kept = spectral.transform(pixels, self.plan.analyse)
-        self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])  # (f, 2B, C)
-        return self.spectrum
+        kept = self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])  # (f, 2B, C)
+        if not self.filters.symmetric:
+            self.spectrum = torch.cat([kept, spectral.turn(kept)], dim=2)  # (f, 2B, 2C)
+        return kept
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         row_matrix, column_matrix = self.plan.restore
@@ -346,31 +389,54 @@ class FusedFrequencies(Engine):
         shape = incoming.shape[0], incoming.shape[1], -1
         incoming = incoming.view(-1, 2 * self.batch, scales * grad.shape[1])  # (f, 2B, S O)
         if grad_image is not None:
-            back = torch.bmm(incoming, self._transfers()).view(shape)  # from (f, 2B, C)
-            max_over_scales(spectral.restore(back, spectral.adjoint(self.plan.analyse)), grad_image)
+            back = torch.bmm(incoming, self._transfers())  # (f, 2B, C')
+            if not self.filters.symmetric:
+                straight, turned = back.chunk(2, dim=2)
+                back = straight - spectral.turn(turned)
+            max_over_scales(spectral.restore(back.view(shape), spectral.adjoint(self.plan.analyse)), grad_image)
         if weights:
-            self.add_weight_gradient(torch.bmm(incoming.mT, self.spectrum))  # (f, S O, C)
+            self.add_weight_gradient(torch.bmm(incoming.mT, self.spectrum))  # (f, S O, C')
 
     def weight_gradient(self) -> Tensor:
-        """The adjoint of `_transfers`: `(f, S O, C)` -> `(O, C, D)`."""
-        weights = self.filters.weights
-        grad = self.weight_grads[0].view(-1, weights.shape[0] * weights.shape[1])  # (f S, O C)
-        if self.table is not None:
-            return (grad.T @ self.table).view_as(weights)
-        parts = grad.unflatten(0, (-1, len(self.filters.sizes))).unbind(1)
-        return torch.cat([p.T @ w for p, w in zip(parts, self.windows, strict=True)], dim=1).view_as(weights)
+        """The adjoint of `_transfers`: `(f, S O, C')` -> `(O, C, D)`."""
+        weights, scales = self.filters.weights, len(self.filters.sizes)
+        grad = self.weight_grads[0].view(self.weight_grads[0].shape[0] * scales, -1)  # (f S, O C')
+        if self.basis is not None:
+            table, parts = self.basis
+            if self.filters.symmetric:
+                return (grad.T @ table).view_as(weights)
+            found = _unpack(table.T @ grad, weights.shape[1], parts[0].mix.shape[1])  # type: ignore[union-attr]
+            return parts[0].pull_back(found[0]) + parts[1].pull_back(found[1])
+        by_scale = grad.unflatten(0, (-1, scales)).unbind(1)
+        if self.filters.symmetric:
+            return torch.cat([g.T @ w for g, w in zip(by_scale, self.windows, strict=True)], dim=1).view_as(weights)
+        taps = []
+        for g, matrix in zip(by_scale, self.halves, strict=True):
+            even, odd = _unpack(matrix.T @ g, weights.shape[1], matrix.shape[1] // 2 + 1)
+            head = even[..., :-1]
+            taps += [head + odd, even[..., -1:], (head - odd).flip(2)]
+        return torch.cat(taps, dim=2)
 
     def _transfers(self) -> Tensor:
-        """The transforms of the filters: `(f, S O, C)`."""
-        (out_channels, channels, _), scales = self.filters.weights.shape, len(self.filters.sizes)
-        flat = self.filters.weights.flatten(0, 1)  # (O C, D)
-        if self.table is not None:
-            return (self.table @ flat.T).view(-1, scales * out_channels, channels)
-        out = flat.new_empty(self.halves[0].shape[0], scales, out_channels * channels)
-        parts = flat.split(self.filters.areas, dim=1)
-        for i, (matrix, part) in enumerate(zip(self.halves, parts, strict=True)):
-            torch.mm(matrix, part[:, : matrix.shape[1]].T, out=out[:, i])
-        return out.view(out.shape[0], -1, channels)
+        """The transforms of the filters: `(f, S O, C')`."""
+        weights, scales = self.filters.weights, len(self.filters.sizes)
+        if self.basis is not None:
+            table, parts = self.basis
+            right = [part.weights(weights) for part in parts]
+            matrix = right[0].flatten(0, 1).T if self.filters.symmetric else _pack(*right)
+            out = (table @ matrix).view(-1, scales, matrix.shape[1])
+        else:
+            width = weights[..., 0].numel() * (1 if self.filters.symmetric else 2)
+            out = weights.new_empty(self.halves[0].shape[0], scales, width)
+            for i, (half, taps) in enumerate(zip(self.halves, weights.split(self.filters.areas, dim=2), strict=True)):
+                middle = taps.shape[2] // 2
+                if self.filters.symmetric:
+                    matrix = taps[..., : middle + 1].flatten(0, 1).T
+                else:
+                    head, centre, tail = taps.split([middle, 1, middle], dim=2)
+                    matrix = _pack(torch.cat([head + tail.flip(2), centre], dim=2), head - tail.flip(2))
+                torch.mm(half, matrix, out=out[:, i])
+        return out.view(out.shape[0], scales * len(weights), -1)
 
     def blank_scales(self) -> Tensor:
         (rows, columns), filters, device = self.axes, self.filters, self.spectrum.device
@@ -394,23 +460,28 @@ class FusedFrequencies(Engine):
 
 @lru_cache(maxsize=64)
 def _tap_tables(
-    axes: Axes, row: int, plane: int, channels: int, sizes: tuple[int, ...], device: torch.device
+    axes: Axes, row: int, plane: int, channels: int, sizes: tuple[int, ...], symmetric: bool, device: torch.device
 ) -> dict[str, Tensor]:
     """Where the taps of a few-channel layer lie in an image with rows of `row` and planes of `plane` numbers.
 
-    Taps are pairs times channels, from the centre outwards, so that every window is a prefix; filled up to whole
-    blocks with taps of weight zero.
+    Taps are pairs (or, unless filters are symmetric, pixels) times channels, from the centre outwards, so that every
+    window is a prefix; filled up to whole blocks with taps of weight zero.
     """
     offsets = half_window(max(sizes))
+    if not symmetric:
+        offsets = tuple(d for dy, dx in offsets for d in dict.fromkeys([(dy, dx), (-dy, -dx)]))
     pairs = -(-len(offsets) // TAPS_MULTIPLE) * TAPS_MULTIPLE
     steps = np.array([axes[0].dilation * dy * row + axes[1].dilation * dx for dy, dx in offsets])
     signed = np.zeros((2, pairs, channels))
     signed[:, : len(offsets)] = np.array([1, -1])[:, None, None] * steps[:, None] + plane * np.arange(channels)
-    lengths = [(n * n + 1) // 2 for n in sizes]
+    lengths = [(n * n + 1) // 2 if symmetric else n * n for n in sizes]
     places = np.concatenate([s * pairs + np.arange(length) for s, length in enumerate(lengths)])
-    taps, mirrored = half_taps(sizes)
+    taps = taps_in_order(sizes, symmetric)
+    mirrored = half_taps(sizes)[1] if symmetric else taps
     read, factor = np.zeros(len(sizes) * pairs), np.zeros(len(sizes) * pairs, np.float32)
-    read[places], factor[places] = taps, np.where(np.equal(taps, mirrored), 0.5, 1.0)  # the centre pairs with itself
+    read[places], factor[places] = taps, 1.0
+    if symmetric:
+        factor[places[np.equal(taps, mirrored)]] = 0.5  # the centre pairs with itself
     half = np.zeros(sum(n * n for n in sizes))
     half[taps] = half[mirrored] = places
     counts = [length * channels for length in lengths]
@@ -430,7 +501,7 @@ def _tap_tables(
 
 
 class FusedTaps(Engine):
-    """Responses as products with pairs of pixels that are never written. It has no gradient of the image.
+    """Responses as products with pixels, or pairs of them, that are never written. It has no gradient of the image.
 
     Where a window sees zeros only, its response is exactly zero. The image with a border is kept for the backward pass.
     """
@@ -441,7 +512,8 @@ class FusedTaps(Engine):
         self.padding = (*columns.border, *rows.border)
         height, width = (axis.length + sum(axis.border) for axis in axes)
         self.origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
-        tables = _tap_tables(axes, width, height * width, filters.weights.shape[1], filters.sizes, like.device)
+        where = axes, width, height * width, filters.weights.shape[1]
+        tables = _tap_tables(*where, filters.sizes, filters.symmetric, like.device)
         self.tables = keep_for_cuda_graph(tables, like.device)
         read, factor = tables["read"], tables["factor"]
         self.table = self.from_basis(("fused taps",), lambda basis: (basis[:, read].float() * factor).T.contiguous())
@@ -467,8 +539,8 @@ class FusedTaps(Engine):
         _taps_forward_kernel[grid](
             self.image, weights.contiguous(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
             best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
-            self.tables["offsets"].shape[1], len(self.filters.sizes), winner is not None, PRECISION=_precision(),
-            **blocks,
+            self.tables["offsets"].shape[1], len(self.filters.sizes), winner is not None, self.filters.symmetric,
+            PRECISION=_precision(), **blocks,
         )  # fmt: skip
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
@@ -484,7 +556,7 @@ class FusedTaps(Engine):
         _taps_backward_kernel[grid](
             self.image, self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
             winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
-            PRECISION=_precision(), **blocks,
+            PAIRS=self.filters.symmetric, PRECISION=_precision(), **blocks,
         )  # fmt: skip
         self.add_weight_gradient(out.sum(0))
 
@@ -492,5 +564,8 @@ class FusedTaps(Engine):
         channels, out_channels = self.filters.weights.shape[1], len(self.filters.weights)
         found = self.weight_grads[0].view(-1, channels * out_channels)  # (S pairs, C O)
         found = found.masked_fill(self.tables["factor"][:, None] == 0, 0)  # what no block has written
-        found = self.table.T @ found if self.table is not None else found[self.tables["half"]] / 2
+        if self.table is not None:
+            found = self.table.T @ found
+        else:
+            found = found[self.tables["half"]] / (2 if self.filters.symmetric else 1)
         return found.view(-1, channels, out_channels).permute(2, 1, 0)
