@@ -230,7 +230,7 @@ class Evaluate:
         config = replace(config, test_channels=self.channels or config.test_channels)
         scales = config.test_channels or (config.channels if self.join else None)
         if scales is not None:
-            model = training.at_sizes(model, scales, self.join or config.join)
+            model = training.with_channels(model, scales, self.join or config.join)
         elif self.join is not None:
             raise ValueError(f"`join` (got {self.join!r}) needs `channels`, the sizes to look at.")
         images = training.load_part(config, self.part, device, self.data_dir)

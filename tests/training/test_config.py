@@ -1,5 +1,5 @@
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({"schedule": "one-cycl"}, "Did you mean 'one-cycle'?"),
         ({"precision": "float23"}, "Did you mean 'float32'?"),
         ({"basis": "pape"}, "Did you mean 'paper'?"),
-        ({"basis": "area", "model": "plain-cnn"}, "applies to ss-cnn, steered-cnn, steered-resnet only"),
+        ({"basis": "area", "model": "plain-cnn"}, "applies to ss-cnn, steered-cnn.* only"),
         ({"m": 1.0, "model": "plain-cnn"}, r"`m` \(got 1.0\) applies to ss-cnn.* only \(got model='plain-cnn'\)"),
         ({"scales": (1.0, 0.5)}, "`scales` must be positive and strictly ascending"),
         ({"orders": ()}, "`orders` must not be empty"),
@@ -69,7 +69,9 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({**STIR, "drop": 1.0, "channels": (1, 2)}, "`drop` must be from 0 to below 1"),
         ({**STIR, "upsample": 2}, "`upsample` .* applies to .*ss-cnn.* only"),
         ({**STIR, "kernel_size": 4}, "`kernel_size` must be odd"),
-        ({**STIR, "kernel_size": 33}, "`kernel_size` must be at most 31"),
+        ({**STIR, "kernel_size": 33}, "`kernel_size` must be 1 to 32 integers up to 31"),
+        ({**STIR, "kernel_size": (7, 4)}, "`kernel_size` must be odd"),
+        ({**STIR, "kernel_size": ()}, "`kernel_size` must be 1 to 32 integers"),
         ({**STIR, "widths": (0, 1)}, r"`widths\[0\]` must be at least 1"),
         ({**STIR, "widths": (4096,)}, "`widths` must be 1 to 32 integers up to 2048"),
         ({"dropout": 1.0}, "`dropout` must be from 0 to below 1"),
@@ -145,6 +147,7 @@ def test_identities_of_earlier_runs_stay():
 @pytest.mark.parametrize(
     "config",
     [
+        RunConfig("pooled-cnn", kernel_size=(7, 5)),
         RunConfig("plain-cnn", "fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75)),
         RunConfig(basis="area", scales=(1, 9 / 7), orders=(1,), m=0.5, support="crop", tuning=True),
         RunConfig(
@@ -193,3 +196,9 @@ def test_networks_are_made_as_a_run_says():
     assert model.net.readout == "mean"
     assert model(torch.rand(1, 3, 64, 64)).shape == (1, 10)
     assert "channels" not in RunConfig("steered-cnn").model_options
+
+
+def test_filters_of_a_steered_network_are_its_own_but_for_what_is_set():
+    own = create_model("steered-cnn").first.basis
+    assert RunConfig("steered-cnn", m=0.5).model_options["basis"] == replace(own, m=0.5)
+    assert "basis" not in RunConfig("steered-cnn").model_options

@@ -54,7 +54,7 @@ def test_winning_scale_is_that_of_the_largest_response(tmp_path, bar):
 
 
 def test_network_with_channels_says_the_size_that_answered(tmp_path, bar):
-    model = create_model("pooled-cnn", "stir-mnist", channels=(0.5, 1.0), widths=(2, 3)).eval()
+    model = create_model("pooled-cnn", "stir-mnist", channels=(0.5, 1.0), widths=(2, 3), kernel_size=3).eval()
     said = predict(model, save(tmp_path, bar))
     x = torch.from_numpy(fit(bar, (64, 64))[0]).float()[None, None] / 255
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_network_with_channels_says_the_size_that_answered(tmp_path, bar):
 
 
 def test_photograph_is_resized_and_cut_for_a_model_of_colour(tmp_path):
-    model = create_model("pooled-cnn", "rescaled-cifar10", widths=(2, 3)).eval()
+    model = create_model("pooled-cnn", "rescaled-cifar10", widths=(2, 3), kernel_size=3).eval()
     colours = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     with torch.no_grad():
         shares = model(torch.from_numpy(colours).permute(2, 0, 1)[None] / 255).softmax(1)[0]

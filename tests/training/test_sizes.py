@@ -14,10 +14,10 @@ from paper import results
 from scalesteer import cli
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet, load_split
-from scalesteer.training import at_sizes, evaluate, load, load_model, load_part, loop, train
+from scalesteer.training import evaluate, load, load_model, load_part, loop, train, with_channels
 from scalesteer.training import run as running
 from scalesteer.training.config import RunConfig
-from scalesteer.training.loop import evaluation_batch, rank_correlation
+from scalesteer.training.loop import by_training_size, evaluation_batch, rank_correlation
 from tests.training.test_train import interrupted, outcome
 
 SMALL = RunConfig(
@@ -61,6 +61,19 @@ def test_error_is_told_for_each_size_and_by_whether_it_was_trained(cache, traine
     assert result["test_error_inside"] == pytest.approx(np.mean(errors[1:3]))
     assert result["test_error_outside"] == pytest.approx(np.mean([errors[0], errors[3]]))
     assert results.check(json.loads(results.to_line(result))) == config
+
+
+def test_each_size_counts_alike_inside_and_outside():
+    sizes, images, errors = (20, 30, 32, 33, 50), (1, 5, 10, 2, 70), (0.5, 0.1, 0.2, 0.3, 0.7)
+    rows = [
+        {"from": size, "to": size, "images": count, "error": error}
+        for size, count, error in zip(sizes, images, errors, strict=True)
+    ]
+    found = by_training_size(rows, SMALL)
+    assert found == pytest.approx({"test_error_inside": 0.15, "test_error_outside": 0.5})
+    assert by_training_size(rows[:1], SMALL) == {"test_error_outside": 0.5}
+    assert by_training_size(rows[1:3], SMALL) == {}
+    assert by_training_size(rows, RunConfig()) == {}  # its sizes are drawn from a range
 
 
 def test_all_sizes_trained_have_no_inside_nor_outside(cache, tmp_path):
@@ -140,7 +153,7 @@ def test_size_that_answered_is_compared_with_the_true_one():
 def test_network_is_shown_several_sizes_without_its_own_channels():
     net = Blob()
     for model in (net, ScaleChannels(net, (1.0, 3.0), "max", drop=0.5)):
-        found = at_sizes(model, (0.5, 2.0), "mean")
+        found = with_channels(model, (0.5, 2.0), "mean")
         assert (found.net, found.scales, found.join, found.drop) == (net, (0.5, 2.0), "mean", 0.0)
 
 

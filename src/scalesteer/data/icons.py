@@ -105,6 +105,7 @@ def _edges(path: str) -> list[list[int]]:
                 here = corners[3]
         if kind not in "cs":
             control = here
+    line(start)
     return edges
 
 

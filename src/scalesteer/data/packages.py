@@ -153,8 +153,9 @@ def read_directory(package: Package, directory: Path) -> Payloads:
         path = next((path for path in places if path.is_file()), None)
         if path is None:
             raise DataError(f"{file} is missing in {folder}: put it there, or name no directory to download it.")
-        payload = _read(path, package.largest)
-        payloads[file] = sources.gunzip(payload, package.largest) if path.suffix == ".gz" else payload
+        packed = path.suffix == ".gz"  # may be a little larger than its content
+        payload = _read(path, 2 * package.largest if packed else package.largest)
+        payloads[file] = sources.gunzip(payload, package.largest) if packed else payload
     return payloads
 
 

@@ -49,17 +49,26 @@ def _factors(name: str, value: Any) -> tuple[float, ...]:
 
 
 def _widths(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"`{name}` must be a sequence of integers (got {value!r}).")
     widths = tuple(_checks.integer(f"{name}[{i}]", width, minimum=1) for i, width in enumerate(value))
     if not 0 < len(widths) <= MOST_VALUES or max(widths) > MOST_CHANNELS:
         raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {MOST_CHANNELS} (got {widths}).")
     return widths
 
 
+def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
+    sizes = tuple(map(_checks.kernel_size, value if isinstance(value, (tuple, list)) else (value,)))
+    if not 0 < len(sizes) <= MOST_VALUES or max(sizes) > LARGEST_KERNEL:
+        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST_KERNEL} (got {value}).")
+    return sizes if isinstance(value, (tuple, list)) else sizes[0]
+
+
 # How a field that may be None is made plain where it is not.
 OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
     "scales": _ascending, "channels": _ascending, "test_channels": _ascending, "test_sizes": _ascending,
     "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
-    "kernel_size": lambda _, value: _checks.kernel_size(value),
+    "kernel_size": _kernel_size,
     "readout": lambda name, value: _checks.choice(name, value, READOUTS),
 }  # fmt: skip
 
@@ -84,7 +93,7 @@ class RunConfig:
     precision: Precision = "float32"  # Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast.
     upsample: int | None = None  # Enlarge the input by 1 or 2; by default what the paper used for the model.
     basis: str | None = None
-    """Preset of steered filters: paper, area, released-code or smooth; by default paper for ss-cnn, else smooth."""
+    """Preset of steered filters: paper, area, released-code or smooth; by default the network's own."""
     train_images: int | None = None  # Use only the first so many training images; by default all.
     scale_range: tuple[float, float] | None = None  # Factors that images are shrunk by; by default the dataset's own.
     sizes: tuple[int, int, int] | None = None
@@ -96,8 +105,9 @@ class RunConfig:
     orders: tuple[float, ...] | None = None
     """Orders k of steered filters; by default the preset's, as with the next two."""
     m: float | None = None  # Radial decay of steered filters.
-    support: Literal["disc", "crop"] | None = None
-    """Pixels that belong to steered filters: a disc that grows with the scale, or crops of the largest one."""
+    support: Literal["disc", "crop", "averaged"] | None = None
+    """Pixels that belong to steered filters: a disc that grows with the scale, crops of the largest one, or that disc
+    with its edge averaged over pixels."""
     train_sizes: tuple[float, float] | None = None
     """Smallest and largest size of the objects in training and validation images, of those that the dataset has; by
     default its own."""
@@ -108,7 +118,8 @@ class RunConfig:
     shift: int = 0  # Move training images at random by up to so many pixels.
     widths: tuple[int, ...] | None = None
     """Channels of the layers; by default the network's own, as with the next three."""
-    kernel_size: int | None = None  # Side of the filters of networks that read out by pooling.
+    kernel_size: int | tuple[int, ...] | None = None
+    """Side of the filters of networks that read out by pooling: one number, or one for each stage."""
     readout: str | None = None  # How those networks pool over space: max, mean or logsumexp.
     dropout: float | None = None  # Share of the last features that is left out at random in training.
     channels: tuple[float, ...] | None = None
@@ -171,7 +182,6 @@ class RunConfig:
             ),
             # Whoever opens a checkpoint builds its network: it must not take all memory.
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
-            "kernel_size": ((self.kernel_size or 3) <= LARGEST_KERNEL, f"be at most {LARGEST_KERNEL}"),
         }
         for name, (sound, rule) in limits.items():
             if not sound:
@@ -200,8 +210,9 @@ class RunConfig:
             options |= {"join": self.join, "drop": self.drop}
         changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
         if self.basis is not None or changed:
-            usual = "paper" if self.model == "ss-cnn" else STEERED_BASIS
-            options["basis"] = replace(LogRadialBasis.preset(self.basis or usual), **changed)
+            start: str | LogRadialBasis = self.basis or ("paper" if self.model == "ss-cnn" else STEERED_BASIS)
+            preset = LogRadialBasis.preset(start) if isinstance(start, str) else start
+            options["basis"] = replace(preset, **changed)
         return options
 
     def to_dict(self) -> dict[str, Any]:

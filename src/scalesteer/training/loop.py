@@ -78,7 +78,7 @@ def fit(
     while state.epoch < config.epochs:
         model.train()
         if state.step == 0:
-            torch.manual_seed(epoch_seed(config.seed + 1, state.epoch))  # dropout
+            torch.manual_seed(epoch_seed(config.seed + 1, state.epoch))  # all that is random in steps
         order = images.order(torch.Generator().manual_seed(epoch_seed(config.seed, state.epoch)))
         batches, clock = order.split(config.batch_size), time.perf_counter()
         for step in range(state.step, steps):  # earlier ones were done before an interruption
@@ -109,7 +109,7 @@ def fit(
     outcome: dict[str, Any] = {"status": "finished"}
     if not config.tuning:  # the one look at the test set
         model.load_state_dict(state.best)
-        tested = model if config.test_channels is None else at_sizes(model, config.test_channels, config.join)
+        tested = model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
         found = evaluate(tested, test, config.precision, lambda: watcher.between_batches(state))
         outcome |= {"test_error": found["error"], "test_error_by_scale": found["by_scale"]}
         outcome |= {"size_correlation": found["size_correlation"]} if "size_correlation" in found else {}
@@ -222,7 +222,7 @@ def evaluate(
     return found
 
 
-def at_sizes(model: nn.Module, scales: tuple[float, ...], join: str) -> ScaleChannels:
+def with_channels(model: nn.Module, scales: tuple[float, ...], join: str) -> ScaleChannels:
     """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
     return ScaleChannels(model.net if isinstance(model, ScaleChannels) else model, scales, join)
 
