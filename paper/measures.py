@@ -23,8 +23,10 @@ from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import (
     DATASETS,
     ELASTIC_ALPHAS,
+    SIZED_DATASETS,
     SOURCES,
     ImageSet,
+    SizedSpec,
     SplitSpec,
     build,
     distort,
@@ -34,6 +36,7 @@ from scalesteer.data import (
     sheets,
 )
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
+from scalesteer.data.packages import PACKAGES
 from scalesteer.data.scale import RESAMPLERS, Part, shrink
 from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
@@ -485,6 +488,35 @@ def data_sources() -> str:
     return table(rows, left=4)
 
 
+def data_packages() -> str:
+    """Originals that come as packages: the digest that proves each."""
+    rows = [("source", "release", "pool, SHA-256")]
+    for name, package in PACKAGES.items():
+        rows.append((name, package.identity.release, f"`{package.identity.digest}`"))
+    return table(rows, left=3)
+
+
+def data_sized() -> str:
+    """The datasets of sizes never seen in training."""
+    head = (
+        "name",
+        "image",
+        "classes",
+        "objects for training / validation / test",
+        "sizes",
+        "training sizes by default",
+    )
+    rows = [head]
+    for name, own in SIZED_DATASETS.items():
+        image = f"{own.canvas} x {own.canvas}{', colour' if own.in_chans == 3 else ''}"
+        span = f"{own.sizes[0]:g} to {own.sizes[-1]:g}{' px' if own.sizes[0] > 8 else ''}, {len(own.sizes)} steps"
+        low, high = own.train_sizes
+        objects = " / ".join(f"{count:,}" for count in own.counts)
+        trained = f"{low:g}" if low == high else "all"
+        rows.append((f"`{name}`", image, str(len(own.classes)), objects, span, trained))
+    return table(rows, left=2)
+
+
 def data_digests() -> str:
     """The splits of each dataset, and the standard deviation of training pixels."""
     measured = _recorded("data/measured.json")
@@ -529,6 +561,8 @@ VIEWS = {
     "guide_steering": guide_steering,
     "steering_span": steering_span,
     "data_sources": data_sources,
+    "data_packages": data_packages,
+    "data_sized": data_sized,
     "data_digests": data_digests,
     "data_edges": data_edges,
     "data_overlaps": data_overlaps,
@@ -562,6 +596,8 @@ def main() -> None:
         write_atomically(RESULTS / path, (json.dumps(numbers, indent=1) + "\n").encode())
     for dataset in DATASETS:
         sheets.draw(SplitSpec(dataset), "train", RESULTS / "data" / f"{dataset}.png")
+    for dataset in SIZED_DATASETS:
+        sheets.draw(SizedSpec(dataset), "test", RESULTS / "data" / f"{dataset}.png")
     part = load_part(SplitSpec(), "test")[0]
     sheets.save(resamplers_sheet(part), RESULTS / "data" / "resamplers.png")
     sheets.save(elastic_sheet(part), RESULTS / "data" / "elastic.png")

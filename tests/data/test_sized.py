@@ -35,8 +35,8 @@ def photos(monkeypatch):
 # Which originals are shown
 
 
-def test_stir_shows_the_published_digits(filled_cache, originals):
-    # As STIR's authors draw them: the images of a class, shuffled by numpy's old generator seeded with 42.
+def test_stir_shows_the_first_digits_of_each_shuffled_class(filled_cache, originals):
+    # As STIR's authors shuffle them: the images of a class themselves, by numpy's old generator seeded with 42.
     pool = sources.published("mnist", originals)
     for part, half, skip in (("train", "train", 0), ("val", "train", 50), ("test", "t10k", 0)):
         names = (f"{half}-images-idx3-ubyte.gz", f"{half}-labels-idx1-ubyte.gz")
@@ -88,7 +88,7 @@ def stretched(image):
 
 
 @pytest.mark.parametrize("size", [17, 23, 28, 40, 55])
-def test_stir_digits_are_made_as_published(digits, size):
+def test_stir_digits_are_made_by_the_authors_steps(digits, size):
     rng = np.random.default_rng(size)
     corners = rng.integers(0, 65 - size, (8, 2))
     originals = np.frombuffer(digits, np.uint8).reshape(-1, 28, 28)[size * 100 :][:8]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paper import RESULTS, ROOT, measures
-from scalesteer.data import DATASETS, SOURCES
+from scalesteer.data import DATASETS, SIZED_DATASETS, SOURCES
+from scalesteer.data.packages import PACKAGES
 from tests import test_theorem as theorem
 
 
@@ -134,3 +135,12 @@ def test_edges_are_compared_with_where_the_drawn_scale_puts_them(monkeypatch):
     monkeypatch.setattr(measures, "load_part", lambda spec, name: (part, None))
     monkeypatch.setattr(measures, "fetch", lambda source: SimpleNamespace(images=np.stack([whole, whole])))
     assert measures.edges_within_a_pixel("mnist-scale", "bilinear") == 0.5
+
+
+def test_the_tables_of_sized_datasets_and_packages_have_a_line_for_each():
+    lines = measures.data_sized().splitlines()[2:]
+    assert [line.split("`")[1] for line in lines] == list(SIZED_DATASETS)
+    assert "17 to 64 px, 48 steps | all" in lines[0]
+    assert "64 x 64, colour | 10 | 40,000 / 10,000 / 10,000 | 0.5 to 2, 9 steps | 1 |" in lines[-1]
+    for line, package in zip(measures.data_packages().splitlines()[2:], PACKAGES.values(), strict=True):
+        assert line.endswith(f"| {package.identity.release} | `{package.identity.digest}` |")

@@ -67,7 +67,8 @@ class SizedSpec:
 
     Args:
         dataset: One of `SIZED_DATASETS`.
-        split: 0 is the published division of the originals; any other number draws one of our own.
+        split: 0 takes the originals in the order of their files (STIR: shuffled with its authors' seed); any other
+            number draws another division.
         train_sizes: Smallest and largest size of training and validation objects. The dataset's own by default.
         test_sizes: The sizes of test objects, as the dataset lists them (to 1 %). All of them by default.
         sizes: How many objects for training, validation and testing, each shown at every size. All by default.
@@ -132,7 +133,7 @@ def choose(spec: SizedSpec, part: str, labels: Images) -> NDArray[np.int64]:
         classes, shuffled = len(own.classes), []
         for label in range(classes):
             found = first + np.flatnonzero(labels[first:last] == label)
-            # The legacy generator's shuffle never changes, and split 0 is the published choice of digits.
+            # The legacy generator's shuffle never changes; STIR's authors seed it with 42.
             np.random.RandomState(42 + spec.split).shuffle(found)
             shuffled.append(found[offset // classes :])
         return np.array([shuffled[o % classes][o // classes] for o in range(count)], np.int64)
@@ -318,7 +319,8 @@ def _open_shard(
         return {"images": torch.stack(drawn, 1), "labels": torch.from_numpy(labels)}, about
 
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    path = files.cache_dir() / "splits" / f"{spec.dataset}-{spec.split}-{part}-{digest[:12]}.safetensors"
+    name = f"{spec.dataset}-{spec.split}-{part}" + (f"-{sizes[0]:.3g}" if len(sizes) == 1 else "")
+    path = files.cache_dir() / "splits" / f"{name}-{digest[:12]}.safetensors"
     return files.cached(path, "", lambda meta: bool(meta["about"] == about), make)
 
 

@@ -139,7 +139,7 @@ def load_split(
 
     Args:
         dataset: One of `DATASETS`, the paper's, or of `SIZED_DATASETS`, for sizes never seen in training.
-        split: 0 to 5; of a sized dataset 0 is the published division.
+        split: 0 to 5; of a sized dataset usually 0.
         part: "train", "val" or "test".
         data_dir: A directory with the original files; otherwise see :func:`.sources.fetch`.
         **options: `scale_range`, `resampler`, `sizes` and `seed` as in :class:`.scale.SplitSpec`, or of a sized dataset
