@@ -121,11 +121,17 @@ def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
 @lru_cache(maxsize=4096)
 def values(data: Data, cell: Cell, averaged: bool = True) -> pd.Series:
     """The numbers of a cell by split and seed, NaN where one is missing."""
-    found = runs(data, cell.experiment, averaged)
-    chosen = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
-    if chosen.empty:
+    chosen = _cells(data, cell.experiment, averaged).get((cell.line, cell.column))
+    if chosen is None:
         raise ValueError(f"there is no cell {cell.line!r}, {cell.column!r} in the experiment {cell.experiment!r}.")
-    return chosen.set_index(["split", "seed"])[cell.measure]
+    return chosen[cell.measure]
+
+
+@lru_cache(maxsize=64)
+def _cells(data: Data, experiment: str, averaged: bool) -> dict[tuple[str, str], pd.DataFrame]:
+    """The runs of each cell by line and column, one line for each split and seed."""
+    found = runs(data, experiment, averaged).set_index(["split", "seed"])
+    return dict(iter(found.groupby(["line", "column"], sort=False)))  # type: ignore[arg-type]
 
 
 def lines(experiment: str) -> list[str]:
