@@ -359,6 +359,7 @@ def plots(folder: Path = RESULTS) -> dict[str, Figure]:
         if curves := _curves(data, name, "", dataset):
             figure = figures.plot_errors(curves, SIZED_DATASETS[dataset].sizes, "size of the object (training: 1)")
             figure.axes[0].set_xscale("log", base=2)
+            figure.axes[0].xaxis.set_major_formatter("{x:g}")
             drawn[dataset] = figure
     return {f"figures/{name}.png": figure for name, figure in drawn.items()}
 

@@ -302,6 +302,7 @@ def plot_errors(
     """
     figure, axis = _single()
     _draw_errors(axis, curves, positions, span)
+    axis.set_ylim(bottom=0)
     _label(axis, label, "test error, %")
     return figure
 
@@ -319,6 +320,7 @@ def plot_error_panels(
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
+    axes[0].set_ylim(bottom=0)  # of all, which share it
     axes[0].set_ylabel("test error, %")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=9)
@@ -341,7 +343,6 @@ def _draw_errors(
         axis.plot(positions, errors.mean(0), f"{marker}-", color=colour, label=name, markersize=markersize)
         if len(errors) > 1:
             axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=markersize * 0.8)
-    axis.set_ylim(bottom=0)
 
 
 def plot_answered_sizes(quartiles: Mapping[float, Sequence[float]], span: tuple[float, float]) -> Figure:
@@ -382,7 +383,7 @@ def plot_answers(
     for column, (size, shown) in enumerate(images.items()):
         for row, label in enumerate(truth):
             axis, said = axes[row, column], answers[size][row]
-            axis.imshow(shown[row].cpu(), cmap="gray", vmin=0, vmax=255)
+            axis.imshow(shown[row].numpy(), cmap="gray", vmin=0, vmax=255)
             _frame(axis, f"size {size:g}" if row == 0 else "")
             axis.set_xlabel(
                 f"{said}" if said == label else f"{said} ✗", color="#2f7d32" if said == label else "#c02020"

@@ -267,6 +267,8 @@ def test_plots_show_what_was_measured_beside_the_best_published(load, tmp_path):
     assert set(drawn) == {f"figures/{name}.png" for name in ("stir-mnist", "stir-emoji", "rescaled-cifar10")}
     axes = drawn["figures/stir-mnist.png"].axes
     assert [axis.get_title() for axis in axes] == list(PROTOCOLS)[:3]
+    assert axes[0].get_ylim()[0] == 0
+    assert axes[0].get_ylim()[1] > 40  # the largest error of all panels is seen: the published one, trained on large
     lines = {line.get_label(): line.get_ydata() for line in axes[0].get_lines()}
     assert lines[grids.TWIN][0] == pytest.approx(5.0)
     assert lines[grids.TWIN][-1] == pytest.approx(10.2)
