@@ -17,8 +17,8 @@ def sequential():
     """Batch normalisation of maps, inside a subclass of `nn.Sequential`, and of vectors; one layer comes twice."""
     relu = nn.ReLU()
     block = type("Block", (nn.Sequential,), {})(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), relu)
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), relu, nn.Linear(5, 3))
-    return nn.Sequential(block, *head)
+    head = (nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), relu, nn.Linear(5, 3))
+    return nn.Sequential(block, relu, nn.AdaptiveAvgPool2d(1), *head)
 
 
 class Loop(nn.Module):
@@ -150,6 +150,10 @@ def test_hooks_of_layers_are_called():
     ScaleChannels(net, SCALES)(torch.rand(2, 1, 12, 12))
     total = sum(side * side for side in SIDES)
     assert sizes == [*(((side, side),) * 2 for side in SIDES), ((total, 1),) * 2]
+    sizes.clear()
+    net.eval().register_forward_hook(lambda _, inputs, __: sizes.append(("net", *inputs[0].shape[2:])))
+    ScaleChannels(net, SCALES).eval()(torch.rand(2, 1, 12, 12))
+    assert sizes == [size for n in SIDES for size in (*[((n, n), (n, n))] * 2, ("net", n, n))]
 
 
 @joint
@@ -188,8 +192,9 @@ def test_errors_that_no_channel_has_alone_are_not_blamed_on_one():
         def at_sizes(self, images):
             raise ValueError("they do not go together.")
 
-    with pytest.raises(ValueError, match=r"^they do not go together\.$"):
-        ScaleChannels(Differ(nn.Flatten()), SCALES)(torch.zeros(2, 1, 12, 12))
+    for net in (nn.Flatten(), nn.BatchNorm1d(1)):  # the second refuses every channel, for a reason of its own
+        with pytest.raises(ValueError, match=r"^they do not go together\.$"):
+            ScaleChannels(Differ(net), SCALES)(torch.zeros(2, 1, 12, 12))
 
 
 def test_what_does_not_fit_memory_names_the_largest_channel():
@@ -197,7 +202,7 @@ def test_what_does_not_fit_memory_names_the_largest_channel():
         def forward(self, x):
             raise torch.OutOfMemoryError("out of memory.")
 
-    message = r"scale 1.5 shows `net` images of 18 x 18 .*out of memory. Leave out the largest channel, 1.5"
+    message = r"scale 1.5 shows `net` images of 18 x 18 .*out of memory. Leave out the largest of 3 channels, 1.5"
     with pytest.raises(torch.OutOfMemoryError, match=message):
         ScaleChannels(nn.Sequential(Large()), SCALES)(torch.zeros(2, 1, 12, 12))
 

@@ -55,6 +55,7 @@ def test_public_names_are_these():
         "PAPER_SCALES",
         "FoldedScaleConv2d",
         "LogRadialBasis",
+        "ScaleChannels",
         "ScaleSteerableConv2d",
         "create_model",
         "fold",

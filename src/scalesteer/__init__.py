@@ -1,5 +1,6 @@
 """Scale-steerable convolutions for PyTorch: one set of weights for things of many sizes."""
 
+from scalesteer.channels import ScaleChannels
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import create_model, list_models
 from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
@@ -8,6 +9,7 @@ __all__ = [
     "PAPER_SCALES",
     "FoldedScaleConv2d",
     "LogRadialBasis",
+    "ScaleChannels",
     "ScaleSteerableConv2d",
     "create_model",
     "fold",

@@ -34,8 +34,9 @@ class ScaleChannels(nn.Module):
     object has the wrong size can say so with low logits, and then has no part in the answer.
 
     A network that returns maps gives a joined map: all channels are read at the places of the reference grid, which is
-    that of the image at its own size, and joined at each place. Where the window of a network without padding reaches
-    beyond the image in a channel, that channel has no part in the answer; the largest one answers everywhere.
+    that of the image at its own size, and joined at each place. A place covers several pixels of a finer map; they are
+    joined in the same way. Where the window of a network without padding reaches beyond the image in a channel, that
+    channel has no part in the answer; the largest one answers everywhere.
 
     Note:
         Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of ``round(H * s)``, by
@@ -142,7 +143,7 @@ class ScaleChannels(nn.Module):
         work = torch.promote_types(answers[0].dtype, torch.float32)
         kept = None
         if answers[0].ndim == 4:
-            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid)
+            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join)
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
         if self.training and self.drop:
             drawn = torch.rand(z.shape[:2], device=z.device)
@@ -198,7 +199,7 @@ class ScaleChannels(nn.Module):
         """Say in which channel the network failed, with an error of the same kind."""
         why = str(error)
         if isinstance(error, torch.OutOfMemoryError):
-            largest = f"the largest channel, {self.scales[-1]:.4g}" if len(self.scales) > 1 else "the batch"
+            largest = f"the largest of {len(self.scales)} channels, {self.scales[-1]:.4g}"
             why += f" Leave out {largest}, or take smaller batches."
         kind = next(kind for kind in (torch.OutOfMemoryError, ValueError, RuntimeError) if isinstance(error, kind))
         shown = f"shows `net` images of {image.shape[-2]} x {image.shape[-1]} pixels, which failed"
@@ -211,10 +212,14 @@ class ScaleChannels(nn.Module):
         if kept is not None:
             score = score.masked_fill(~kept, -math.inf)
         score = score.squeeze(2)
-        logs = torch.tensor([-math.log(scale) for scale in self.scales], dtype=z.dtype, device=z.device)
         if self.join == "max":
-            return logs[score.argmax(0)].exp()
-        return (score.softmax(0) * logs.view(-1, *(1,) * (score.ndim - 1))).sum(0).exp()
+            winner = score.argmax(0)
+            shares = [(winner == i).to(z.dtype) for i in range(len(self.scales))]
+        else:
+            shares = list(score.softmax(0))
+        # Plain numbers: a tensor of sizes could not be copied to the device while a CUDA graph is recorded.
+        parts = [share * -math.log(scale) for share, scale in zip(shares, self.scales, strict=True)]
+        return torch.stack(parts).sum(0).exp()
 
     def extra_repr(self) -> str:
         """Arguments that differ from the defaults."""
@@ -277,12 +282,12 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _equal(first: int, second: int) -> bool:
-    """Whether two lengths are known to be equal; a dynamic one is not, and asking would fix it in an export."""
+    """Whether two lengths are known to be equal; to ask for a dynamic one would fix it in an exported program."""
     return type(first) is int and type(second) is int and first == second
 
 
 def _cubic(distance: Tensor) -> Tensor:
-    """Keys' function, a = -1/2: misses less than half as much as a triangle on strokes of a pixel or two."""
+    """Keys' function, a = -1/2: on thin strokes it misses a third to three quarters as much as a triangle."""
     d = distance.abs()
     return torch.where(d < 1, 1 + d**2 * (1.5 * d - 2.5), (2 - 4 * d + 2.5 * d**2 - 0.5 * d**3) * (d < 2))
 
@@ -306,7 +311,7 @@ def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
 
 
 def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
-    """The matrix `(count, length)` that reads a signal at start, start + step, …, made once for each size."""
+    """The matrix `(count, length)` that reads a signal at start, start + step, …; kept for each size and device."""
     arguments = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
     # What a compiler or a recorded graph makes belongs to it.
     own = being_traced() or (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
@@ -338,12 +343,11 @@ def _kept_matrix(*arguments: Any) -> Tensor:
 def _join(z: Tensor, join: str, kept: Tensor | None) -> Tensor:
     """Join answers over the channels, or over those that are `kept`: `(S, B, classes, ...)` -> `(B, classes, ...)`."""
     if join == "mean":
-        return z.mean(0) if kept is None else (z.masked_fill(~kept, 0)).sum(0) / kept.sum(0)
+        return z.mean(0) if kept is None else z.masked_fill(~kept, 0).sum(0) / kept.sum(0)
     z = z if kept is None else z.masked_fill(~kept, -math.inf)
     if join == "max":
         return z.amax(0)
-    count = torch.full((), z.shape[0], dtype=z.dtype, device=z.device) if kept is None else kept.sum(0).to(z.dtype)
-    return z.logsumexp(0) - count.log()
+    return z.logsumexp(0) - (math.log(z.shape[0]) if kept is None else kept.sum(0).to(z.dtype).log())
 
 
 def _image_size(x: Tensor) -> tuple[int, int]:
@@ -391,8 +395,14 @@ def _on_one_grid(
     image: tuple[int, int],
     scales: tuple[float, ...],
     grid: Grid | None,
-) -> tuple[list[Tensor], Tensor | None]:
-    """Read the maps of all channels at the places of one grid; and where each channel sees, `(S, 1, 1, h, w)`."""
+    join: str,
+) -> tuple[list[Tensor], Tensor]:
+    """The maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`.
+
+    A place covers several pixels of a finer map. They are joined as channels are: an object smaller than a place is not
+    averaged away.
+    """
+    parts = [math.ceil(scale) for scale in scales]  # how often a map is read within a place, along each axis
     readings: list[list[Tensor | None]] = [[] for _ in maps]
     seen: list[Tensor] = []
     for axis in (0, 1):
@@ -408,18 +418,26 @@ def _on_one_grid(
         else:
             target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)
         inside = []
-        for y, reading, length, count in zip(maps, readings, lengths, counts, strict=True):
+        for y, reading, length, count, part in zip(maps, readings, lengths, counts, parts, strict=True):
             factor = length / image[axis]
             start = ((offset + 0.5) * factor - 0.5 - offset) / stride  # of the first place, in pixels of this map
             same = _equal(length, image[axis]) and _equal(count, target)
-            reading.append(None if same else _matrix(y, start, factor, target, count, _triangle))
+            first = start + factor * (0.5 / part - 0.5)
+            reading.append(None if same else _matrix(y, first, factor / part, target * part, count, _triangle))
             places = start + factor * torch.arange(target, dtype=torch.float64, device=y.device)
             margin = torch.sym_max(1.0, factor) / 2 + 1e-6
             inside.append((places >= -margin) & (places <= count - 1 + margin))
         inside[-1] = torch.ones_like(inside[-1])  # the largest channel sees most; it answers everywhere
         seen.append(torch.stack(inside))
     kept = (seen[0][:, :, None] & seen[1][:, None, :])[:, None, None]
-    return [_multiply(y, *reading) for y, reading in zip(maps, readings, strict=True)], kept
+    read = []
+    for y, reading, part in zip(maps, readings, parts, strict=True):
+        y = _multiply(y, *reading)
+        for i, matrix in enumerate(reading):
+            if matrix is not None and part > 1:
+                y = _join(y.unflatten(2 + i, (-1, part)).movedim(3 + i, 0), join, None)
+        read.append(y)
+    return read, kept
 
 
 def _find_grid(lengths: list[int], counts: list[int]) -> Grid:

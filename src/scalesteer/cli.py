@@ -253,7 +253,7 @@ class Models:
     """List the networks with their numbers of trainable parameters on each dataset.
 
     The paper's networks (ss-cnn and what it is compared with) are built for one size of image. Those named steered and
-    pooled take any size, and have as many parameters whatever the size.
+    pooled take any size, and have as many parameters whatever the size; pooled is the plain twin of steered.
 
     Example: scalesteer models
     """

@@ -1,0 +1,697 @@
+"""One network at several sizes of the image: resizing, joining, the size that answered, maps, and life in PyTorch."""
+
+import copy
+import doctest
+import io
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from scalesteer import ScaleChannels, ScaleSteerableConv2d, create_model
+from scalesteer.channels import JOINS, _find_grid, resize
+from scalesteer.data import sources
+
+SCALES = (0.5, 1.0, 1.7)
+
+
+class Flat(nn.Module):
+    """A small network of several modules that takes any size."""
+
+    def __init__(self, classes=5):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+        self.head = nn.Linear(6, classes)
+        self.register_buffer("input_std", torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.head(self.features(x / self.input_std).mean((2, 3)))
+
+
+class Prefers(nn.Module):
+    """Answers by the size of the image alone: class 1 wins, and the more so the nearer the image is to `side`."""
+
+    def __init__(self, side):
+        super().__init__()
+        self.side = side
+
+    def forward(self, x):
+        level = -8 * math.log(x.shape[-1] / self.side) ** 2
+        return torch.tensor([level - 1, level, level - 2]).expand(len(x), 3)
+
+
+class Blobs(nn.Module):
+    """Maps of log-odds: nothing (zero), a bright or a dark spot as wide as a Gaussian of `width` pixels.
+
+    The response of -sigma^2 Laplacian of a Gaussian is largest when the spot is as wide as the filter's own Gaussian.
+    """
+
+    def __init__(self, stride=1, padding=8, pool=1, width=2):
+        super().__init__()
+        r = torch.arange(-4.0 * width, 4 * width + 1)
+        q = (r[:, None] ** 2 + r**2) / (2 * width**2)
+        kernel = (1 - q) * (-q).exp()
+        self.register_buffer("kernel", (kernel - kernel.mean())[None, None] * 4 / width**2)
+        self.width, self.stride, self.padding, self.pool = width, stride, padding, pool
+
+    def forward(self, x):
+        y = F.avg_pool2d(F.conv2d(x, self.kernel, stride=self.stride, padding=self.padding), self.pool)
+        return torch.cat([torch.zeros_like(y), y - 1, -y - 1], 1)
+
+
+def spots(side, *where):
+    """A picture with Gaussian spots, (row, column, width, height of the spot) each."""
+    row, column = torch.arange(float(side))[:, None], torch.arange(float(side))[None]
+    return sum(h * (-((row - r) ** 2 + (column - c) ** 2) / (2 * w**2)).exp() for r, c, w, h in where)[None, None]
+
+
+# Resizing
+
+
+@pytest.mark.parametrize("size", [(10, 15), (33, 40), (20, 8), (7, 62), (1, 1), (20, 31)])
+def test_resizing_is_that_of_an_antialiased_cubic_interpolation(size):
+    x = torch.randn(2, 3, 20, 31, dtype=torch.float64, requires_grad=True)
+    expected = F.interpolate(x, size=size, mode="bicubic", antialias=True, align_corners=False)
+    actual = resize(x, size)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(expected)
+    for first, second in zip(*(torch.autograd.grad((y * weight).sum(), x) for y in (actual, expected)), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 0.71, 1.41, 2, 4])
+def test_resized_spots_miss_the_true_ones_by_at_most_three_quarters_of_linear_interpolation(factor):
+    side, width = 64, 1.2 * max(1, 1 / factor)  # 1.2 pixels at the coarser of the two sizes
+    small = round(side * factor)
+    ratio = small / side
+    place = (31.3, 30.1)
+    true = spots(small, *[(*((p + 0.5) * ratio - 0.5 for p in place), width * ratio, 1.0)])
+    x = spots(side, (*place, width, 1.0))
+    linear = F.interpolate(x, size=(small, small), mode="bilinear", antialias=True)
+    assert (resize(x, (small, small)) - true).norm() < 0.75 * (linear - true).norm()
+
+
+def test_each_axis_has_its_own_factor():
+    seen = []
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net.register_forward_pre_hook(lambda _, x: seen.append(tuple(x[0].shape[-2:])))
+    ScaleChannels(net, (0.5, 0.7, 1.0, 1.3)).eval()(torch.rand(1, 2, 21, 33))
+    assert seen == [(round(21 * s), round(33 * s)) for s in (0.5, 0.7, 1.0, 1.3)]
+    row = torch.arange(21.0)[:, None].expand(21, 33)[None, None]
+    places = (torch.arange(10) + 0.5) * 2.1 - 0.5  # where the centres of ten pixels lie among 21
+    torch.testing.assert_close(resize(row, (10, 16))[0, 0, 2:-2, 5], places[2:-2], rtol=0, atol=0.005)
+
+
+# Joining
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_joined_logits_are_those_of_a_loop_over_channels(join):
+    net, x = Flat().double().eval(), torch.randn(4, 3, 12, 16, dtype=torch.float64)
+    sides = [(6, 8), (12, 16), (20, 27)]
+    z = [net(F.interpolate(x, size=s, mode="bicubic", antialias=True) if s != (12, 16) else x).tolist() for s in sides]
+    rule = {
+        "mean": lambda v: sum(v) / len(v),
+        "max": max,
+        "logsumexp": lambda v: math.log(sum(map(math.exp, v)) / len(v)),
+    }[join]
+    expected = torch.tensor([[rule([z[c][b][k] for c in range(3)]) for k in range(5)] for b in range(4)], dtype=x.dtype)
+    with torch.no_grad():
+        joined, sizes = ScaleChannels(net, SCALES, join)(x, return_scales=True)
+    torch.testing.assert_close(joined, expected)
+    for b in range(4):
+        k = int(expected[b].argmax())
+        scores = [z[c][b][k] for c in range(3)]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        mean = sum(-w * math.log(s) for w, s in zip(weights, SCALES, strict=True)) / sum(weights)
+        size = 1 / SCALES[scores.index(max(scores))] if join == "max" else math.exp(mean)
+        assert sizes[b].item() == pytest.approx(size, rel=1e-6)
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_the_number_of_channels_does_not_change_the_level(join):
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.tensor([1.0, 2.0]).expand(len(x), 2)
+
+    x = torch.zeros(3, 1, 8, 8)
+    for scales in ((1.0,), (0.5, 1.0), (0.5, 1.0, 2.0, 4.0)):
+        torch.testing.assert_close(ScaleChannels(Constant(), scales, join)(x), Constant()(x))
+
+
+def test_joined_logits_train_through_cross_entropy():
+    model = ScaleChannels(Flat(), SCALES, drop=0.3)
+    x, y = torch.randn(16, 3, 12, 12), torch.randint(0, 5, (16,))
+    x = x + y.view(-1, 1, 1, 1) * torch.tensor([1.0, 0, -1]).view(3, 1, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    losses = []
+    for _ in range(30):
+        losses.append(F.cross_entropy(model(x), y))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert all(p.grad.abs().sum() > 0 for p in model.parameters())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+# The size that answered
+
+
+def test_a_scale_above_one_enlarges_the_image_and_answers_for_smaller_objects():
+    """The object fills the image; the network was made for objects of 16 pixels."""
+    for side, size in ((32, 2.0), (16, 1.0), (8, 0.5)):
+        for join in ("max", "logsumexp"):
+            _, sizes = ScaleChannels(Prefers(16), (0.5, 1.0, 2.0), join)(torch.zeros(2, 1, side, side), True)
+            assert sizes.tolist() == pytest.approx([size] * 2, rel=0.05 if join == "logsumexp" else 1e-6)
+
+
+def test_the_size_is_continuous_between_channels():
+    model = ScaleChannels(Prefers(48), tuple(2 ** (k / 2) for k in range(-4, 5)))
+    sides = range(30, 80, 6)
+    sizes = [float(model(torch.zeros(1, 1, n, n), return_scales=True)[1]) for n in sides]
+    assert sizes == pytest.approx([n / 48 for n in sides], rel=0.05)
+
+
+# Dropping
+
+
+def test_dropping_joins_over_the_channels_that_stay_with_a_draw_for_each_image():
+    net, x = Flat().eval(), torch.randn(400, 3, 8, 8)
+    model = ScaleChannels(net, SCALES, "mean", drop=0.6).train()
+    net.eval()
+    z = [net(resize(x, (n, n))) for n in (4, 8, 14)]
+    torch.manual_seed(3)
+    joined = model(x)
+    means = {  # of all ways to leave channels out
+        kept: torch.stack([z[c] for c in range(3) if kept >> c & 1]).mean(0) for kept in range(1, 8)
+    }
+    drawn = [
+        next(kept for kept, mean in means.items() if torch.allclose(joined[b], mean[b], atol=1e-5)) for b in range(400)
+    ]
+    stay = [sum(kept >> c & 1 for kept in drawn) / 400 for c in range(3)]
+    # Each stays with 0.4; all three are left out with 0.6^3, and then one of them stays after all.
+    assert stay == pytest.approx([0.4 + 0.6**3 / 3] * 3, abs=0.08)
+    assert not torch.equal(joined, model(x))
+    assert torch.equal(model.eval()(x), ScaleChannels(net, SCALES, "mean").eval()(x))
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_dropping_almost_everything_leaves_one_channel(join):
+    model = ScaleChannels(nn.Conv2d(1, 3, 5), (0.5, 1.0, 2.0), join, drop=0.999).train()
+    joined, sizes = model(torch.randn(8, 1, 24, 24), return_scales=True)
+    joined.sum().backward()
+    assert joined.isfinite().all()
+    assert sizes.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+# Maps
+
+
+@pytest.mark.parametrize("join", ["max", "logsumexp"])
+@pytest.mark.parametrize(
+    ("net", "stride", "offset"),
+    [
+        (Blobs(), 1, 0),
+        (Blobs(stride=2), 2, 0),
+        (Blobs(pool=2), 2, 0.5),
+        (Blobs(stride=2, padding=16, pool=2, width=4), 4, 1),
+        (Blobs(padding=0), 1, 8),
+        (Blobs(padding=0, pool=2), 2, 8.5),
+    ],
+)
+def test_spots_of_many_sizes_are_named_and_measured_where_they_are(net, stride, offset, join):
+    true = [(40, 44, 1.0, 6.0, 1), (41, 110, 2.0, -6.0, 2), (120, 60, 4.0, 6.0, 1), (105, 131, 5.6, -6.0, 2)]
+    picture = spots(171, *[(r, c, w * net.width / 2, h) for r, c, w, h, _ in true])
+    model = ScaleChannels(net, tuple(2 ** (k / 2) for k in range(-4, 4)), join)
+    joined, sizes = model(picture, return_scales=True)
+    assert joined.shape == net(picture).shape
+    assert sizes.shape == joined[:, 0].shape
+    odds, place = joined[0, 1:].amax(0), (torch.arange(joined.shape[-1]) * stride + offset)
+    for row, column, width, _, name in true:
+        near = ((place[:, None] - row).abs() < 16) & ((place[None] - column).abs() < 16)
+        i, j = divmod(int(odds.masked_fill(~near, -99).argmax()), odds.shape[1])
+        assert max(abs(float(place[i]) - row), abs(float(place[j]) - column)) <= max(1, 0.75 * stride)
+        assert int(joined[0, :, i, j].argmax()) == name
+        assert float(sizes[0, i, j]) == pytest.approx(
+            width / 2, rel=0.2 if stride == 1 else 0.42
+        )  # half a channel, a channel
+    assert int(joined[0, :, *[int((85 - offset) / stride)] * 2].argmax()) == 0
+
+
+def test_maps_of_the_image_itself_are_not_changed():
+    net, x = nn.Conv2d(3, 4, 5, stride=3), torch.randn(2, 3, 32, 29)
+    assert torch.equal(ScaleChannels(net, (1.0,))(x), net(x))
+
+
+@pytest.mark.parametrize("scales", [(0.5,), (0.6, 1.9), (1.3, 2.0), (0.4, 0.8, 1.6)])
+def test_without_a_channel_of_scale_one_the_map_has_the_size_of_the_images_own(scales):
+    x = torch.randn(1, 3, 61, 58)
+    for net in (nn.Conv2d(3, 2, 5), nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(3, 2, 3, 2, 1), nn.Conv2d(3, 2, 7, 1)):
+        model = ScaleChannels(net, scales, grid=(net.stride[0], (net.kernel_size[0] - 1) / 2 - net.padding[0]))
+        assert model(x).shape == net(x).shape
+        assert len(scales) == 1 or ScaleChannels(net, scales)(x).shape == net(x).shape
+
+
+def test_a_channel_has_no_part_where_its_window_reaches_beyond_the_image():
+    class Ones(nn.Module):  # without padding: a window of 17
+        def forward(self, x):
+            level = torch.full_like(x, float(x.shape[-1])) if x.shape[-1] < 64 else torch.zeros_like(x)
+            return F.avg_pool2d(level, 17, 1).repeat(1, 2, 1, 1)
+
+    joined = ScaleChannels(Ones(), (0.5, 1.0), "max")(torch.zeros(1, 1, 64, 64))[0, 0]
+    # A window of 17 at half the size reaches 17 pixels of the image beyond its centre, 9 more than at scale 1.
+    assert joined.shape == (48, 48)
+    assert (joined[12:-12, 12:-12] == 32).all()
+    assert (joined[:7] == 0).all()
+    assert (joined[:, -7:] == 0).all()
+
+
+def test_maps_of_equal_size_are_joined_as_they_are():
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(2))
+    x = torch.randn(2, 1, 20, 20)
+    expected = (net(x) + net(resize(x, (10, 10)))) / 2
+    torch.testing.assert_close(ScaleChannels(net, (0.5, 1.0), "mean")(x), expected)
+
+
+@pytest.mark.parametrize(
+    "layers",  # (kernel, stride, padding) of each
+    [
+        *(
+            [(3, 1, 1)],
+            [(7, 1, 0)],
+            [(3, 2, 1)],
+            [(2, 2, 0)],
+            [(7, 2, 3), (3, 2, 1)],
+            [(5, 1, 0), (2, 2, 0), (3, 1, 0)],
+        ),
+        *([(3, 1, 1), (2, 2, 0), (3, 1, 1), (2, 2, 0)], [(7, 2, 3), (3, 2, 1), (3, 2, 1)], [(4, 4, 0), (3, 1, 0)]),
+    ],
+)
+def test_the_grid_is_found_from_sizes(layers):
+    stride, offset = 1, 0.0
+    for kernel, step, padding in layers:
+        offset += stride * ((kernel - 1) / 2 - padding)
+        stride *= step
+    lengths = [round(101 * 2 ** (k / 3)) for k in range(-3, 5)]
+    counts = []
+    for n in lengths:
+        for kernel, step, padding in layers:
+            n = (n + 2 * padding - kernel) // step + 1
+        counts.append(n)
+    found = _find_grid(lengths, counts)
+    assert found[0] == stride
+    assert abs(found[1] - offset) <= max(0, stride - 2) / 4  # exact up to a stride of two
+
+
+def test_the_grid_of_an_enlarging_network_is_found():
+    assert _find_grid([20, 30, 41], [40, 60, 82]) == (0.5, -0.25)
+
+
+def test_sizes_that_no_stride_explains_are_told():
+    class Odd(nn.Module):
+        def forward(self, x):
+            n = {10: 9, 20: 4, 40: 12}[x.shape[-1]]
+            return torch.zeros(len(x), 2, n, n)
+
+    message = r"no stride explains the sizes of the maps \(10 -> 9, 20 -> 4, 40 -> 12\): give `grid`"
+    with pytest.raises(ValueError, match=message):
+        ScaleChannels(Odd(), (0.5, 1.0, 2.0))(torch.zeros(1, 1, 20, 20))
+
+
+# Cost
+
+
+def test_the_cost_is_the_sum_of_the_areas_and_that_of_the_operations():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = ScaleChannels(net, (0.25, 0.5, 1.0, 1.5))
+    assert model.cost == 0.0625 + 0.25 + 1 + 2.25
+    x, counts = torch.rand(1, 3, 128, 128), []
+    for module in (net, model):
+        with FlopCounterMode(display=False) as counter:
+            module(x)
+        counts.append(counter.get_flop_counts()["Global"][torch.ops.aten.convolution])
+    assert counts[1] / counts[0] == pytest.approx(model.cost)
+
+
+# Other sizes, copies, files
+
+
+def test_with_scales_shares_the_network_and_keeps_the_rest():
+    model = ScaleChannels(Flat(), SCALES, "max", drop=0.25, grid=(2, 0.5)).eval()
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    other = model.with_scales((0.25, 1.0))
+    assert (other.scales, model.scales) == ((0.25, 1.0), SCALES)
+    assert other.net is model.net
+    assert (other.join, other.drop, other.grid, other.training) == ("max", 0.25, (2, 0.5), False)
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(other(x), ScaleChannels(model.net, (0.25, 1.0), "max").eval()(x))
+    assert calls == [1]
+    assert not other.train().net.training or model.net.training  # one network: its mode is shared
+    with pytest.raises(ValueError, match="`scales` must be positive and strictly ascending"):
+        model.with_scales((1.0, 0.5))
+
+
+def test_the_state_dict_is_that_of_the_network():
+    net = Flat()
+    model = ScaleChannels(net, SCALES)
+    assert list(model.state_dict()) == [f"net.{key}" for key in net.state_dict()]
+    other = ScaleChannels(Flat(), (0.5, 1.0))
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 9, 9)
+    assert torch.equal(other.eval()(x), model.with_scales((0.5, 1.0)).eval()(x))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_are_independent(duplicate):
+    model = ScaleChannels(Flat(), SCALES).eval()
+    x = torch.randn(2, 3, 9, 9)
+    other = duplicate(model)
+    assert torch.equal(other(x), model(x))
+    with torch.no_grad():
+        other.net.head.bias += 1
+    assert not torch.equal(other(x), model(x))
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(other(x), model(x))
+
+
+def test_batch_norm_keeps_statistics_of_all_channels():
+    net = Flat()
+    net.features[1].momentum = None  # a plain mean of what it has seen
+    model = ScaleChannels(net, (0.5, 1.0, 2.0)).train()
+    x = torch.rand(8, 3, 16, 16)
+    model(x)
+    means = [net.features[0](resize(x, (n, n)) / net.input_std).mean((0, 2, 3)) for n in (8, 16, 32)]
+    torch.testing.assert_close(net.features[1].running_mean, sum(means) / 3, rtol=1e-4, atol=1e-5)
+    assert int(net.features[1].num_batches_tracked) == 3
+
+
+def test_steerable_layers_and_dense_networks_inside():
+    net = nn.Sequential(ScaleSteerableConv2d(1, 4, 7, padding="same", scales=(1.0, 1.5)), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    joined, sizes = ScaleChannels(net, (0.5, 1.0))(torch.randn(2, 1, 30, 33), return_scales=True)
+    assert joined.shape == (2, 3, 30, 33)
+    assert sizes.shape == (2, 30, 33)
+
+
+# Types, layouts, devices
+
+
+def test_dtypes_follow_the_network():
+    x = torch.randn(2, 3, 12, 12)
+    model = ScaleChannels(Flat(), SCALES).eval()
+    expected = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = model(x)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
+    assert copy.deepcopy(model).double()(x.double()).dtype == torch.float64
+    maps = ScaleChannels(nn.Conv2d(3, 2, 5), SCALES)
+    with torch.autocast("cpu", torch.bfloat16):
+        joined, sizes = maps(x, return_scales=True)
+    assert (joined.dtype, sizes.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(joined.float(), maps(x), rtol=0.05, atol=0.05)
+    half, sizes = copy.deepcopy(model).bfloat16()(x.bfloat16(), return_scales=True)
+    assert (half.dtype, sizes.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_channels_last_reaches_the_network():
+    layouts = []
+    model = ScaleChannels(Flat(), SCALES).eval()
+    model.net.register_forward_pre_hook(
+        lambda _, x: layouts.append(x[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    x = torch.randn(2, 3, 12, 14)
+    expected, actual = model(x), model(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(actual, expected)
+    assert layouts == [False] * 3 + [True] * 3
+
+
+def test_meta_device_gives_shapes():
+    with torch.device("meta"):
+        model = ScaleChannels(Flat(), SCALES, drop=0.5)
+    joined, sizes = model(torch.empty(4, 3, 20, 20, device="meta"), return_scales=True)
+    assert (joined.shape, sizes.shape) == ((4, 5), (4,))
+
+
+def test_what_inference_mode_made_serves_in_training():
+    model, x = ScaleChannels(Flat(), (0.37, 1.0)), torch.randn(2, 3, 27, 27)
+    with torch.inference_mode():
+        model(x)
+    x.requires_grad_()
+    model(x).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_gradients_are_those_of_finite_differences():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh()).double()
+    x = torch.randn(1, 1, 6, 7, dtype=torch.float64, requires_grad=True)
+    for join in JOINS:
+        assert torch.autograd.gradcheck(ScaleChannels(net, (0.8, 1.0, 1.5), join), (x,))
+
+
+# Compilers and several processes
+
+
+@pytest.mark.parametrize("dense", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_compiles_as_one_graph_at_several_image_sizes(dense):
+    torch._dynamo.reset()
+    net = nn.Conv2d(3, 2, 5, padding=2) if dense else Flat()
+    model = ScaleChannels(net, SCALES, drop=0.5).eval()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for side in (12, 17):
+        x = torch.randn(2, 3, side, side)
+        for actual, expected in zip(compiled(x, return_scales=True), model(x, return_scales=True), strict=True):
+            torch.testing.assert_close(actual, expected)
+    compiled(x).sum().backward()
+
+
+@pytest.mark.slow
+def test_compiles_with_inductor():
+    model = ScaleChannels(Flat(), SCALES).eval()
+    compiled = torch.compile(model, fullgraph=True)
+    for side in (12, 17):
+        x = torch.randn(2, 3, side, side)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("net", "grid"),
+    [
+        (Flat(), None),
+        pytest.param(nn.Conv2d(3, 2, 5, padding=2), (1, 0), marks=pytest.mark.slow),
+        pytest.param(nn.Conv2d(3, 2, 3, 2, 1), (2, 0), marks=pytest.mark.slow),
+    ],
+)
+def test_exports_with_dynamic_batch_and_size(net, grid):
+    model = ScaleChannels(net, SCALES, grid=grid).eval()
+    dims = {i: torch.export.Dim(n, min=low, max=256) for i, n, low in ((0, "b", 1), (2, "h", 16), (3, "w", 16))}
+    program = torch.export.export(model, (torch.randn(2, 3, 20, 31),), dynamic_shapes=(dims,))
+    for shape in ((3, 3, 25, 37), (1, 3, 40, 18)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_exports_maps_of_a_fixed_size_with_sizes():
+    model = ScaleChannels(nn.Conv2d(3, 2, 5), SCALES).eval()
+    x = torch.randn(2, 3, 20, 31)
+    batch = {0: torch.export.Dim("b")}
+    program = torch.export.export(model, (x, True), dynamic_shapes=(batch, None))
+    x = torch.randn(5, 3, 20, 31)
+    for actual, expected in zip(program.module()(x, True), model(x, True), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_distributed_data_parallel(tmp_path):
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = ScaleChannels(Flat(), SCALES)
+        parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+        x = torch.randn(4, 3, 9, 9)
+        for module in (model, parallel):
+            module(x).square().sum().backward()
+        for own, other in zip(model.parameters(), parallel.module.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"scales": ()}, ValueError, "`scales` must not be empty"),
+        ({"scales": (-1.0, 1.0)}, ValueError, "`scales` must be positive and strictly ascending"),
+        ({"scales": (0.0,)}, ValueError, "`scales` must be positive and strictly ascending"),
+        ({"scales": (1.0, 1.0)}, ValueError, "`scales` must be positive and strictly ascending"),
+        ({"scales": 2.0}, TypeError, r"`scales` must be a sequence of numbers \(got 2.0\)"),
+        ({"net": len}, TypeError, r"`net` must be an nn.Module \(got builtin_function_or_method\)"),
+        ({"join": "sum"}, ValueError, r"`join` must be one of 'mean', 'max', 'logsumexp' \(got 'sum'\)"),
+        ({"drop": 1.0}, ValueError, r"`drop` must be from 0 to below 1 \(got 1.0\)"),
+        ({"drop": -0.1}, ValueError, r"`drop` must be from 0 to below 1 \(got -0.1\)"),
+        ({"grid": 2}, ValueError, r"`grid` must be \(stride, offset\) \(got 2\)"),
+        ({"grid": (0, 1)}, ValueError, r"the stride in `grid` must be positive \(got 0.0\)"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ScaleChannels(**{"net": Flat(), "scales": SCALES, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.zeros(3, 8, 8), ValueError, r"4 axes \(B, C, H, W\) \(got shape \(3, 8, 8\)\). add a batch axis"),
+        (torch.zeros(8, 8), ValueError, r"4 axes \(B, C, H, W\) \(got shape \(8, 8\)\)"),
+        ([1.0], TypeError, r"the input must be a tensor \(got list\)"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), TypeError, r"floating-point tensor \(got torch.uint8\)"),
+        (torch.zeros(1, 3, 1, 8), ValueError, "the channel of scale 0.25 would show images of 1 x 8 as 0 x 2 pixels"),
+        (torch.zeros(1, 2, 8, 8), RuntimeError, "the channel of scale 0.25 shows `net` images of 2 x 2.*channels"),
+    ],
+)
+def test_wrong_input_is_named(x, error, message):
+    with pytest.raises(error, match=message):
+        ScaleChannels(Flat(), (0.25, 1.0))(x)
+
+
+def test_a_network_that_refuses_a_size_is_quoted_with_the_channel():
+    x = torch.zeros(1, 3, 16, 16)
+    with pytest.raises(RuntimeError, match=r"scale 0.25 shows `net` images of 4 x 4 pixels, which failed: .*[Kk]ernel"):
+        ScaleChannels(nn.Conv2d(3, 2, 7), (0.25, 1.0))(x)
+    layer = ScaleSteerableConv2d(3, 2, 7, scales=(1.0, 1.3))
+    with pytest.raises(ValueError, match=r"scale 0.25 shows `net` images of 4 x 4 pixels.*an image of 4 x 4 is too sm"):
+        ScaleChannels(layer, (0.25, 1.0))(x)
+    with pytest.raises(ValueError, match=r"scale 0.5 shows `net` images of 14 x 14 pixels.*\(B, 1, 28, 28\)"):
+        ScaleChannels(create_model("plain-cnn"), (0.5, 1.0))(torch.zeros(1, 1, 28, 28))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (lambda x: x.mean((1, 2, 3)), ValueError, r"logits \(B, classes\) or maps.*\(got shape \(2,\) from images"),
+        (lambda x: x.flatten(2), ValueError, r"\(got shape \(2, 3, 64\) from images of shape \(2, 3, 8, 8\)\)"),
+        (lambda x: x.mean(0), ValueError, r"logits \(B, classes\) or maps \(B, classes, h, w\)"),
+        (lambda x: (x, x), TypeError, r"must return a tensor of logits or maps \(got tuple\)"),
+    ],
+)
+def test_an_output_without_classes_is_told(answer, error, message):
+    class Net(nn.Module):
+        def forward(self, x):
+            return answer(x)
+
+    with pytest.raises(error, match=message):
+        ScaleChannels(Net(), (0.5, 1.0))(torch.zeros(2, 3, 16, 16))
+
+
+def test_what_does_not_fit_memory_names_the_channel():
+    class Large(nn.Module):
+        def forward(self, x):
+            if x.shape[-1] > 20:
+                raise torch.OutOfMemoryError("out of memory.")
+            return x.mean((2, 3))
+
+    message = r"scale 2 shows `net` images of 32 x 32 pixels.*: out of memory. Leave out the largest of 3 channels, 4"
+    with pytest.raises(torch.OutOfMemoryError, match=message):
+        ScaleChannels(Large(), (1.0, 2.0, 4.0))(torch.zeros(1, 1, 16, 16))
+
+
+def test_repr_shows_what_it_was_given():
+    assert "scales=(0.5, 1), join='max', drop=0.2" in repr(ScaleChannels(Flat(), (0.5, 1.0), "max", drop=0.2))
+
+
+# Why channels are resized, not steered
+
+
+@pytest.mark.slow
+def test_resizing_keeps_the_answers_of_a_trained_network_better_than_steering_its_filters(originals):
+    """An object of size f: the image resized by 1 / f, or left as it is and the filters enlarged by f."""
+    pool = sources.make_pool(*sources.identify("mnist", originals))
+    order = torch.randperm(len(pool.images), generator=torch.Generator().manual_seed(0))[:20_000]
+    images, labels = torch.from_numpy(pool.images)[order, None] / 255, torch.from_numpy(pool.labels)[order].long()
+
+    def conv(fan_in, fan_out):
+        return ScaleSteerableConv2d(fan_in, fan_out, padding="same", scales=(1.0,), basis="area")
+
+    def canvas(x, factor, side):
+        n = round(28 * factor)
+        before, after = (side - n) // 2, side - n - (side - n) // 2
+        return F.pad(resize(x, (n, n)).clamp(0, 1), (before, after, before, after))
+
+    features = nn.Sequential(conv(1, 16), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), conv(16, 24))
+    net = nn.Sequential(
+        features, nn.BatchNorm2d(24), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(24, 10)
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
+    for step in range(250):
+        chosen = slice(32 * step, 32 * step + 32)
+        loss = F.cross_entropy(net(canvas(images[chosen], 1, 32)), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    net.eval()
+    layers = [module for module in net.modules() if isinstance(module, ScaleSteerableConv2d)]
+    x, y = images[-500:], labels[-500:]
+    right = {"resized": 0, "steered": 0}
+    with torch.no_grad():
+        assert (net(canvas(x, 1, 32)).argmax(1) == y).float().mean() > 0.6
+        for f in (0.59, 0.71, 0.84, 1.19, 1.41, 1.68):
+            image = canvas(x, f, 64)
+            steered = copy.deepcopy(net, {id(layer): layer.with_scales((f,)) for layer in layers})
+            right["resized"] += int((net(resize(image, (round(64 / f),) * 2)).argmax(1) == y).sum())
+            right["steered"] += int((steered(image).argmax(1) == y).sum())
+    assert right["resized"] > right["steered"] + 20
+
+
+# On a CUDA device
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_recorded_graph_drops_other_channels_each_time():
+    net = Flat().cuda().eval()
+    model = ScaleChannels(net, SCALES, "max", drop=0.5).train()
+    net.eval()
+    x = torch.randn(64, 3, 16, 16, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = model(x, return_scales=True)
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert first.isfinite().all()
+    assert not torch.equal(first, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("net", [Flat(), nn.Conv2d(3, 4, 5)])
+def test_device_gives_the_numbers_of_the_cpu(net):
+    model = ScaleChannels(net, SCALES).double().eval()
+    x = torch.randn(2, 3, 20, 21, dtype=torch.float64)
+    expected = model(x, return_scales=True)
+    for actual, right in zip(model.cuda()(x.cuda(), return_scales=True), expected, strict=True):
+        torch.testing.assert_close(actual.cpu(), right)
+
+
+def test_what_the_guide_shows_is_true():
+    guide = Path(__file__).parents[1] / "docs" / "guide" / "any-size.md"
+    failed, tried = doctest.testfile(str(guide), module_relative=False)
+    assert tried >= 7
+    assert failed == 0

@@ -1,0 +1,94 @@
+"""The examples: their parts on small input, and what they promise (slow)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from examples import mixed_sizes
+from examples.mixed_sizes import FRAME, STRIDE, Digit
+from scalesteer import ScaleChannels
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Frames with a cross of their own brightness, in place of digits."""
+    images = torch.zeros(10, FRAME, FRAME)
+    images[:, 13:15, 4:24] = images[:, 4:24, 13:15] = torch.linspace(0.3, 1, 10)[:, None, None]
+    return images, torch.arange(1, 11)
+
+
+def test_a_training_image_says_its_name_at_its_centre_only(digits):
+    x, target = mixed_sizes.training_batch(*digits, np.random.default_rng(0))
+    assert x.shape == (10, 1, 48, 48)
+    assert target.shape == (10, 12, 12)
+    for image, label, places in zip(x[:, 0], digits[1], target, strict=True):
+        seen = image.clamp(max=0.2)  # the cross is symmetric about the centre of its frame
+        centre = [float((seen.sum(1 - axis) * torch.arange(48)).sum() / seen.sum()) for axis in (0, 1)]
+        for i, j in torch.cartesian_prod(torch.arange(12), torch.arange(12)).tolist():
+            away = max(abs(STRIDE * i - centre[0]), abs(STRIDE * j - centre[1]))
+            if abs(away - 3) > 0.1 and abs(away - 7) > 0.1:  # the centre is measured
+                assert places[i, j] == (label if away < 3 else -100 if away < 7 else 0)
+
+
+def test_a_picture_has_digits_of_all_sizes_where_it_says(digits):
+    picture, true = mixed_sizes.make_picture(*digits, np.random.default_rng(0))
+    assert picture.shape == (1, 1, 256, 256)
+    assert len(true) == 8
+    sizes = sorted(digit.size for digit in true)
+    assert sizes[0] < 0.66
+    assert sizes[-1] > 3
+    for digit in true:  # the middle of its cross has its brightness
+        middle = picture[0, 0, round(digit.row), round(digit.column)]
+        assert float(middle) == pytest.approx(float(digits[0][digit.name].max()), abs=0.15)
+
+
+def test_found_digits_are_matched_by_place():
+    true = [Digit(3, 50, 50, 1.0), Digit(4, 100, 100, 4.0), Digit(5, 200, 200, 0.5)]
+    found = [Digit(4, 120, 90, 3.0), Digit(3, 52, 49, 1.1), Digit(9, 10, 10, 1.0), Digit(5, 205, 200, 0.5)]
+    assert mixed_sizes.compare(found, true) == [found[1], found[0], None]
+
+
+class Told(nn.Module):
+    """Knows where the digits are."""
+
+    def __init__(self, true):
+        super().__init__()
+        self.true = true
+
+    def forward(self, x, return_scales):
+        logits, sizes = torch.zeros(1, 11, 64, 64), torch.ones(1, 64, 64)
+        logits[:, 1:] = -10
+        for digit in self.true:
+            i, j = round(digit.row / STRIDE), round(digit.column / STRIDE)
+            logits[0, digit.name + 1, i, j], sizes[0, i, j] = 5, digit.size
+        return logits, sizes
+
+
+def test_digits_are_read_from_the_maps(digits, tmp_path):
+    picture, true = mixed_sizes.make_picture(*digits, np.random.default_rng(1))
+    model = Told(true)
+    matches = mixed_sizes.compare(mixed_sizes.find(model, picture)[0], true)
+    assert [(m.name, m.size) for m in matches] == [(t.name, pytest.approx(t.size)) for t in true]
+    mixed_sizes.draw(model, picture, tmp_path / "drawn" / "picture.png")
+    assert (tmp_path / "drawn" / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_short_training_runs_and_its_network_takes_every_size(digits):
+    net = mixed_sizes.train(*digits, steps=2, batch=4)
+    assert not net.training
+    score = mixed_sizes.evaluate(ScaleChannels(net, (0.5, 1.0)).eval(), *digits, pictures=1)
+    assert score.digits == 8
+    assert math.isfinite(score.false_alarms)
+
+
+@pytest.mark.slow
+def test_digits_of_half_to_four_times_the_size_of_training_are_found_named_and_measured(originals):
+    (images, labels), others = mixed_sizes.load(str(originals))
+    model = ScaleChannels(mixed_sizes.train(images, labels, steps=1200), mixed_sizes.SCALES).eval()
+    score = mixed_sizes.evaluate(model, *others)
+    assert score.named >= 0.9 * score.digits
+    assert score.sized >= 0.8 * score.digits
+    assert score.false_alarms <= 0.15 * score.digits
