@@ -145,6 +145,12 @@ def epoch_time(line: str) -> str:
 
 
 @view
+def epoch_time_of(data: Data, name: str) -> str:
+    """:func:`epoch_time` of the leading line of an experiment."""
+    return epoch_time(LEADING[name])
+
+
+@view
 def large_scale(data: Data) -> str:
     """MNIST Large Scale at the sizes that have published numbers."""
     rows = [["accuracy in % at size", *(f"{size:g}" for size in LARGE_SIZES), "weights"]]

@@ -334,7 +334,7 @@ OURS = (STEERED, PLAIN)
 RIVALS = (TWIN, RESIZED, SEVERAL, PAPERS)
 AUGMENTED = ", random resizing"  # what is added to the name of a line of ours
 LEADING = {"stir": PLAIN, "large-scale": PLAIN, "rescaled-cifar10": STEERED, "new-networks": PLAIN}
-"""The line of ours that a target is about: that with the lower error on objects which are in none of the tables."""
+"""The line of ours that targets are about, chosen on validation images or on objects that are in none of the tables."""
 OUR_SEEDS, RIVAL_SEEDS, FEW_SEEDS = range(10), range(5), range(3)
 
 PROTOCOLS = {"Small2Large": (17, 32), "Mid2Rest": (33, 48), "Large2Small": (49, 64), "All2All": (17, 64)}

@@ -213,7 +213,7 @@ def test_a_time_per_epoch_is_relative_to_the_plain_network(load, tmp_path, monke
     (tmp_path / "bench" / "stir-epoch.json").write_text(json.dumps({"seconds": seconds}))
     monkeypatch.setattr(anysize, "RESULTS", tmp_path)
     assert anysize.epoch_time(grids.TWIN) == "2.0"
-    assert anysize.epoch_time(grids.PLAIN) == PENDING
+    assert anysize.epoch_time(grids.STEERED) == anysize.epoch_time_of(None, "stir") == PENDING
 
 
 def test_other_tables_show_each_size(load):
