@@ -66,6 +66,7 @@ class Settings:
     batch_size: int = 50
     lr: float = 0.01
     weight_decay: float = 0.01
+    label_smoothing: float = 0.1
     # Digits at test are 0.4 to 2 times as large as in training: from half to twice, in steps of the root of two.
     channels: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
     drop: float = 0.4
@@ -113,7 +114,8 @@ def train(model: nn.Module, images: ImageSet, settings: Settings, seed: int, nam
     with require("tqdm").tqdm(total=steps, desc=title, unit="step", disable=None) as bar:
         for _ in range(settings.epochs):
             for x, labels in images.batches(settings.batch_size, generator=order, drop_last=True):
-                loss = F.cross_entropy(model(x if change is None else change(x)), labels)
+                logits = model(x if change is None else change(x))
+                loss = F.cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
