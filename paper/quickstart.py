@@ -70,6 +70,7 @@ class Settings:
     # Digits at test are 0.4 to 2 times as large as in training: from half to twice, in steps of the root of two.
     channels: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
     drop: float = 0.4
+    kernel_size: int = 5  # of the network inside the channels, and of its twin
     resize: tuple[float, float] = (0.5, 2.0)
     widths: tuple[int, int, int] = (12, 24, 36)  # of the two networks that are not for any size
     filter_scales: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
@@ -85,10 +86,10 @@ class Settings:
         torch.manual_seed(seed)
         name, _, variant = name.partition(", ")
         if name == OURS:
-            kind = "steered-cnn" if variant == "steered" else "pooled-cnn"
-            return create_model(kind, "mnist-scale", channels=self.channels, drop=self.drop)
+            kind, size = ("steered-cnn", None) if variant == "steered" else ("pooled-cnn", self.kernel_size)
+            return create_model(kind, "mnist-scale", kernel_size=size, channels=self.channels, drop=self.drop)
         if name == "pooled-cnn":
-            return create_model(name, "mnist-scale")
+            return create_model(name, "mnist-scale", kernel_size=self.kernel_size)
         own = {"scales": self.filter_scales, "basis": self.basis} if name == "ss-cnn" else {}
         return create_model(name, "mnist-scale", upsample=1, widths=self.widths, **own)
 
