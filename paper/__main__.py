@@ -28,7 +28,9 @@ class Run:
     1, 2 and 3 are the paper's tables: the methods on MNIST-Scale and FMNIST-Scale, under elastic distortion, and with
     less training data on MNIST-scale-local-2. Of our own, tuning tries the settings to choose from on validation data,
     sizes both input sizes, ablations changes one thing at a time, choices combines changes to the filters, and longer
-    trains table 2's methods for more epochs. Repeat the command after an interruption.
+    trains table 2's methods for more epochs. stir, large-scale and rescaled-cifar10 test networks at sizes that were
+    not trained, with several seeds; new-networks has such networks on the paper's data. Repeat the command after an
+    interruption.
 
     Example: python -m paper run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
@@ -37,6 +39,8 @@ class Run:
     """Which experiment."""
     splits: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="SPLIT...")] = None
     """Which splits; by default all of the experiment."""
+    seeds: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="SEED...")] = None
+    """Which seeds; by default all of the experiment."""
     methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD...")] = None
     """Which methods or variants, as the lines of the table name them; by default all."""
     datasets: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="DATASET...")] = None
@@ -50,10 +54,10 @@ class Run:
 
     def run(self) -> None:
         """Run, then print the table."""
-        from paper import report, run
+        from paper import anysize, report, run  # noqa: F401  # adds its tables to those of report
 
         experiment = grids.EXPERIMENTS[choice("name", self.name, tuple(grids.EXPERIMENTS))]
-        part = run.select(experiment, self.splits, self.methods, self.datasets)
+        part = run.select(experiment, self.splits, self.methods, self.datasets, self.seeds)
         problems = run.make(
             self.name, part, runs=self.runs, results=self.results, device=self.device, data_dir=self.data_dir
         )
@@ -79,7 +83,7 @@ class Table:
 
     def run(self) -> None:
         """Print them."""
-        from paper import report
+        from paper import anysize, report  # noqa: F401  # adds its tables to those of report
 
         for name in self.names:
             choice("name", name, tuple(grids.EXPERIMENTS))

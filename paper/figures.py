@@ -301,17 +301,93 @@ def plot_errors(
         span: A range to shade, such as that of the training data.
     """
     figure, axis = _single()
+    _draw_errors(axis, curves, positions, span)
+    axis.set_ylim(bottom=0)
+    _label(axis, label, "test error, %")
+    return figure
+
+
+def plot_error_panels(
+    panels: Mapping[str, tuple[Mapping[str, Sequence[Sequence[float]]], tuple[float, float]]],
+    positions: Sequence[float],
+    label: str,
+) -> Figure:
+    """What :func:`plot_errors` draws, one panel for each title: its curves and the range to shade."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, (curves, span)) in zip(axes, panels.items(), strict=True):
+        _draw_errors(axis, curves, positions, span, markersize=3)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylim(bottom=0)  # of all, which share it
+    axes[0].set_ylabel("test error, %")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def _draw_errors(
+    axis: Any,
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    positions: Sequence[float],
+    span: tuple[float, float] | None,
+    markersize: float = 6,
+) -> None:
     if span is not None:
         axis.axvspan(*span, color="#e3e8ee", label="range of the training data")
     for (name, runs), colour, marker in zip(curves.items(), COLOURS * 3, "os^Dv" * 3, strict=False):
         errors = 100 * np.asarray(runs, float)  # (runs, positions)
         if errors.shape != (len(runs), len(positions)) or len(runs) == 0:
             raise ValueError(f"`curves` must hold {len(positions)} errors per run (got shape {errors.shape}: {name}).")
-        axis.plot(positions, errors.mean(0), f"{marker}-", color=colour, label=name)
+        axis.plot(positions, errors.mean(0), f"{marker}-", color=colour, label=name, markersize=markersize)
         if len(errors) > 1:
-            axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=5)
-    axis.set_ylim(bottom=0)
-    _label(axis, label, "test error, %")
+            axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=markersize * 0.8)
+
+
+def plot_answered_sizes(quartiles: Mapping[float, Sequence[float]], span: tuple[float, float]) -> Figure:
+    """The size that answered against the true size: medians, the middle half of the images, and a proportional line.
+
+    Args:
+        quartiles: The three quartiles of the sizes that answered, by true size.
+        span: Sizes seen in training, shaded.
+    """
+    figure, axis = _single(height=3.6)
+    sizes, (low, middle, high) = list(quartiles), np.array(list(quartiles.values())).T
+    axis.axvspan(*span, color="#e3e8ee", label="range of the training data")
+    axis.fill_between(sizes, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label="half of the images")
+    axis.plot(sizes, middle, "o-", color=COLOURS[0], label="median")
+    proportion = math.exp(np.mean(np.log(middle) - np.log(sizes)))
+    axis.plot(sizes, proportion * np.array(sizes), ":", color="black", label="proportional")
+    axis.set_xscale("log")
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axis.xaxis.minorticks_off()
+    axis.yaxis.set_major_formatter("{x:g}")
+    _label(axis, "true size of the digits", "size that answered")
+    return figure
+
+
+def plot_answers(
+    images: Mapping[float, Tensor], answers: Mapping[float, Sequence[int]], truth: Sequence[int]
+) -> Figure:
+    """Images at several sizes, a row for each object, with what a network says: green if right, red if wrong.
+
+    Args:
+        images: `(objects, H, W)` by size.
+        answers: The class of each object, by size.
+        truth: The true class of each object.
+    """
+    figure = Figure(figsize=(1.0 * len(images), 1.2 * len(truth) + 0.2), layout="constrained")
+    axes = figure.subplots(len(truth), len(images), squeeze=False)
+    for column, (size, shown) in enumerate(images.items()):
+        for row, label in enumerate(truth):
+            axis, said = axes[row, column], answers[size][row]
+            axis.imshow(shown[row].numpy(), cmap="gray", vmin=0, vmax=255)
+            _frame(axis, f"size {size:g}" if row == 0 else "")
+            axis.set_xlabel(
+                f"{said}" if said == label else f"{said} ✗", color="#2f7d32" if said == label else "#c02020"
+            )
     return figure
 
 

@@ -155,8 +155,8 @@ class Experiment(NamedTuple):
 
     @property
     def runs(self) -> tuple[RunConfig, ...]:
-        """Each run once; the first split of all methods first, so that a table fills evenly."""
-        return tuple(sorted(dict.fromkeys(row.config for row in self.rows), key=lambda config: config.split))
+        """Each run once; the first split and seed of all methods first, so that a table fills evenly."""
+        return tuple(sorted(dict.fromkeys(row.config for row in self.rows), key=lambda c: (c.split, c.seed)))
 
 
 def configuration(method: str, dataset: str = "mnist-scale", **changes: Any) -> RunConfig:
@@ -243,15 +243,15 @@ class Cell(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A claim about two cells: the first is below `times` the second."""
+    """A claim about two cells, or a cell and a number: the first is below `times` the second."""
 
     first: Cell
-    second: Cell
+    second: Cell | float
     times: float = 1
 
 
 class Claim(NamedTuple):
-    """A conclusion of the paper, which holds if all of its pairs do; evidence is a page of docs/evidence.
+    """A conclusion of the paper, or a target, which holds if all its pairs do; evidence is a page of docs/evidence.
 
     `paper` is its number where that stands in no table.
     """
@@ -317,3 +317,178 @@ CLAIMS: dict[str, Claim] = {
         tuple(pair for column in FEW_IMAGES for pair in _below("3", column, "SS-CNN", OTHERS[:1])),
     ),
 }
+
+
+# Any size: networks that are tested at sizes which were not trained. Repeats differ in the seed, not in the images.
+
+
+def half_octaves(low: int, high: int) -> tuple[float, ...]:
+    """Factors from 2^(low/2) to 2^(high/2)."""
+    return tuple(2 ** (step / 2) for step in range(low, high + 1))
+
+
+STEERED, PLAIN = "Scale channels, steered filters", "Scale channels, plain filters"
+TWIN, RESIZED, SEVERAL = "Plain twin", "Plain twin, random resizing", "Plain twin, several sizes at test"
+PAPERS = "SS-CNN, as in the paper"
+OURS = (STEERED, PLAIN)
+RIVALS = (TWIN, RESIZED, SEVERAL, PAPERS)
+AUGMENTED = ", random resizing"  # what is added to the name of a line of ours
+LEADING = {"stir": PLAIN, "large-scale": PLAIN, "rescaled-cifar10": STEERED, "new-networks": PLAIN}
+"""The line of ours that targets are about, chosen on validation images or on objects that are in none of the tables."""
+OUR_SEEDS, RIVAL_SEEDS, FEW_SEEDS = range(10), range(5), range(3)
+
+PROTOCOLS = {"Small2Large": (17, 32), "Mid2Rest": (33, 48), "Large2Small": (49, 64), "All2All": (17, 64)}
+"""Sizes of STIR's training objects in pixels; the others of 17 to 64 are tested only."""
+STIR = {"MNIST": "stir-mnist", "Emoji": "stir-emoji"}
+ANY_SIZE: Options = {**PROTOCOL, "lr": 0.01, "weight_decay": 0.01, "batch_size": 100, "epochs": 15, "drop": 0.4}
+OF_SS_CNN: Options = CHOSEN["SS-CNN", "mnist-scale"]._asdict() | {"upsample": 1}
+CHANNELS_STIR = half_octaves(-4, 1)
+CHANNELS_LARGE = half_octaves(-6, 2)
+CHANNELS_CIFAR = half_octaves(-2, 2)
+CHANNELS_SCALE = half_octaves(-1, 2)
+TEST_CHANNELS = half_octaves(-2, 2)  # of a network that was trained without
+EMOJI_EPOCHS = 240  # 36 icons: as many steps as with STIR's 500 digits
+LARGE_SIZES = (0.5, 1, 2, 4, 8)  # those with published numbers
+CIFAR: Options = {"epochs": 30, "lr": 0.005, "weight_decay": 0.05, "flip": True, "shift": 4}
+
+
+def _any_size(
+    kind: str, channels: tuple[float, ...], resize: tuple[float, float], shared: Options, tested: tuple[float, ...] = ()
+) -> dict[str, Options]:
+    """Ours and their rivals: all lines of an experiment, under one protocol but for SS-CNN's tuned settings.
+
+    Args:
+        kind: Of network, as in the names "steered-cnn" and "pooled-cnn".
+        channels: The sizes at which ours look at the image.
+        resize: Factors of random resizing.
+        shared: What all lines have in common.
+        tested: The sizes at which the twin looks at test images, by default `channels`.
+    """
+    shared = ANY_SIZE | shared
+    alone = {key: value for key, value in shared.items() if key != "drop"}
+    twin = {**alone, "model": f"pooled-{kind}"}
+    lines: dict[str, Options] = {}
+    for line, model in zip(OURS, ("steered", "pooled"), strict=True):
+        lines[line] = {**shared, "model": f"{model}-{kind}", "channels": channels}
+        lines[line + AUGMENTED] = {**lines[line], "resize": resize}
+    lines |= {TWIN: twin, RESIZED: {**twin, "resize": resize}}
+    lines[SEVERAL] = {**twin, "test_channels": tested or channels, "join": "mean"}
+    return lines | {PAPERS: {**alone, "model": "ss-cnn", **OF_SS_CNN}}
+
+
+def _seeded(lines: dict[str, Options], columns: dict[str, Options], seeds: dict[str, range]) -> tuple[Row, ...]:
+    """One run for each line, column and seed; `seeds` of a line, or else `RIVAL_SEEDS`."""
+    return tuple(
+        Row(line, column, RunConfig(**{**own, **more, "seed": seed}))
+        for (line, own), (column, more) in itertools.product(lines.items(), columns.items())
+        for seed in seeds.get(line, RIVAL_SEEDS)
+    )
+
+
+_STIR_COLUMNS: dict[str, Options] = {
+    f"{title} {protocol}": {
+        "dataset": data,
+        "train_sizes": sizes,
+        **({"epochs": EMOJI_EPOCHS} if data == "stir-emoji" else {}),
+    }
+    for (title, data), (protocol, sizes) in itertools.product(STIR.items(), PROTOCOLS.items())
+}
+_FEW = dict.fromkeys((*OURS, *(line + AUGMENTED for line in OURS), *RIVALS), FEW_SEEDS)
+_SCALE_LINES = _any_size("cnn-large", CHANNELS_SCALE, (0.5, 2.0), {"epochs": 60, "batch_size": 128, "lr": 0.005})
+
+EXPERIMENTS |= {
+    "stir": Experiment(
+        "Accuracy at sizes that training did not show, in brackets at those that it did",
+        _seeded(
+            _any_size("cnn", CHANNELS_STIR, (0.5, 2.0), {}, TEST_CHANNELS),
+            _STIR_COLUMNS,
+            dict.fromkeys(OURS, OUR_SEEDS),
+        ),
+    ),
+    "large-scale": Experiment(
+        "MNIST digits, trained at size 1, accuracy at others",
+        _seeded(
+            _any_size("cnn", CHANNELS_LARGE, (0.5, 8.0), {"epochs": 10}), {"": {"dataset": "mnist-large-scale"}}, _FEW
+        ),
+    ),
+    "rescaled-cifar10": Experiment(
+        "Trained at size 1, error at others",
+        _seeded(_any_size("resnet", CHANNELS_CIFAR, (0.5, 2.0), CIFAR), {"": {"dataset": "rescaled-cifar10"}}, _FEW),
+    ),
+    "new-networks": Experiment(
+        "The paper's datasets with networks that read out by pooling",
+        tuple(
+            Row(line, title, RunConfig(**{**_SCALE_LINES[line], "dataset": data, "split": split}))
+            for line, (data, title), split in itertools.product(_SCALE_LINES, DATASETS.items(), SPLITS)
+            if line != PAPERS  # Table 1 has it
+        ),
+    ),
+}
+
+
+def ours(experiment: str, column: str = "", measure: str = "outside", *, augmented: bool = False) -> Cell:
+    """The cell of an experiment that its targets are about."""
+    return Cell(experiment, LEADING[experiment] + AUGMENTED * augmented, column, measure)
+
+
+def _stir_target(title: str, limits: tuple[float, ...]) -> Claim:
+    columns = [f"{title} {protocol}" for protocol in PROTOCOLS][: len(limits)]
+    shown = ", ".join(f"{limit:g}" for limit in limits)
+    return Claim(
+        f"STIR {title}: accuracy outside the training sizes at least {shown} (Small2Large, Mid2Rest, Large2Small)",
+        "stir",
+        tuple(Pair(ours("stir", c), 100 - limit) for c, limit in zip(columns, limits, strict=True)),
+    )
+
+
+_CIFAR_RIVALS = [Cell("rescaled-cifar10", line, "", "outside") for line in RIVALS]
+TARGETS: dict[str, Claim] = {
+    "stir mnist": _stir_target("MNIST", (94.0, 93.0, 91.0)),
+    "stir emoji": _stir_target("Emoji", (72.0, 82.0, 60.0)),
+    "stir rivals": Claim(
+        "STIR: a lower error outside the training sizes than all rivals, in every protocol",
+        "stir",
+        tuple(
+            Pair(ours("stir", column), Cell("stir", rival, column, "outside"))
+            for column, rival in itertools.product(_STIR_COLUMNS, RIVALS)
+            if "All2All" not in column
+        ),
+    ),
+    "large-scale": Claim(
+        "MNIST Large Scale: accuracy at least 98.6, 99.4, 99.3, 98.9 and 75 at 0.5, 1, 2, 4 and 8",
+        "large-scale",
+        tuple(
+            Pair(ours("large-scale", measure=f"size {size:g}"), round(100 - limit, 1))
+            for size, limit in zip(LARGE_SIZES, (98.6, 99.4, 99.3, 98.9, 75.0), strict=True)
+        ),
+    ),
+    "cifar": Claim(
+        "Rescaled CIFAR-10: error at sizes never seen at most 0.8 times that of every rival",
+        "rescaled-cifar10",
+        tuple(Pair(ours("rescaled-cifar10"), rival, 0.8) for rival in _CIFAR_RIVALS),
+    ),
+    "cifar inside": Claim(
+        "Rescaled CIFAR-10: at the size of training, an error below the plain twin's",
+        "rescaled-cifar10",
+        (Pair(ours("rescaled-cifar10", measure="inside"), Cell("rescaled-cifar10", TWIN, "", "inside")),),
+    ),
+    "new mnist": Claim(
+        "MNIST-Scale: error at most 1.45 % without and 1.35 % with random resizing",
+        "new-networks",
+        tuple(
+            Pair(ours("new-networks", "MNIST-Scale", "test error", augmented=more), limit)
+            for more, limit in ((False, 1.45), (True, 1.35))
+        ),
+    ),
+    "new fmnist": Claim(
+        "FMNIST-Scale: error at most 12.0 %",
+        "new-networks",
+        (Pair(ours("new-networks", "FMNIST-Scale", "test error"), 12.0),),
+    ),
+    "size": Claim(
+        "STIR MNIST: rank correlation of the size that answered with the true one at least 0.9, in every protocol",
+        "size-that-answered",
+        tuple(Pair(ours("stir", f"MNIST {protocol}", "1 - size correlation"), 0.1) for protocol in PROTOCOLS),
+    ),
+}
+"""What networks for any size should reach, set before they were tested. Errors in %; a claim is that one is below."""

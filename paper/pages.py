@@ -15,11 +15,12 @@ from typing import Any
 import jinja2
 
 from benchmarks import report as speed
-from paper import RESULTS, ROOT, figures, grids, measures, quickstart, report
+from paper import RESULTS, ROOT, anysize, figures, grids, measures, quickstart, report
 from scalesteer.files import write_atomically
 
 TEMPLATES = Path("paper", "pages")
 MODULES: tuple[ModuleType, ...] = (
+    anysize,
     measures,
     quickstart,
     report,
@@ -34,7 +35,7 @@ def draw(runs: Path = Path("runs"), data_dir: Path | None = None) -> None:
         runs: Where runs are kept. Figures of trained networks show those of the first split, if they are there.
         data_dir: Where the original images are, if not in the cache.
     """
-    for module in (figures, quickstart, report, speed):
+    for module in (anysize, figures, quickstart, report, speed):
         for place, figure in module.plots().items():
             figures.save(figure, RESULTS / place)
     ss, lsi = (runs / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN"))

@@ -1,10 +1,8 @@
-"""Train on medium digits, test on small and large ones: a scale-steerable network against a plain one, on a CPU.
+"""Train on medium digits, test on small and large ones: one network at several sizes against others, on a CPU.
 
-``make quickstart`` runs this file. Both networks see the same digits, shrunk to 0.5–0.75 of their size, and have about
-the same number of parameters. Then both are tested at sizes from 0.3 to 1.0. A table is printed, and a report with
-figures goes to the folder `quickstart` of the checkout. ``make quickstart ALL=1`` adds the other networks of the paper
-and goes to `quickstart-all` (the spatial transformer has a sixth more parameters). ``make quickstart VARIANTS=1`` takes
-parts of SS-CNN away and goes to `quickstart-variants`.
+``make quickstart`` runs this file. All networks see the same digits, shrunk to 0.5–0.75 of their size. Then they are
+tested at sizes from 0.3 to 1.0. A table is printed, and a report with figures goes to the folder `quickstart` of the
+checkout. ``make quickstart ALL=1`` adds more rivals and variants, with six seeds each, and goes to `quickstart-all`.
 """
 
 from __future__ import annotations
@@ -13,11 +11,10 @@ import argparse
 import base64
 import io
 import json
-import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,19 +24,31 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 
-from paper import RESULTS, ROOT, figures, measures
-from paper.grids import METHODS
+from paper import RESULTS, ROOT, figures
 from paper.markdown import table
+from scalesteer.channels import ScaleChannels
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
-from scalesteer.models import Network, count_parameters, create_model
-from scalesteer.training import environment, evaluate
+from scalesteer.models import count_parameters, create_model, set_input_statistics
+from scalesteer.training import environment
+from scalesteer.training.augment import Augmentation
+from scalesteer.training.loop import rank_correlation
 
-NAMES = {model: method for method, model in METHODS.items()} | {
-    "ss-cnn, points": "SS-CNN, sampled at points",
-    "ss-cnn, one scale": "SS-CNN, one scale",
+OURS = "scale-channels"
+NAMES = {
+    OURS: "Scale channels",
+    "plain-cnn": "Plain CNN",
+    "plain-cnn, resized": "Plain CNN, random resizing",
+    "ss-cnn": "SS-CNN",
+    "scale-channels, resized": "Scale channels, random resizing",
+    "scale-channels, steered": "Scale channels, steered filters",
+    "pooled-cnn": "Plain twin",
+    "pooled-cnn, resized": "Plain twin, random resizing",
+    "pooled-cnn, several sizes": "Plain twin, several sizes at test",
 }
+PENDING = "not measured yet"
 Result = dict[str, Any]
 
 
@@ -51,14 +60,19 @@ class Settings:
     test_images: int = 2000
     train_scales: tuple[float, float] = (0.5, 0.75)
     test_scales: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    models: tuple[str, ...] = ("ss-cnn", "plain-cnn")
+    models: tuple[str, ...] = (OURS, "plain-cnn", "plain-cnn, resized", "ss-cnn")
     seeds: tuple[int, ...] = (0, 1)
     epochs: int = 10
     batch_size: int = 50
     lr: float = 0.01
     weight_decay: float = 0.01
-    widths: tuple[int, int, int] = (12, 24, 36)
+    label_smoothing: float = 0.1
     # Digits at test are 0.4 to 2 times as large as in training: from half to twice, in steps of the root of two.
+    channels: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
+    drop: float = 0.4
+    kernel_size: int = 5  # of the network inside the channels, and of its twin
+    resize: tuple[float, float] = (0.5, 2.0)
+    widths: tuple[int, int, int] = (12, 24, 36)  # of the two networks that are not for any size
     filter_scales: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
     basis: str = "area"
 
@@ -67,33 +81,32 @@ class Settings:
         sizes = (self.train_images, 0, self.test_images)
         return load_split("mnist-scale", 0, part, scale_range=scale_range, sizes=sizes)
 
-    def model(self, name: str, seed: int) -> Network:
-        """A new network: the same scales, widths, input size and fully connected layers for all."""
+    def model(self, name: str, seed: int) -> nn.Module:
+        """A new network."""
         torch.manual_seed(seed)
         name, _, variant = name.partition(", ")
-        own: dict[str, Any] = {"widths": self.widths}
-        if name == "vector-field-cnn":  # two filters per channel: fewer channels for as many parameters
-            own["widths"] = tuple(math.ceil(width * 22 / 30) for width in self.widths)
-        if name in ("ss-cnn", "locally-scale-invariant-cnn", "vector-field-cnn"):
-            own["scales"] = (1.0,) if variant == "one scale" else self.filter_scales
-        if name == "ss-cnn":
-            own["basis"] = "paper" if variant == "points" else self.basis
-        return create_model(name, upsample=1, **own)
+        if name == OURS:
+            kind, size = ("steered-cnn", None) if variant == "steered" else ("pooled-cnn", self.kernel_size)
+            return create_model(kind, "mnist-scale", kernel_size=size, channels=self.channels, drop=self.drop)
+        if name == "pooled-cnn":
+            return create_model(name, "mnist-scale", kernel_size=self.kernel_size)
+        own = {"scales": self.filter_scales, "basis": self.basis} if name == "ss-cnn" else {}
+        return create_model(name, "mnist-scale", upsample=1, widths=self.widths, **own)
+
+    def tested(self, name: str, model: nn.Module) -> nn.Module:
+        """The trained network as it is tested."""
+        return ScaleChannels(model, self.channels, "mean") if name.endswith(", several sizes") else model
 
 
-ALL = ("ss-cnn", "locally-scale-invariant-cnn", "vector-field-cnn", "spatial-transformer", "plain-cnn")
-EDITIONS = {
-    "": Settings(),
-    "all": Settings(models=ALL, seeds=tuple(range(6))),
-    "variants": Settings(models=("ss-cnn", "ss-cnn, points", "ss-cnn, one scale"), seeds=tuple(range(6))),
-}
-"""The quickstart itself, every network of the paper, and SS-CNN without its parts."""
-MINUTES = {"": "3 to 5", "all": "20", "variants": "8"}
+EDITIONS = {"": Settings(), "all": Settings(models=tuple(NAMES), seeds=tuple(range(6)))}
+"""The quickstart itself, and the one with all rivals."""
+MINUTES = {"": "5", "all": "45"}
 
 
-def train(model: Network, images: ImageSet, settings: Settings, seed: int, title: str) -> None:
+def train(model: nn.Module, images: ImageSet, settings: Settings, seed: int, name: str, title: str) -> None:
     """AdamW with a one-cycle learning rate; the last model is the one that is tested."""
-    model.input_std.fill_(images.std)
+    set_input_statistics(model, images.std)
+    change = Augmentation(resize=settings.resize) if name.endswith(", resized") else None
     steps = settings.epochs * (len(images) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.lr, total_steps=steps)
@@ -102,13 +115,25 @@ def train(model: Network, images: ImageSet, settings: Settings, seed: int, title
     with require("tqdm").tqdm(total=steps, desc=title, unit="step", disable=None) as bar:
         for _ in range(settings.epochs):
             for x, labels in images.batches(settings.batch_size, generator=order, drop_last=True):
-                loss = F.cross_entropy(model(x), labels)
+                logits = model(x if change is None else change(x))
+                loss = F.cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 schedule.step()
                 bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
                 bar.update()
+
+
+@torch.no_grad()
+def answer(model: nn.Module, images: ImageSet) -> tuple[Tensor, Tensor | None]:
+    """The class of each image, and from a network with scale channels the size that answered: `(N,)` both."""
+    model.eval()
+    batches = (x for x, _ in images.batches(200))
+    if not isinstance(model, ScaleChannels):
+        return torch.cat([model(x).argmax(1) for x in batches]), None
+    pairs = [model(x, return_scales=True) for x in batches]
+    return torch.cat([logits.argmax(1) for logits, _ in pairs]), torch.cat([size for _, size in pairs])
 
 
 def run(settings: Settings, folder: Path, command: str = "make quickstart") -> Result:
@@ -120,45 +145,52 @@ def run(settings: Settings, folder: Path, command: str = "make quickstart") -> R
     low, high = settings.train_scales
     unseen = [size for size in tests if not low <= size <= high]
     runs = []
-    models: dict[tuple[str, int], Network] = {}
+    parameters: dict[str, int] = {}
+    first: dict[float, tuple[Tensor, Tensor]] = {}  # what our network of the first seed answers
     for seed in settings.seeds:
         for name in settings.models:
-            model = models[name, seed] = settings.model(name, seed)
+            model = settings.model(name, seed)
+            parameters[name] = count_parameters(model)
             title = f"{NAMES[name]}, seed {seed}"
             begun = time.perf_counter()
-            train(model, train_images, settings, seed, title)
+            train(model, train_images, settings, seed, name, title)
             trained = time.perf_counter()
-            errors = {size: evaluate(model, images)["error"] for size, images in tests.items()}
+            answers = {size: answer(settings.tested(name, model), images) for size, images in tests.items()}
+            errors = {s: float((answers[s][0] != images.labels).float().mean()) for s, images in tests.items()}
             seconds = {"train": round(trained - begun, 1), "test": round(time.perf_counter() - trained, 1)}
-            outside = statistics.fmean(errors[size] for size in unseen)
-            about = {"model": name, "seed": seed, "errors": list(errors.values()), "outside": outside}
-            runs.append({**about, "seconds": seconds})
-            print(
-                f"{title}: {sum(seconds.values()):.0f} s, error at sizes never seen {100 * outside:.1f} %", flush=True
-            )
-    ours: Any = models["ss-cnn", settings.seeds[0]]
+            means = {"outside": statistics.fmean(errors[size] for size in unseen)}
+            means["inside"] = statistics.fmean(error for size, error in errors.items() if size not in unseen)
+            runs.append({"model": name, "seed": seed, "errors": list(errors.values()), **means, "seconds": seconds})
+            said = f"error at sizes never seen {100 * means['outside']:.1f} %, at those of training"
+            print(f"{title}: {sum(seconds.values()):.0f} s, {said} {100 * means['inside']:.1f} %", flush=True)
+            if name == OURS:
+                first = first or {
+                    size: (labels, found) for size, (labels, found) in answers.items() if found is not None
+                }
     result: Result = {
         "settings": asdict(settings),
-        "parameters": {name: count_parameters(models[name, settings.seeds[0]]) for name in settings.models},
+        "parameters": parameters,
         "runs": runs,
         "outside": unseen,
         "summary": summarize(runs),
+        "answered": answered_sizes({size: found for size, (_, found) in first.items()}),
         "seconds": round(time.perf_counter() - started, 1),
         "cpu_seconds": round(time.process_time() - cpu_started, 1),
         "threads": torch.get_num_threads(),
         "environment": environment(train_images) | {"command": command},
         "test_data": {str(size): images.about.get("digest") for size, images in tests.items()},
-        "winning_scale": {
-            str(size): measures.mean_winning_scale(
-                *measures.winning_scales(ours, next(images.batches(200))[0]), ours.first.scales
-            )
-            for size, images in tests.items()
-        },
     }
     result = json.loads(json.dumps(result))  # as it is read back
-    write(folder / "index.html", page(result, ours, list(tests.values())))
+    write(folder / "index.html", page(result, tests, first))
     write(folder / "result.json", result)
     return result
+
+
+def answered_sizes(found: Mapping[float, Tensor]) -> Result:
+    """The size that answered at each true size, as quartiles, and the rank correlation of the two over all images."""
+    true = np.concatenate([np.full(len(sizes), size) for size, sizes in found.items()])
+    quartiles = {size: np.quantile(sizes.numpy(), (0.25, 0.5, 0.75)).round(4).tolist() for size, sizes in found.items()}
+    return {"quartiles": quartiles, "correlation": rank_correlation(torch.cat(list(found.values())).numpy(), true)}
 
 
 def write(path: Path, content: str | Result) -> None:
@@ -177,22 +209,23 @@ def summarize(runs: Sequence[Result]) -> Result:
         summary[name] = {
             "errors": np.mean([r["errors"] for r in own], axis=0).tolist(),
             "outside": statistics.fmean(outside),
+            "inside": statistics.fmean(r["inside"] for r in own),
             "std": statistics.stdev(outside) if len(own) > 2 else None,
         }
     return summary
 
 
 def rows(result: Result) -> list[list[str]]:
-    """The table: a head, then one row per network; one column per scale, the last for the mean outside the range."""
+    """The table: a head, then one row per network; one column per scale, then the means inside and outside."""
     low, high = result["settings"]["train_scales"]
     sizes = (f"{s}{'*' if low <= s <= high else ''}" for s in result["settings"]["test_scales"])
-    head = ["size of the digits", *sizes, "mean outside"]
+    head = ["size of the digits", *sizes, "mean inside*", "mean outside"]
     return [head, *([NAMES[name], *percent(errors)] for name, errors in result["summary"].items())]
 
 
 def percent(errors: Result) -> list[str]:
     """The cells of a row."""
-    *cells, mean = (f"{100 * e:.1f}" for e in (*errors["errors"], errors["outside"]))
+    *cells, mean = (f"{100 * e:.1f}" for e in (*errors["errors"], errors["inside"], errors["outside"]))
     return [*cells, f"{mean} ± {100 * errors['std']:.1f}" if errors.get("std") is not None else mean]
 
 
@@ -202,10 +235,11 @@ def note(result: Result) -> str:
     low, high = settings["train_scales"]
     *counts, last = (f"{count:,}" for count in result["parameters"].values())
     deviation = "± standard deviation " if len(settings["seeds"]) > 2 else ""
+    seeds = f"mean {deviation}over {len(settings['seeds'])} seeds" if len(settings["seeds"]) > 1 else "one seed each"
     return (
-        f"Test error in %, mean {deviation}over {len(settings['seeds'])} seeds; trained on "
-        f"{settings['train_images']:,} MNIST digits shrunk to {low:g}–{high:g} of their size (* within that range), "
-        f"tested on {settings['test_images']:,} others at each size; {', '.join(counts)} and {last} parameters."
+        f"Test error in %, {seeds}; trained on {settings['train_images']:,} MNIST digits shrunk to {low:g}–{high:g} of "
+        f"their size (* within that range), tested on {settings['test_images']:,} others at each size; "
+        f"{', '.join(counts)} and {last} parameters."
     )
 
 
@@ -223,15 +257,17 @@ def error_figure(result: Result) -> Figure:
     return figures.plot_errors(curves, settings["test_scales"], "size of the test digits", span)
 
 
-def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
+def page(result: Result, tests: Mapping[float, ImageSet], answers: Mapping[float, tuple[Tensor, Tensor]]) -> str:
     """The report: one page that needs nothing but itself, rendered from `quickstart.html`."""
     sizes = result["settings"]["test_scales"]
-    chosen = sorted({round(i) for i in np.linspace(0, len(sizes) - 1, 4)})
-    digits = torch.stack([tests[i][0][0] for i in chosen])  # the same digit at several sizes
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    won = list(result["winning_scale"].values())
     head, *networks = rows(result)
     runs = [[f"{NAMES[one['model']]}, seed {one['seed']}", *percent(one)] for one in result["runs"]]
+    labels = next(iter(tests.values())).labels
+    shown = [int((labels == digit).nonzero()[0]) for digit in labels.unique()[::2]]  # the first of every other class
+    digits = {size: images.images[shown] for size, images in tests.items()}
+    said = {size: [int(classes[i]) for i in shown] for size, (classes, _) in answers.items()}
+    quartiles = {float(size): own for size, own in result["answered"]["quartiles"].items()}
     report: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, autoescape=True).render(
         result=result,
         verdict=verdict(result),
@@ -240,10 +276,10 @@ def page(result: Result, model: Network, tests: Sequence[ImageSet]) -> str:
         networks=networks,
         runs=runs,
         errors=embedded(error_figure(result)),
-        filters=embedded(figures.plot_filter_bank(model.first)),
-        winners=embedded(figures.plot_winning_scales(model, digits, [f"size {sizes[i]}" for i in chosen])),
+        sizes=embedded(figures.plot_answered_sizes(quartiles, tuple(result["settings"]["train_scales"]))),
+        digits=embedded(figures.plot_answers(digits, said, labels[shown].tolist())),
         enlarged=f"{sizes[-1] / sizes[0]:.1f}",
-        moved=f"{won[-1] / won[0]:.1f}",
+        moved=f"{quartiles[sizes[-1]][1] / quartiles[sizes[0]][1]:.1f}",
     )
     return report
 
@@ -255,10 +291,16 @@ def embedded(figure: Figure) -> str:
     return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
-def recorded(edition: str = "") -> Result:
-    """What was measured and kept of one of `EDITIONS`."""
-    found: Result = json.loads((RESULTS / "quickstart" / f"{_named('result', edition)}.json").read_text())
+def recorded(edition: str = "") -> Result | None:
+    """What was measured and kept of one of `EDITIONS`, if anything was."""
+    path = RESULTS / "quickstart" / f"{_named('result', edition)}.json"
+    found: Result | None = json.loads(path.read_text()) if path.exists() else None
     return found
+
+
+def command_of(edition: str) -> str:
+    """The command that makes an edition."""
+    return "make quickstart" + (f" {edition.upper()}=1" if edition else "")
 
 
 def _named(name: str, edition: str) -> str:
@@ -268,57 +310,83 @@ def _named(name: str, edition: str) -> str:
 def quickstart_table(edition: str = "") -> str:
     """The table as Markdown, and what it is about."""
     result = recorded(edition)
+    if result is None:
+        return f"*{PENDING.capitalize()}: {command_of(edition)}.*"
     return f"{table(rows(result))}\n\n{note(result)}".replace("*", "\\*")
 
 
 def quickstart_outside(edition: str = "") -> dict[str, str]:
     """The mean error in % at the sizes never seen, by network."""
-    return {NAMES[name]: percent(own)[-1] for name, own in recorded(edition)["summary"].items()}
+    return _by_network(edition, lambda own: percent(own)[-1])
 
 
 def quickstart_within(edition: str = "") -> dict[str, str]:
     """The mean error in % at the sizes within the range of training, by network."""
+    return _by_network(edition, lambda own: f"{100 * own['inside']:.1f}")
+
+
+def _by_network(edition: str, number: Callable[[Result], str]) -> dict[str, str]:
     result = recorded(edition)
-    sizes = result["settings"]["test_scales"]
-    within = [i for i, size in enumerate(sizes) if size not in result["outside"]]
-    means = {name: statistics.fmean(own["errors"][i] for i in within) for name, own in result["summary"].items()}
-    return {NAMES[name]: f"{100 * mean:.1f}" for name, mean in means.items()}
+    if result is None:
+        return {NAMES[name]: PENDING for name in EDITIONS[edition].models}
+    return {NAMES[name]: number(own) for name, own in result["summary"].items()}
+
+
+def quickstart_lowest(edition: str = "") -> str:
+    """The network with the lowest mean error at the sizes never seen, and that error."""
+    found = quickstart_outside(edition)
+    if PENDING in found.values():
+        return PENDING
+    best = min(found, key=lambda name: float(found[name].split()[0]))
+    return f"{best}, {found[best]} %"
+
+
+def quickstart_correlation(edition: str = "") -> str:
+    """The rank correlation of the size that answered with the true size."""
+    result = recorded(edition)
+    return PENDING if result is None else f"{result['answered']['correlation']:.2f}"
+
+
+def quickstart_minutes(edition: str = "") -> str:
+    """How long everything took, and on how many threads."""
+    result = recorded(edition)
+    return PENDING if result is None else f"{result['seconds'] / 60:.1f} minutes on {result['threads']} CPU threads"
 
 
 def quickstart_settings(edition: str = "") -> Result:
-    """What was trained and tested, as in :class:`Settings`."""
-    settings: Result = recorded(edition)["settings"]
-    return settings
+    """What is trained and tested, as in :class:`Settings`."""
+    return asdict(EDITIONS[edition])
 
 
 VIEWS = {
     "quickstart_table": quickstart_table,
     "quickstart_outside": quickstart_outside,
     "quickstart_within": quickstart_within,
+    "quickstart_lowest": quickstart_lowest,
+    "quickstart_correlation": quickstart_correlation,
+    "quickstart_minutes": quickstart_minutes,
     "quickstart_settings": quickstart_settings,
 }
 
 
 def plots() -> dict[str, Figure]:
     """The error against the size of the digits, by its place in results/."""
-    return {f"quickstart/{_named('errors', edition)}.png": error_figure(recorded(edition)) for edition in EDITIONS}
+    kept = {edition: result for edition in EDITIONS if (result := recorded(edition))}
+    return {f"quickstart/{_named('errors', edition)}.png": error_figure(result) for edition, result in kept.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m paper.quickstart", description=__doc__)
-    longer = parser.add_mutually_exclusive_group()
-    for edition, help_text in (("all", "every network of the paper"), ("variants", "SS-CNN without its parts")):
-        text = f"{help_text}, six seeds each: {MINUTES[edition]} minutes"
-        longer.add_argument(f"--{edition}", dest="edition", action="store_const", const=edition, default="", help=text)
+    text = f"more rivals and variants, six seeds each: {MINUTES['all']} minutes"
+    parser.add_argument("--all", dest="edition", action="store_const", const="all", default="", help=text)
     parser.add_argument("--record", action="store_true", help="also keep the numbers in results/quickstart")
     options = parser.parse_args(arguments)
     settings, folder = EDITIONS[options.edition], ROOT / _named("quickstart", options.edition)
     many = f"{len(settings.models)} small networks on MNIST digits, {len(settings.seeds)} times each"
     print(f"Training {many}: about {MINUTES[options.edition]} minutes on two cores.", flush=True)
-    command = "make quickstart" + (f" {options.edition.upper()}=1" if options.edition else "")
     try:
-        result = run(settings, folder, command)
+        result = run(settings, folder, command_of(options.edition))
         if options.record:
             write(RESULTS / "quickstart" / f"{_named('result', options.edition)}.json", result)
     except KeyboardInterrupt:
@@ -328,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"quickstart: {error}", file=sys.stderr)
         return 2
     for first, *cells, last in rows(result):
-        print(f"{first:<27}{''.join(f'{cell:>7}' for cell in cells)}{last:>14}")
+        print(f"{first:<35}{''.join(f'{cell:>7}' for cell in cells[:-1])}{cells[-1]:>14}{last:>14}")
     print(f"\n{note(result)}\n{verdict(result)}\n\nThe report: {folder / 'index.html'}")
     return 0
 

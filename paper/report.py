@@ -21,7 +21,7 @@ from scipy.stats import t as student
 from paper import RESULTS, ROOT, figures, grids, results
 from paper.grids import CLAIMS, DATASETS, EXPERIMENTS, METHODS, MOVED, PAPER, STRENGTHS, Cell, Pair
 from paper.markdown import table as markdown
-from scalesteer.data import ELASTIC_ALPHAS
+from scalesteer.data import ELASTIC_ALPHAS, SIZED_DATASETS
 from scalesteer.data.scale import SPLITS
 from scalesteer.training.loop import SCALE_BINS
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 GAP = "–"
 SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())
+OBJECT_SIZES = tuple(
+    dict.fromkeys(f"size {size:.3g}" for dataset in SIZED_DATASETS.values() for size in dataset.sizes)
+)  # errors at one size of the object each
+ANY_SIZE = ("inside", "outside", "1 - size correlation", *OBJECT_SIZES)
 MEANS = {"val_loss": ".3f", "parameters": ",.0f", "seconds": ",.0f", **dict.fromkeys(SIZES, ".2f")}  # without deviation
 VALIDATION_CHOSE = "number chosen by validation"  # of epochs, for each method its own
 MORE_EPOCHS = (*(f"{epochs} epochs" for epochs in grids.EPOCHS[1:]), VALIDATION_CHOSE)
@@ -40,7 +44,7 @@ VIEWS: dict[str, Callable[..., str]] = {}
 
 def view(function: Callable[..., str]) -> Callable[..., str]:
     """Let templates call a function of the results by its name, with those of results/."""
-    VIEWS[function.__name__] = lambda *arguments, **options: function(_published(), *arguments, **options)
+    VIEWS[function.__name__] = lambda *arguments, **options: function(published(), *arguments, **options)
     return function
 
 
@@ -75,15 +79,26 @@ def load(folder: Path = RESULTS) -> Data:
             line |= {key: result.get(key, math.nan) for key in ("val_loss", "best_epoch", "parameters", "seconds")}
             line |= {f"{key} error": 100 * result.get(f"{key}_error", math.nan) for key in ("val", "test")}
             line |= {f"{row['from']:g}–{row['to']:g}": 100 * row["error"] for row in bins}
+            if config.dataset in SIZED_DATASETS:
+                line |= _by_size(result)
             found.append(line | distorted.get(config.name, {}))
-    numbers = ["val_loss", "best_epoch", "parameters", "seconds", "val error", "test error", *SIZES, *DISTORTIONS]
+    numbers = ["val_loss", "best_epoch", "parameters", "seconds", "val error", "test error"]
+    numbers += [*SIZES, *DISTORTIONS, *ANY_SIZE]
     words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
     lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
     lines.loc[~lines["device"].isin(lines["device"].mode()[:1]), "seconds"] = math.nan  # times compare on one device
     return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
 
 
-_published = lru_cache(maxsize=1)(load)
+def _by_size(result: results.Result) -> dict[str, float]:
+    """Errors at each size of the object, and inside and outside the training sizes: inside is all, if all were seen."""
+    found = {f"size {row['from']:.3g}": 100 * row["error"] for row in result.get("test_error_by_scale", ())}
+    inside = result.get("test_error_inside", result.get("test_error", math.nan))
+    found |= {"inside": 100 * inside, "outside": 100 * result.get("test_error_outside", math.nan)}
+    return found | {"1 - size correlation": 1 - result.get("size_correlation", math.nan)}
+
+
+published = lru_cache(maxsize=1)(load)
 
 
 @lru_cache(maxsize=64)
@@ -92,8 +107,8 @@ def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
 
     With `averaged`, a number of a run that was made more than once is the mean.
     """
-    rows = [(*row, row.config.split, row.config.name) for row in EXPERIMENTS[experiment].rows]
-    grid = pd.DataFrame(rows, columns=["line", "column", "config", "split", "run"])
+    rows = [(*row, row.config.split, row.config.seed, row.config.name) for row in EXPERIMENTS[experiment].rows]
+    grid = pd.DataFrame(rows, columns=["line", "column", "config", "split", "seed", "run"])
     made = data.results
     first = made[made["turn"] == 0].drop(columns="config")
     if averaged:
@@ -105,12 +120,18 @@ def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
 
 @lru_cache(maxsize=4096)
 def values(data: Data, cell: Cell, averaged: bool = True) -> pd.Series:
-    """The numbers of a cell by split, NaN where one is missing."""
-    found = runs(data, cell.experiment, averaged)
-    chosen = found[(found["line"] == cell.line) & (found["column"] == cell.column)]
-    if chosen.empty:
+    """The numbers of a cell by split and seed, NaN where one is missing."""
+    chosen = _cells(data, cell.experiment, averaged).get((cell.line, cell.column))
+    if chosen is None:
         raise ValueError(f"there is no cell {cell.line!r}, {cell.column!r} in the experiment {cell.experiment!r}.")
-    return chosen.set_index("split")[cell.measure]
+    return chosen[cell.measure]
+
+
+@lru_cache(maxsize=64)
+def _cells(data: Data, experiment: str, averaged: bool) -> dict[tuple[str, str], pd.DataFrame]:
+    """The runs of each cell by line and column, one line for each split and seed."""
+    found = runs(data, experiment, averaged).set_index(["split", "seed"])
+    return dict(iter(found.groupby(["line", "column"], sort=False)))  # type: ignore[arg-type]
 
 
 def lines(experiment: str) -> list[str]:
@@ -137,7 +158,7 @@ def decimal(number: float, form: str = ".2f") -> str:
     return text if text.strip("+-0.") else text.lstrip("+-")
 
 
-def spread(numbers: Iterable[float], form: str = ".2f") -> str:
+def spread(numbers: Iterable[float], form: str = ".2f", digits: int = 2) -> str:
     """Mean ± standard deviation (n − 1), and how many of the numbers there are if some are missing.
 
     Example:
@@ -148,7 +169,7 @@ def spread(numbers: Iterable[float], form: str = ".2f") -> str:
     found = [number for number in numbers if not math.isnan(number)]
     if not found:
         return GAP
-    deviation = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
+    deviation = f" ± {statistics.stdev(found):.{digits}f}" if len(found) > 1 else ""
     missing = f" ({len(found)} of {len(numbers)})" if len(found) < len(numbers) else ""
     return f"{decimal(statistics.fmean(found), form)}{deviation}{missing}"
 
@@ -204,9 +225,38 @@ def interval(changes: Iterable[float]) -> Interval:
     return Interval(found, low, high, len(found) == len(changes) > 1)
 
 
-def minus(data: Data, first: Cell, second: Cell, times: float = 1) -> Interval:
-    """The first cell minus `times` the second, split by split: all methods see the same images in a split."""
-    return interval(values(data, first) - times * values(data, second))
+def minus(data: Data, first: Cell, second: Cell | float, times: float = 1) -> Interval:
+    """The first cell minus `times` the second, or a number, split by split: all methods see the same images in a split.
+
+    Runs of one split differ in their seeds, which pair nothing: their interval is Welch's.
+    """
+    ours = values(data, first)
+    if not isinstance(second, Cell):
+        return interval(ours - times * second)
+    theirs = times * values(data, second)
+    if ours.index.unique("split").size > 1 or theirs.index.unique("split").size > 1:
+        return interval(ours - theirs)
+    return welch(list(ours), list(theirs))
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """The interval of the mean of the first minus that of the second, which are not paired; NaN is a missing number.
+
+    `changes` are those of the first from the second's mean.
+    """
+    ours, theirs = ([number for number in numbers if not math.isnan(number)] for numbers in (first, second))
+    whole = len(ours) == len(first) > 1 and len(theirs) == len(second) > 1
+    if len(ours) < 2 or len(theirs) < 2:
+        return Interval([], -math.inf, math.inf, whole=False)
+    change = statistics.fmean(ours) - statistics.fmean(theirs)
+    parts = [statistics.variance(numbers) / len(numbers) for numbers in (ours, theirs)]
+    reach = 0.0
+    if sum(parts):
+        freedom = sum(parts) ** 2 / sum(
+            part**2 / (len(numbers) - 1) for part, numbers in zip(parts, (ours, theirs), strict=True)
+        )
+        reach = student.ppf(0.975, freedom) * math.sqrt(sum(parts))
+    return Interval([number - statistics.fmean(theirs) for number in ours], change - reach, change + reach, whole)
 
 
 def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
@@ -219,7 +269,12 @@ def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
     verdicts = {result.verdict for _, result in found}
     verdict = next((word for word in (GAP, "fails", "undecided") if word in verdicts), "holds")
     end = "low" if verdict == "fails" else "high"
-    return verdict, *max(found, key=lambda entry: getattr(entry[1], end) / values(data, entry[0].second).mean())
+
+    def share(entry: tuple[Pair, Interval]) -> float:
+        second = entry[0].second
+        return float(getattr(entry[1], end) / (values(data, second).mean() if isinstance(second, Cell) else second))
+
+    return verdict, *max(found, key=share)
 
 
 # Tables
@@ -535,6 +590,8 @@ def _papers(cell: Cell) -> str:
 def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
     """Both numbers of a pair, each with what sets it apart, and in what they are alike."""
     first, second, _ = pair
+    if not isinstance(second, Cell):
+        raise TypeError(f"a claim of the paper compares two cells (got {second!r}).")
     names, alike = (first.line, second.line), first.measure if first.measure in STRENGTHS else first.column
     if first.line == second.line:
         names, alike = (first.column, second.column), first.line
@@ -546,8 +603,8 @@ def verdict(data: Data, claim: str, way: str = "") -> str:
     """Whether a claim holds; one on distortion also after so many epochs, or after those that validation chose."""
     own = epochs_of(data, way) if way else {}
 
-    def then(cell: Cell) -> Cell:
-        return cell._replace(column=own.get(cell.line, cell.column))
+    def then(cell: Any) -> Any:
+        return cell._replace(column=own.get(cell.line, cell.column)) if isinstance(cell, Cell) else cell
 
     compared = [Pair(then(first), then(second), times) for first, second, times in CLAIMS[claim].pairs]
     return decide(data, compared)[0] if own or not way else GAP

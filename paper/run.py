@@ -27,16 +27,18 @@ def select(
     splits: Iterable[int] | None = None,
     methods: Iterable[str] | None = None,
     datasets: Iterable[str] | None = None,
+    seeds: Iterable[int] | None = None,
 ) -> Experiment:
-    """The part of an experiment with these splits, lines and datasets; None means all.
+    """The part of an experiment with these splits, lines, datasets and seeds; None means all.
 
     Raises:
-        ValueError: If it has no such split, line or dataset.
+        ValueError: If it has no such split, line, dataset or seed.
     """
     parts: dict[str, tuple[Iterable[Any] | None, Callable[[Row], Any]]] = {
         "splits": (splits, lambda row: row.config.split),
         "methods": (methods, lambda row: row.line),
         "datasets": (datasets, lambda row: row.config.dataset),
+        "seeds": (seeds, lambda row: row.config.seed),
     }
     rows = experiment.rows
     for name, (asked, own) in parts.items():

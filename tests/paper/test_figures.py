@@ -273,6 +273,7 @@ def test_ratios_are_lines_with_a_dot_for_each_pair():
 
 
 def test_the_scale_error_is_that_of_the_images_in_each_bin(needed, image_set):
+    image_set = replace(image_set, about={"scale_range": (0.3, 1.0)})  # drawn from a range: shown in bins
     figure = figures.plot_scale_error({"SS-CNN": needed["ss"]}, image_set)
     (line,) = figure.axes[0].get_lines()
     with torch.no_grad():
@@ -323,3 +324,24 @@ def test_a_steered_filter_is_shown_at_each_of_its_scales():
     layer = ScaleSteerableConv2d(1, 2, scales=(1.0, 1.5), basis=LogRadialBasis.preset("area"))
     titles = [axis.get_title() for axis in figures.plot_steered(layer, channel=1).axes]
     assert titles[:2] == ["s = 1.00, 7 x 7", "s = 1.50, 11 x 11"]
+
+
+def test_answered_sizes_are_medians_beside_a_proportional_line():
+    figure = figures.plot_answered_sizes({0.5: (0.9, 1.0, 1.2), 1.0: (1.8, 2.0, 2.1)}, (0.5, 0.75))
+    lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
+    assert list(lines["median"]) == list(lines["proportional"]) == pytest.approx([1.0, 2.0])
+
+
+def test_answers_are_marked_where_they_are_wrong():
+    images = {size: torch.zeros(2, 4, 4, dtype=torch.uint8) for size in (0.5, 1.0)}
+    axes = figures.plot_answers(images, {0.5: [3, 7], 1.0: [3, 1]}, [3, 7]).axes
+    assert [axis.get_xlabel() for axis in axes] == ["3", "3", "7", "1 ✗"]
+    assert [axis.get_title() for axis in axes] == ["size 0.5", "size 1", "", ""]
+
+
+def test_panels_share_an_axis_that_shows_every_error():
+    panels = {"a": ({"net": [[0.1, 0.2]]}, (1, 1)), "b": ({"net": [[0.1, 0.9]]}, (2, 2))}
+    figure = figures.plot_error_panels(panels, (1, 2), "size")
+    assert [axis.get_title() for axis in figure.axes] == ["a", "b"]
+    assert figure.axes[0].get_ylim()[0] == 0
+    assert figure.axes[0].get_ylim()[1] > 90

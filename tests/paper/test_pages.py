@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import report as speed
-from paper import ROOT, figures, grids, pages, quickstart, report
+from paper import ROOT, anysize, figures, grids, pages, quickstart, report
 from paper.markdown import table
 
 
@@ -89,7 +89,7 @@ def test_everything_that_results_have_the_numbers_for_is_drawn_again(tmp_path, m
         asked.append((name, *runs))
         return Figure()
 
-    for module in (figures, quickstart, report, speed):
+    for module in (anysize, figures, quickstart, report, speed):
         monkeypatch.setattr(module, "plots", lambda module=module: {f"{module.__name__}/plot.png": Figure()})
     monkeypatch.setattr(figures, "draw", of_networks)
     monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
@@ -103,6 +103,7 @@ def test_everything_that_results_have_the_numbers_for_is_drawn_again(tmp_path, m
     assert asked == [(name, *runs, Path("originals")) for name in figures.OF_NETWORKS]
     drawn = {path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*.png")}
     assert drawn == {
-        *(f"{name}/plot.png" for name in ("paper.figures", "paper.quickstart", "paper.report", "benchmarks.report")),
+        *(f"paper.{name}/plot.png" for name in ("anysize", "figures", "quickstart", "report")),
+        "benchmarks.report/plot.png",
         *(f"figures/{name}.png" for name in figures.OF_NETWORKS),
     }

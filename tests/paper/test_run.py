@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paper import __main__ as commands
-from paper import pages, run
+from paper import grids, pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
 from paper.results import publish, read
 from scalesteer.cli import main
@@ -143,6 +143,8 @@ def test_part_of_an_experiment():
     part = run.select(EXPERIMENTS["1"], splits=[1, 3], methods=["SS-CNN"], datasets=["mnist-scale"])
     assert [(c.split, c.model, c.dataset) for c in part.runs] == [(s, "ss-cnn", "mnist-scale") for s in (1, 3)]
     assert run.select(EXPERIMENTS["2"]) == EXPERIMENTS["2"]
+    seeds = run.select(EXPERIMENTS["stir"], seeds=[7], datasets=["stir-mnist"]).rows
+    assert {(row.config.seed, row.line) for row in seeds} == {(7, line) for line in grids.OURS}
 
 
 def test_forecast_counts_runs_that_cost_the_same(undisturbed, tiny, tmp_path):

@@ -228,8 +228,9 @@ def from_mirror(mirror: str) -> Payloads:
     return {file: read_idx(file, download(f"{mirror}{file}.gz"), f"{mirror}{file}.gz") for file in FILES}
 
 
-def download(url: str, limit: int = _LARGEST_FILE) -> bytes:
+def download(url: str, limit: int | None = None) -> bytes:
     """What an address gives, within limits of size and time for the whole of it."""
+    limit = _LARGEST_FILE if limit is None else limit
     content, deadline = bytearray(), time.monotonic() + _DOWNLOAD_S
     with urlopen(url, timeout=20) as response, files.progress_bar(desc=url, unit="B", unit_scale=True) as bar:
         while part := response.read1(1 << 16):  # whatever has arrived: a whole block could take for ever
