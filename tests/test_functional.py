@@ -43,8 +43,8 @@ def test_the_default_layer_has_the_same_numbers_with_both_backends(channels, ker
         y, winner = layer(x, return_scales=True)
         y.square().sum().backward()
         results.append((y, winner.double(), layer.coefficients.grad))
-    for direct, fast in zip(*results, strict=True):
-        assert largest_difference(fast, direct) < 1e-10
+    for expected, actual in zip(*results, strict=True):
+        assert largest_difference(actual, expected) < 1e-10
     assert len(results[0][1].unique()) > 5
 
 

@@ -212,8 +212,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         kernel_size: Window of the filter at scale 1, odd and at least 3; a pair is accepted when both are equal. Take 7
-            or more: on a pixel grid a small filter has no room to change its size. With the preset ``"area"`` and a
-            scale of 1.5 the filters miss the theory by about 40 % with a kernel of 3, 11 % with 7 and 3 % with 11
+            or more: on a pixel grid a small filter has no room to change its size. At a scale of 1.5 the filters of the
+            default basis miss the theory by about 47 % with a kernel of 3, 12 % with 5, 4 % with 7 and 2 % with 11
             (:func:`scalesteer.testing.steering_error`).
         stride: How many pixels the window moves from one output pixel to the next, an integer or a pair.
         padding: Rows and columns added around the image, an integer or a pair; ``"same"`` for an output as large as
