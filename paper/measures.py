@@ -1,6 +1,7 @@
 """What the pages and figures state, as numbers: of first layers, of the paper's discussion, of Theorem 1, of the data.
 
-``python -m paper.measures`` measures again what docs/guide/maths.md and docs/data.md show, and keeps it in results/.
+``python -m paper.measures`` measures again what docs/guide/maths.md and docs/data.md show, and keeps it in results/; it
+trains a few small networks, two to four minutes on one core.
 """
 
 from __future__ import annotations
@@ -413,16 +414,39 @@ SET_UPS: dict[str, tuple[str, tuple[float, ...]]] = {
     "`smooth`, wide scales": ("smooth", WIDE_SCALES),
 }
 MOVES = (1.2, 1.5, 1.8)
+PLAIN = "`nn.Conv2d` with filters of sum zero"
+
+
+class SumZero(nn.Module):
+    """Keeps the sum of every filter at zero: takes from the weights their part along `sums`, what each of them adds."""
+
+    def __init__(self, sums: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("direction", sums / sums.norm(), persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        direction = self.get_buffer("direction")
+        along = (weight * direction).flatten(2).sum(2)  # (C_out, C_in)
+        return weight - along.view(*along.shape, *[1] * direction.ndim) * direction
+
+
+def sum_zero_conv() -> nn.Conv2d:
+    """A plain convolution whose filters sum to zero, in training too; scale-steerable ones start so."""
+    conv = nn.Conv2d(1, 16, 7, padding="same", bias=False)
+    nn.utils.parametrize.register_parametrization(conv, "weight", SumZero(torch.ones(7, 7)))
+    return conv
+
+
+def sum_zero_steered() -> ScaleSteerableConv2d:
+    """The default layer, its filters kept at a sum of zero; an averaged edge makes the sum the same at every scale."""
+    layer = ScaleSteerableConv2d(1, 16, padding="same", bias=False)
+    sums = torch.from_numpy(harmonics.steered_basis(layer.basis, 7, 1.0)).sum((-2, -1)).float()  # (K, J, 2)
+    nn.utils.parametrize.register_parametrization(layer, "coefficients", SumZero(sums))
+    return layer
 
 
 def equivariance_errors() -> dict[str, dict[str, Any]]:
     """Of fresh layers of 16 filters, in the mean over a few draws: number of scales, taps, and the meter's error."""
-
-    def plain() -> nn.Conv2d:
-        conv = nn.Conv2d(1, 16, 7, padding="same", bias=False)
-        with torch.no_grad():
-            conv.weight -= conv.weight.mean((2, 3), keepdim=True)
-        return conv
 
     def measured(make: Callable[[], nn.Module], draws: int) -> list[float]:
         with torch.random.fork_rng():
@@ -430,11 +454,55 @@ def equivariance_errors() -> dict[str, dict[str, Any]]:
             errors = [[equivariance_error(layer, s) for s in MOVES] for layer in (make() for _ in range(draws))]
         return [round(float(e), 3) for e in np.mean(errors, axis=0)]
 
-    found = {"`nn.Conv2d` with filters of sum zero": {"scales": 1, "taps": 49, "errors": measured(plain, 8)}}
+    found = {PLAIN: {"scales": 1, "taps": 49, "errors": measured(sum_zero_conv, 8)}}
     for name, (preset, scales) in SET_UPS.items():
         make = partial(ScaleSteerableConv2d, 1, 16, 7, padding="same", basis=preset, scales=scales)
         taps = sum(n * n for n in make().sizes)
         found[name] = {"scales": len(scales), "taps": taps, "errors": measured(make, 2)}
+    return found
+
+
+STEERED = "`ScaleSteerableConv2d`"
+FIRST_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    PLAIN: sum_zero_conv,
+    f"{STEERED} with filters of sum zero": sum_zero_steered,
+    "`nn.Conv2d`": partial(nn.Conv2d, 1, 16, 7, padding="same", bias=False),
+    STEERED: partial(ScaleSteerableConv2d, 1, 16, padding="same", bias=False),
+}
+
+
+def measure_trained(images: int = 6000, epochs: int = 3) -> dict[str, Any]:
+    """First layers of small networks that learn MNIST's digits: the meter's errors before and after.
+
+    The layers behind are the same: 3 x 3 convolutions with batch normalisation, and a maximum over all pixels.
+    """
+    pool, batch = fetch("mnist"), 100
+    order = torch.randperm(len(pool.images), generator=torch.Generator().manual_seed(0))[: images + 3000]
+    digits = torch.from_numpy(pool.images)[order, None] / 255
+    labels = torch.from_numpy(pool.labels)[order].long()
+    found: dict[str, Any] = {"images": images, "epochs": epochs, "layers": {}}
+    for name, make in FIRST_LAYERS.items():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers: list[nn.Module] = [first := make(), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)]
+            for fan_in, fan_out in ((16, 32), (32, 64)):
+                layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.BatchNorm2d(fan_out), nn.ReLU()]
+                layers.append(nn.MaxPool2d(2) if fan_out == 32 else nn.AdaptiveMaxPool2d(1))
+            net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 10))
+            errors = {"fresh": [round(equivariance_error(first, s), 3) for s in MOVES]}
+            optimizer = torch.optim.AdamW(net.parameters())
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=epochs * (images // batch))
+            for _ in range(epochs):
+                for chosen in torch.randperm(images).split(batch):
+                    F.cross_entropy(net(digits[chosen]), labels[chosen]).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    schedule.step()
+        net.eval()
+        with torch.no_grad():
+            answers = torch.cat([net(part).argmax(1) for part in digits[images:].split(500)])
+        errors["trained"] = [round(equivariance_error(first, s), 3) for s in MOVES]
+        found["layers"][name] = {**errors, "digits": round(float((answers != labels[images:]).float().mean()), 4)}
     return found
 
 
@@ -544,6 +612,11 @@ def guide_numbers() -> dict[str, Any]:
     return _recorded("guide/maths.json")
 
 
+def trained_numbers() -> dict[str, Any]:
+    """What was measured of trained layers."""
+    return _recorded("guide/trained.json")
+
+
 def guide_ranks() -> str:
     """How many of the functions are independent on the window of 7 x 7."""
     rank = guide_numbers()["rank"]
@@ -576,6 +649,27 @@ def guide_equivariance() -> str:
         for name, row in guide_numbers()["equivariance"].items()
     ]
     return table([head, *rows])
+
+
+def guide_trained() -> str:
+    """The same of first layers of networks that were trained, and how often the networks err."""
+    moves = [f"{when}, enlarged by {s:g}" for when in ("fresh", "trained") for s in MOVES]
+    rows: list[tuple[object, ...]] = [("first layer, kernel 7", "wrong digits", *moves)]
+    for name, row in trained_numbers()["layers"].items():
+        rows.append((name, f"{100 * row['digits']:.1f} %", *(f"{e:.2f}" for e in row["fresh"] + row["trained"])))
+    return table(rows)
+
+
+def equivariance_share(when: str) -> str:
+    """The default layer's error as a share of that of a plain one, over the enlargements, in words."""
+    if when == "trained":
+        layers = trained_numbers()["layers"]
+        ours, plain = layers[STEERED]["trained"], layers[PLAIN]["trained"]
+    else:
+        layers = guide_numbers()["equivariance"]
+        ours, plain = layers["`smooth`, wide scales"]["errors"], layers[PLAIN]["errors"]
+    shares = [a / b for a, b in zip(ours, plain, strict=True)]
+    return f"{min(shares):.2f} to {max(shares):.2f}"
 
 
 def guide_footnote() -> str:
@@ -678,6 +772,9 @@ VIEWS = {
     "guide_numbers": guide_numbers,
     "guide_ranks": guide_ranks,
     "guide_equivariance": guide_equivariance,
+    "guide_trained": guide_trained,
+    "trained_numbers": trained_numbers,
+    "equivariance_share": equivariance_share,
     "guide_grid": guide_grid,
     "guide_neighbours": guide_neighbours,
     "guide_footnote": guide_footnote,
@@ -714,7 +811,11 @@ def elastic_sheet(part: Part) -> Any:
 
 def main() -> None:
     """Measure again, and draw the sheets of images that docs/data.md shows."""
-    for path, measure in (("guide/maths.json", measure_guide), ("data/measured.json", measure_data)):
+    for path, measure in (
+        ("guide/maths.json", measure_guide),
+        ("guide/trained.json", measure_trained),
+        ("data/measured.json", measure_data),
+    ):
         numbers = measure()
         write_atomically(RESULTS / path, (json.dumps(numbers, indent=1) + "\n").encode())
     for dataset in DATASETS:

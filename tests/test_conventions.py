@@ -97,6 +97,15 @@ def test_convention_without_padding_the_output_is_smaller():
     assert ScaleSteerableConv2d(1, 2, 7)(torch.zeros(1, 1, 20, 30)).shape == (1, 2, 14, 24)
 
 
+def test_convention_default_scales_suit_the_basis_and_the_kernel():
+    layer = ScaleSteerableConv2d(1, 1)
+    assert (layer.kernel_size, layer.basis) == ((7, 7), LogRadialBasis.preset("smooth"))
+    assert layer.scales == tuple(1.4**i for i in range(-3, 6))
+    assert ScaleSteerableConv2d(1, 1, 5).scales == tuple(1.4**i for i in range(-2, 6))
+    assert ScaleSteerableConv2d(1, 1, basis="paper").sizes == (7, 9, 11, 13, 15, 17)
+    assert ScaleSteerableConv2d(1, 1, 3, basis="paper").sizes == (3, 5, 7)
+
+
 def test_convention_filters_are_correlated_not_flipped():
     impulse = torch.zeros(1, 1, 7, 7)
     impulse[0, 0, 3, 3] = 1

@@ -23,7 +23,7 @@ both_symmetries = pytest.mark.parametrize("basis", ["paper", ONE_LOBE], ids=["sy
 
 def build(backend="direct", dtype=torch.float64, channels=4, **arguments):
     torch.manual_seed(1)
-    arguments = {"kernel_size": 5, "scales": SCALES, "padding": 2, **arguments}
+    arguments = {"kernel_size": 5, "scales": SCALES, "padding": 2, "basis": "paper", **arguments}
     layer = ScaleSteerableConv2d(channels, 6, dtype=dtype, backend=backend, **arguments)
     torch.nn.init.normal_(layer.bias)
     return layer
@@ -31,6 +31,21 @@ def build(backend="direct", dtype=torch.float64, channels=4, **arguments):
 
 def largest_difference(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kernel_size", [3, 7])
+def test_the_default_layer_has_the_same_numbers_with_both_backends(channels, kernel_size):
+    layer = ScaleSteerableConv2d(channels, 4, kernel_size, padding="same", dtype=torch.float64)
+    x, results = torch.randn(2, channels, 24, 21, dtype=torch.float64), []
+    for layer.backend in BACKENDS:
+        layer.zero_grad()
+        y, winner = layer(x, return_scales=True)
+        y.square().sum().backward()
+        results.append((y, winner.double(), layer.coefficients.grad))
+    for expected, actual in zip(*results, strict=True):
+        assert largest_difference(actual, expected) < 1e-10
+    assert len(results[0][1].unique()) > 5
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -367,7 +382,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("channels", [1, 4])
 def test_memory_layout_does_not_matter(backend, layout, channels):
-    layer = ScaleSteerableConv2d(channels, 6, 5, padding=2, scales=SCALES, dtype=torch.float64, backend=backend)
+    layer = ScaleSteerableConv2d(
+        channels, 6, 5, padding=2, scales=SCALES, dtype=torch.float64, backend=backend, basis="paper"
+    )
     base = torch.randn(1, channels, 12, 12, dtype=torch.float64).repeat(2, 1, 1, 1)
     results = []
     for make in (lambda x: x.clone(), LAYOUTS[layout]):

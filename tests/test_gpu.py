@@ -64,7 +64,7 @@ def test_autocast_and_half_modules(backend, basis):
 def test_deterministic_mode_gives_bitwise_equal_runs(backend, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     x = torch.randn(4, 6, 28, 28, device="cuda")
-    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda")
+    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda", basis="paper")
     torch.use_deterministic_algorithms(True)
     try:
         first, second = run(layer, x), run(layer, x)
@@ -75,7 +75,7 @@ def test_deterministic_mode_gives_bitwise_equal_runs(backend, monkeypatch):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_can_be_captured_in_a_graph(backend):
-    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda")
+    layer = ScaleSteerableConv2d(6, 8, padding="same", backend=backend, device="cuda", basis="paper")
     x = torch.randn(4, 6, 28, 28, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -114,11 +114,11 @@ def test_layers_that_resize_give_the_numbers_of_the_cpu(layer, batch):
 
 
 def test_folded_layer_moves_to_the_device():
-    layer = ScaleSteerableConv2d(3, 4, padding="same")
+    layer = ScaleSteerableConv2d(3, 4, padding="same", basis="paper")
     x = torch.randn(2, 3, 20, 20)
     torch.testing.assert_close(fold(layer).cuda()(x.cuda()).cpu(), layer(x), rtol=1e-3, atol=1e-4)
 
 
 def test_input_on_another_device_is_named():
     with pytest.raises(ValueError, match="the input is on cpu but the layer is on cuda:0"):
-        ScaleSteerableConv2d(1, 1, device="cuda")(torch.zeros(1, 1, 9, 9))
+        ScaleSteerableConv2d(1, 1, device="cuda", basis="paper")(torch.zeros(1, 1, 9, 9))

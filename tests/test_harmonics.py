@@ -278,6 +278,24 @@ def test_paper_scales_give_the_papers_windows():
     assert [harmonics.window_size(7, s) for s in PAPER_SCALES] == [7, 9, 11, 13, 15, 17]
 
 
+@pytest.mark.parametrize("name", harmonics.PRESETS)
+@pytest.mark.parametrize("kernel_size", [3, 5, 7, 9, 31])
+def test_recommended_scales_are_all_those_that_have_room(name, kernel_size):
+    basis = LogRadialBasis.preset(name)
+    found = harmonics.recommended_scales(basis, kernel_size)
+    sizes = harmonics.window_sizes(kernel_size, found, basis)  # a warning would be an error
+    known = harmonics.WIDE_SCALES if name == "smooth" else PAPER_SCALES
+    assert 1.0 in found
+    for left_out in set(known) - set(found):
+        size = harmonics.window_size(kernel_size, left_out, basis)
+        if name == "smooth":
+            with pytest.raises(ValueError, match="is a single pixel"):
+                harmonics.window_sizes(kernel_size, (left_out,), basis)
+        else:
+            assert size in sizes
+            assert left_out > found[sizes.index(size)]
+
+
 @given(size=st.integers(3, 41), scale=st.floats(0.1, 5))
 def test_window_holds_the_support_and_no_empty_ring(size, scale):
     size += 1 - size % 2

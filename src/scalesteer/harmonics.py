@@ -29,7 +29,7 @@ PAPER_SCALES: tuple[float, ...] = tuple(size / 7 for size in range(7, 18, 2))
 """The scales of the paper: windows of 7, 9, ..., 17 pixels for a filter of 7."""
 
 WIDE_SCALES: tuple[float, ...] = tuple(1.4**i for i in range(-3, 6))
-"""Scales that suit the preset `smooth`: with a filter of 7, windows of 3 to 39 pixels."""
+"""Those of the layer's default: nine, 0.36 to 5.4; with a filter of 7, windows of 3 to 39 pixels."""
 
 # a * s is a product of floats: 3.5 * (8 / 7) must count as 4, not as 3.999...
 _ROUNDING = 1e-9
@@ -267,6 +267,22 @@ def window_sizes(kernel_size: int, scales: Sequence[float], basis: LogRadialBasi
     return sizes
 
 
+def recommended_scales(basis: LogRadialBasis, kernel_size: int) -> tuple[float, ...]:
+    """`WIDE_SCALES` for a basis with an averaged edge, `PAPER_SCALES` for others; without those that have no room.
+
+    A scale has no room if its window would be a single pixel or, without an averaged edge, that of the scale before.
+
+    Example:
+        >>> [round(s, 2) for s in recommended_scales(LogRadialBasis.preset("smooth"), 3)]
+        [0.71, 1.0, 1.4, 1.96, 2.74, 3.84, 5.38]
+        >>> recommended_scales(LogRadialBasis(), 7) == PAPER_SCALES
+        True
+    """
+    if basis.support == "averaged":
+        return tuple(s for s in WIDE_SCALES if kernel_size * s >= 2)
+    return tuple({window_size(kernel_size, s): s for s in reversed(PAPER_SCALES)}.values())[::-1]
+
+
 def grid(size: int) -> tuple[Float, Float]:
     """Coordinates (x, y) of the pixel centres of a `size` x `size` window; y grows upwards, rows downwards.
 
@@ -360,13 +376,15 @@ def average(basis: LogRadialBasis, x: Float, y: Float, radius: float = math.inf)
 
 def _average_with_core(basis: LogRadialBasis, x: Float, y: Float, radius: float) -> Complex:
     """:func:`average` of functions with a core, term by term of the angular series (see :func:`evaluate`)."""
-    # A quarter turn of a pixel turns the orientations; one quadrant of pixels is enough.
+    # A quarter turn of a pixel turns the orientations, exchanging x and y mirrors them; one octant of pixels is enough.
     turns = np.select([(x <= 0) & (y > 0), (x < 0) & (y <= 0), (x >= 0) & (y < 0)], [1, 2, 3], 0)
-    quadrant, place = np.unique((x + 1j * y) * np.array([1, -1j, -1, 1j])[turns], return_inverse=True)
+    turned = (x + 1j * y) * np.array([1, -1j, -1, 1j])[turns]
+    mirrored = turned.imag > turned.real
+    octant, place = np.unique(np.where(mirrored, 1j * turned.conj(), turned), return_inverse=True)
     series = _angular_series(basis.sigma, basis.lobes)
     k = basis.frequencies[:, None, None, None]
-    parts = np.zeros((2, len(series), len(k), len(quadrant)), dtype=np.complex128)  # cosine and sine, (N, K, p)
-    for chosen, phi, weight, inner, outer in _rays_through_squares(basis, quadrant.real, quadrant.imag, radius):
+    parts = np.zeros((2, len(series), len(k), len(octant)), dtype=np.complex128)  # cosine and sine, (N, K, p)
+    for chosen, phi, weight, inner, outer in _rays_through_squares(basis, octant.real, octant.imag, radius):
         phi, weight, inner, outer = (
             np.broadcast_to(a, phi.shape).reshape(len(phi), -1) for a in (phi, weight, inner, outer)
         )
@@ -385,7 +403,8 @@ def _average_with_core(basis: LogRadialBasis, x: Float, y: Float, radius: float)
             for part, wave in zip(parts, (np.cos(n * phi), np.sin(n * phi)), strict=True):
                 part[n][:, chosen] = np.einsum("kpa,pa->kp", along, wave)
             radial *= ratio
-    angle = np.arange(len(series))[:, None, None] * (np.reshape(basis.orientations, (-1, 1)) - turns * math.pi / 2)
+    seen = np.reshape(basis.orientations, (-1, 1)) - turns * math.pi / 2  # (J, P), from the octant
+    angle = np.arange(len(series))[:, None, None] * np.where(mirrored, math.pi / 2 - seen, seen)
     waves = series[:, None, None] * np.stack([np.cos(angle), np.sin(angle)])  # (2, N, J, P)
     return np.asarray(np.einsum("wnjp,wnkp->kjp", waves, parts[..., place]) * np.exp(1j * basis.beta))
 

@@ -16,7 +16,7 @@ from torch.fx import Proxy
 from scalesteer import _checks, functional, harmonics
 from scalesteer._checks import Device, Dtype, IntPair
 from scalesteer.geometry import Filters, Geometry, no_autocast
-from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
+from scalesteer.harmonics import LogRadialBasis
 from scalesteer.initialisation import initial_mixing
 
 _ARGUMENTS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -199,7 +199,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
     centre of the smallest, and what they reach beyond `padding` is filled as `padding_mode` says.
 
     Note:
-        What differs from `nn.Conv2d`. The learned tensor is `coefficients`, not `weight`: 48 numbers for each pair of
+        What differs from `nn.Conv2d`. The learned tensor is `coefficients`, not `weight`: 32 numbers for each pair of
         channels with the default basis, whatever the kernel size. Kernels are square, odd and at least 3: keep
         `nn.Conv2d` where a network has 1 x 1 convolutions. Input has a batch axis.
 
@@ -212,8 +212,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         kernel_size: Window of the filter at scale 1, odd and at least 3; a pair is accepted when both are equal. Take 7
-            or more: on a pixel grid a small filter has no room to change its size. With the preset ``"area"`` and a
-            scale of 1.5 the filters miss the theory by about 40 % with a kernel of 3, 11 % with 7 and 3 % with 11
+            or more: on a pixel grid a small filter has no room to change its size. At a scale of 1.5 the filters of the
+            default basis miss the theory by about 47 % with a kernel of 3, 12 % with 5, 4 % with 7 and 2 % with 11
             (:func:`scalesteer.testing.steering_error`).
         stride: How many pixels the window moves from one output pixel to the next, an integer or a pair.
         padding: Rows and columns added around the image, an integer or a pair; ``"same"`` for an output as large as
@@ -224,13 +224,14 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         padding_mode: What is beyond the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
         device: Device of parameters and buffers.
         dtype: Floating-point type of parameters and buffers.
-        scales: How much larger than at scale 1 the filter is, positive and ascending. The largest over the smallest
-            should be as much as that of the sizes at which an object may appear. The cost grows with the sum of their
-            squares; steps of 1.2 to 1.4 are enough.
+        scales: How much larger than at scale 1 the filter is, positive and ascending. They should reach beyond the
+            sizes at which an object may appear on both sides: where the largest or the smallest filter wins, the next
+            one is missing. The cost grows with the sum of their squares; steps of 1.2 to 1.4 are enough. None takes
+            those that suit the basis and have room in the kernel (:func:`scalesteer.harmonics.recommended_scales`):
+            with the default basis nine from 0.36 to 5.4, with the paper's functions the paper's six from 1 to 2.4.
         basis: The functions that filters are made of, a :class:`~scalesteer.LogRadialBasis` or the name of a preset:
-            ``"paper"``; ``"smooth"``, which steers best on real grids, can tell the two sides of an edge and is the one
-            to take for own work, best with `scales` that reach far on both sides (``harmonics.WIDE_SCALES``);
-            ``"area"``; or ``"released-code"``.
+            ``"smooth"``, which steers best on real grids and can tell the two sides of an edge; ``"paper"``;
+            ``"area"``, the paper's averaged over pixels; or ``"released-code"``.
         reduce: ``"max"`` over scales, or None for the responses of all scales on an axis of their own.
         backend: ``"direct"`` (one convolution for each scale), ``"fast"`` (mostly products of frequencies; the old
             name ``"spectral"`` is accepted) or ``"auto"``, which takes the faster one. The numbers are the same up to
@@ -251,14 +252,14 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             of all scales have more taps than one of 511 x 511.
 
     Warns:
-        UserWarning: If scales that differ by more than a fifth share a window, as those of the default do with a kernel
-            of 3: 3, 3, 5, 5, 7, 7.
+        UserWarning: If `scales` that differ by more than a fifth share a window, as the paper's do with a kernel of 3:
+            3, 3, 5, 5, 7, 7. An averaged edge, as the default basis has, grows within its pixels: no warning then.
 
     Example:
         >>> layer = ScaleSteerableConv2d(3, 8, 7, padding="same")
         >>> y, scale = layer(torch.randn(2, 3, 32, 32), return_scales=True)
         >>> y.shape, [f.shape[-1] for f in layer.filters()]
-        (torch.Size([2, 8, 32, 32]), [7, 9, 11, 13, 15, 17])
+        (torch.Size([2, 8, 32, 32]), [3, 5, 5, 7, 11, 15, 21, 27, 39])
     """
 
     coefficients: nn.Parameter
@@ -279,14 +280,16 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         device: Device = None,
         dtype: Dtype = None,
         *,
-        scales: Sequence[float] = PAPER_SCALES,
-        basis: LogRadialBasis | str = "paper",
+        scales: Sequence[float] | None = None,
+        basis: LogRadialBasis | str = "smooth",
         reduce: Literal["max"] | None = "max",
         backend: str = "auto",
     ) -> None:
         conv = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode)
-        super().__init__(*conv, scales)
         functions = LogRadialBasis.of(basis)
+        if scales is None:
+            scales = harmonics.recommended_scales(functions, _checks.kernel_size(kernel_size))
+        super().__init__(*conv, scales)
         self.sizes = harmonics.window_sizes(self.geometry.kernel_size, self.scales, functions)
         self.basis = functions.resolve(self.sizes[-1])
         if reduce not in ("max", None):
@@ -336,7 +339,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
 
     def _shown(self) -> dict[str, tuple[Any, Any]]:
         presets = (name for name, basis in harmonics.PRESETS.items() if basis.resolve(self.sizes[-1]) == self.basis)
-        return {**super()._shown(), "basis": (next(presets, self.basis), "paper")}
+        return {**super()._shown(), "basis": (next(presets, self.basis), "smooth")}
 
 
 class FoldedScaleConv2d(_ScaleConv2d):

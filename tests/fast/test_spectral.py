@@ -24,7 +24,14 @@ both_symmetries = pytest.mark.parametrize("basis", ["paper", ONE_LOBE], ids=["sy
 def pair(in_channels, **arguments):
     """The same layer with both backends."""
     torch.manual_seed(2)
-    arguments = {"kernel_size": 5, "scales": SCALES, "padding": 2, "dtype": torch.float64, **arguments}
+    arguments = {
+        "kernel_size": 5,
+        "scales": SCALES,
+        "padding": 2,
+        "dtype": torch.float64,
+        "basis": "paper",
+        **arguments,
+    }
     direct = ScaleSteerableConv2d(in_channels, 4, backend="direct", **arguments)
     torch.nn.init.normal_(direct.coefficients)
     fast = copy.deepcopy(direct)
@@ -120,7 +127,7 @@ def test_coefficients_in_place_of_filters_give_the_same_result(groups, mode, dty
 
 def test_coefficients_in_place_of_filters_can_be_differentiated_twice():
     layer = ScaleSteerableConv2d(
-        3, 2, padding=3, scales=(1.0, 1.5, 2.0), dtype=torch.float64, backend="fast", bias=False
+        3, 2, padding=3, scales=(1.0, 1.5, 2.0), dtype=torch.float64, backend="fast", bias=False, basis="paper"
     )
     x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
     assert works_with_basis(layer)
@@ -178,7 +185,9 @@ def test_tracing_leaves_no_plan_without_numbers_behind():
 
 
 def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
-    layer = ScaleSteerableConv2d(8, 8, padding=3, scales=tuple(1 + i / 8 for i in range(12)), backend="fast")
+    layer = ScaleSteerableConv2d(
+        8, 8, padding=3, scales=tuple(1 + i / 8 for i in range(12)), backend="fast", basis="paper"
+    )
     x = torch.randn(2, 8, 20, 20)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
@@ -202,7 +211,9 @@ def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
 
 @pytest.mark.parametrize(("channels", "out", "batch"), [(1, 4, 2), (3, 1, 1), (3, 4, 2)])
 def test_output_can_be_changed_in_place(channels, out, batch):
-    layer = ScaleSteerableConv2d(channels, out, 3, padding=1, bias=False, scales=(1.0, 5 / 3), backend="fast")
+    layer = ScaleSteerableConv2d(
+        channels, out, 3, padding=1, bias=False, scales=(1.0, 5 / 3), backend="fast", basis="paper"
+    )
     torch.nn.functional.relu(layer(torch.randn(batch, channels, 9, 9)), inplace=True).sum().backward()
     assert layer.coefficients.grad.isfinite().all()
 
@@ -266,7 +277,7 @@ def test_torch_func_and_forward_derivatives_equal_those_of_direct(channels, basi
 def test_backward_under_autocast_works_in_float32(channels):
     grads = []
     for inside in (False, True):
-        layer = ScaleSteerableConv2d(channels, 4, padding=3, backend="fast", scales=(1.0, 2.0))
+        layer = ScaleSteerableConv2d(channels, 4, padding=3, backend="fast", scales=(1.0, 2.0), basis="paper")
         torch.nn.init.ones_(layer.coefficients)
         x = torch.randn(2, channels, 12, 12, generator=torch.Generator().manual_seed(0))
         filters, axes = layer._stored_filters().finished(), layer.geometry.axes(12, 12, layer.sizes)
@@ -284,14 +295,14 @@ def test_autocast_leaves_float64_alone():
     with torch.autocast("cpu", torch.bfloat16):
         assert fast(x).dtype == torch.float64
         with pytest.raises(TypeError, match=r"input is torch.float64 but the layer is torch.float32"):
-            ScaleSteerableConv2d(3, 4, padding=3)(x)
+            ScaleSteerableConv2d(3, 4, padding=3, basis="paper")(x)
 
 
 @pytest.mark.parametrize("backend", ["direct", "fast"])
 def test_meta_and_fake_tensors_pass_through_whatever_came_before(backend):
-    layer = ScaleSteerableConv2d(3, 4, padding=3, backend=backend)
+    layer = ScaleSteerableConv2d(3, 4, padding=3, backend=backend, basis="paper")
     layer(torch.randn(2, 3, 12, 12))
-    meta = ScaleSteerableConv2d(3, 4, padding=3, backend=backend, device="meta")
+    meta = ScaleSteerableConv2d(3, 4, padding=3, backend=backend, device="meta", basis="paper")
     assert meta(torch.randn(2, 3, 12, 12, device="meta")).shape == (2, 4, 12, 12)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert layer(torch.randn(2, 3, 12, 12)).shape == (2, 4, 12, 12)
@@ -310,7 +321,9 @@ def test_ties_go_to_the_lowest_scale_with_the_gradient_of_direct(channels):
 
 @pytest.mark.parametrize("channels", [1, 4])
 def test_a_half_precision_layer_can_be_differentiated_twice(channels):
-    layer = ScaleSteerableConv2d(channels, 2, padding=3, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="fast")
+    layer = ScaleSteerableConv2d(
+        channels, 2, padding=3, scales=(1.0, 2.0), dtype=torch.bfloat16, backend="fast", basis="paper"
+    )
     x = torch.randn(1, channels, 9, 9, dtype=torch.bfloat16, requires_grad=True)
     (first,) = torch.autograd.grad(layer(x).float().square().sum(), x, create_graph=True)
     first.float().square().sum().backward()
@@ -318,7 +331,7 @@ def test_a_half_precision_layer_can_be_differentiated_twice(channels):
 
 
 def test_a_basis_that_changes_at_every_step_is_not_kept():
-    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast")
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast", basis="paper")
     x = torch.randn(1, 4, 20, 20)
     before = layer(x)
     for _ in range(5):
@@ -329,7 +342,7 @@ def test_a_basis_that_changes_at_every_step_is_not_kept():
 
 
 def test_tables_of_a_basis_are_not_kept_for_every_size_of_image():
-    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast")
+    layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast", basis="paper")
     for size in range(12, 12 + 2 * spectral.MOST_TABLES):
         layer(torch.randn(1, 4, size, 12))
         assert len(spectral._tables[layer.steered_basis][1]) <= spectral.MOST_TABLES

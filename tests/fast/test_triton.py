@@ -68,6 +68,13 @@ def test_matches_direct(case, image_gradient, basis):
     assert_same(both(layer, torch.randn(2, fan_in, *size, device=DEVICE), image_gradient))
 
 
+@pytest.mark.parametrize("fan_in", [1, 5])
+def test_the_default_layer_matches_direct(fan_in):
+    layer = ScaleSteerableConv2d(fan_in, 3, 3, padding="same").to(DEVICE)
+    assert len(layer.scales) == 7
+    assert_same(both(layer, torch.randn(1, fan_in, 9, 10, device=DEVICE)))
+
+
 @pytest.mark.parametrize("fan_in", [1, 6])
 @both_symmetries
 def test_filters_given_as_taps_match_direct(fan_in, basis):
@@ -93,7 +100,7 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
         monkeypatch.setattr(
             kind, "max_over_scales", lambda self, *a, whole=whole: used.append(type(self)) or whole(self, *a)
         )
-    ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)(
+    ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)(
         torch.ones(1, fan_in, 9, 9).to(DEVICE)
     )
     assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
@@ -102,7 +109,7 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_what_is_not_finite_shows(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x = torch.randn(1, fan_in, 12, 12, device=DEVICE)
     x[0, 0, 6, 6] = float("inf")
     y, scales = layer(x, return_scales=True)
@@ -112,7 +119,7 @@ def test_what_is_not_finite_shows(fan_in):
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_on_a_tie_the_lowest_scale_wins(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     _, scales = layer(torch.zeros(1, fan_in, 9, 9, device=DEVICE), return_scales=True)
     assert (scales == 0).all()
 
@@ -139,7 +146,7 @@ def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in,
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_runs_are_bitwise_equal(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, basis="paper").to(DEVICE)
     x = torch.randn(3, fan_in, 10, 11, device=DEVICE)
     (_, (first, _)), (_, (second, _)) = both(layer, x), both(layer, x)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -153,7 +160,7 @@ def test_pieces_and_tiles_match_direct(monkeypatch):
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_an_empty_batch_gives_an_empty_result(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     y = layer(torch.zeros(0, fan_in, 9, 9, device=DEVICE))
     y.sum().backward()
     assert y.shape == (0, 2, 9, 9)
@@ -170,7 +177,7 @@ def test_few_sums_at_a_time_match_direct(basis, monkeypatch):
 
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_a_basis_may_be_learned(fan_in):
-    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, basis="paper").to(DEVICE)
     layer.steered_basis.requires_grad_()
     # An image without direction: the fast path gives a tap and its mirror image their mean gradient.
     x, grads = torch.ones(1, fan_in, 9, 9, device=DEVICE), []
@@ -182,7 +189,7 @@ def test_a_basis_may_be_learned(fan_in):
 
 
 def test_sizes_may_come_in_any_order():
-    layer = ScaleSteerableConv2d(1, 3, padding=3, scales=(1.0, 2.0)).to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 3, padding=3, scales=(1.0, 2.0), basis="paper").to(DEVICE)
     x, windows = torch.randn(1, 1, 16, 16, device=DEVICE), layer.filters()[::-1]
     filters = Filters(torch.cat([w.flatten(2) for w in windows], dim=2), None, layer.sizes[::-1])
     expected, found = (scale_conv2d(x, filters, None, layer.geometry, backend=b) for b in ("direct", "fast"))
@@ -191,7 +198,7 @@ def test_sizes_may_come_in_any_order():
 
 def test_torchs_defaults_do_not_matter(request):
     kernels._tap_tables.cache_clear()
-    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     torch.set_default_dtype(torch.float64)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
@@ -199,7 +206,7 @@ def test_torchs_defaults_do_not_matter(request):
 
 
 def test_second_derivative_matches_direct():
-    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES).to(DEVICE)
+    layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, basis="paper").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     results = []
     for backend in ("direct", "fast"):
@@ -210,7 +217,7 @@ def test_second_derivative_matches_direct():
 
 
 def test_a_changed_basis_is_noticed():
-    layer = ScaleSteerableConv2d(6, 2, padding=3, scales=SCALES, backend="fast").to(DEVICE)
+    layer = ScaleSteerableConv2d(6, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x = torch.randn(1, 6, 9, 9, device=DEVICE)
     before = layer(x)
     layer.steered_basis *= 2

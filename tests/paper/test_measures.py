@@ -52,6 +52,48 @@ def test_the_widest_set_up_has_half_the_error_of_a_plain_convolution(again):
     assert (wide <= 0.5 * plain).all()
 
 
+def test_filters_kept_at_a_sum_of_zero_stay_there_and_are_otherwise_free():
+    for make in (measures.sum_zero_conv, measures.sum_zero_steered):
+        layer = make()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.normal_()
+            windows = layer.filters() if hasattr(layer, "filters") else (layer.weight,)
+            for weight in windows:
+                assert (weight.sum((2, 3)).abs() / weight.abs().sum((2, 3))).max() < 1e-5
+            ((name, (project,)),) = layer.parametrizations.items()
+            torch.testing.assert_close(project(getattr(layer, name)), getattr(layer, name))  # nothing else is taken
+
+
+def test_a_short_training_changes_the_first_layer_and_is_the_same_twice(cache, monkeypatch):
+    monkeypatch.setattr(measures, "FIRST_LAYERS", {"plain": measures.sum_zero_conv})
+    found, again = (measures.measure_trained(images=1000, epochs=3) for _ in range(2))
+    assert found == again
+    row = found["layers"]["plain"]
+    assert row["fresh"] != row["trained"]
+    assert row["digits"] < 0.8  # a guess errs on 0.9
+
+
+@pytest.mark.slow
+def test_trained_layers_can_be_measured_again(cache):
+    kept = json.loads((RESULTS / "guide" / "trained.json").read_text())
+    again = measures.measure_trained()
+    for name, row in again["layers"].items():
+        assert row["fresh"] == pytest.approx(kept["layers"][name]["fresh"], rel=0.02)
+        assert row["trained"] == pytest.approx(kept["layers"][name]["trained"], rel=0.15)
+
+
+def test_the_table_of_trained_layers_and_the_share_are_those_recorded():
+    layers = json.loads((RESULTS / "guide" / "trained.json").read_text())["layers"]
+    _, rows = cells(measures.guide_trained())
+    for name, row in layers.items():
+        shown = [f"{100 * row['digits']:.1f} %", *(f"{error:.2f}" for error in (*row["fresh"], *row["trained"]))]
+        assert rows[name] == shown
+    shares = np.divide(layers[measures.STEERED]["trained"], layers[measures.PLAIN]["trained"])
+    assert measures.equivariance_share("trained") == f"{shares.min():.2f} to {shares.max():.2f}"
+    assert max(map(float, measures.equivariance_share("fresh").split(" to "))) <= 0.5
+
+
 def test_small_blobs_are_enlarged_with_the_window():
     image = measures.small_blobs(2)
     x, y = torch.tensor([[0.5]], dtype=torch.float64), torch.tensor([[-1.0]], dtype=torch.float64)
