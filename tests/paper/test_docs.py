@@ -16,7 +16,8 @@ def test_the_readmes_examples_run_one_after_the_other():
     scope = {}
     for example in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S):
         exec(example, scope)
-    assert scope["logits"].shape == (8, 5) and scope["size"].shape == (8,)
+    assert scope["logits"].shape == (8, 5)
+    assert scope["size"].shape == (8,)
     assert scope["y"].shape == (8, 16, 64, 64)
 
 
