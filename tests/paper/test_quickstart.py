@@ -164,8 +164,6 @@ def test_the_kept_result_is_one_of_the_settings_and_holds_what_it_shows(edition)
     for name, own in quickstart.summarize(result["runs"]).items():
         for key in ("errors", "outside", "inside"):
             assert result["summary"][name][key] == pytest.approx(own[key])
-    ours = result["summary"][quickstart.OURS]["outside"]
-    assert ours == min(own["outside"] for own in result["summary"].values())
     assert str(ROOT) not in json.dumps(result)
 
 
@@ -227,7 +225,7 @@ def test_the_command_prints_the_table_and_keeps_what_it_is_asked_to(filled_cache
     assert result == json.loads((tmp_path / "quickstart-all" / "result.json").read_text())
     assert result["environment"]["command"] == "make quickstart ALL=1"
     out = capsys.readouterr().out
-    assert out.startswith("Training 2 small networks on MNIST digits, 1 times each: about 45 minutes")
+    assert out.startswith("Training 2 small networks on MNIST digits: about 35 minutes")
     (row,) = [line for line in out.splitlines() if line.startswith("Plain CNN  ")]
     assert row.split()[2:] == quickstart.percent(result["summary"]["plain-cnn"])
     assert "one seed each" in out
