@@ -71,7 +71,8 @@ class Settings:
     channels: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
     drop: float = 0.4
     kernel_size: int = 5  # of the network inside the channels, and of its twin
-    resize: tuple[float, float] = (0.5, 1.4)  # to 0.25 to 1.05: what the test shows, and a little more
+    resize: tuple[float, float] = (0.5, 1.4)  # of ours
+    resize_alone: tuple[float, float] = (0.5, 2.0)  # of networks that look at one size: better for them
     widths: tuple[int, int, int] = (12, 24, 36)  # of the two networks that are not for any size
     filter_scales: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
     basis: str = "area"
@@ -106,7 +107,8 @@ MINUTES = {"": "5", "all": "35"}
 def train(model: nn.Module, images: ImageSet, settings: Settings, seed: int, name: str, title: str) -> None:
     """AdamW with a one-cycle learning rate; the last model is the one that is tested."""
     set_input_statistics(model, images.std)
-    change = Augmentation(resize=settings.resize) if name.endswith(", resized") else None
+    factors = settings.resize if name == OURS else settings.resize_alone
+    change = Augmentation(resize=factors) if name.endswith(", resized") else None
     steps = settings.epochs * (len(images) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.lr, total_steps=steps)
