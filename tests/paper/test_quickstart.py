@@ -127,7 +127,7 @@ def test_networks_are_trained_and_tested_as_their_names_say(filled_cache, monkey
     images = TINY.images("train", (0.5, 0.75))
     for name in ("plain-cnn", "plain-cnn, resized"):
         quickstart.train(TINY.model(name, 0), images, TINY, 0, name, "")
-    assert seen == [TINY.resize] * 3  # one for each batch of the second
+    assert seen == [TINY.resize_alone] * 3  # one for each batch of the second
     model = TINY.model("pooled-cnn", 0)
     assert TINY.tested("pooled-cnn", model) is model
     several = TINY.tested("pooled-cnn, several sizes", model)
