@@ -334,6 +334,11 @@ def _by_network(edition: str, number: Callable[[Result], str]) -> dict[str, str]
     return {NAMES[name]: number(own) for name, own in result["summary"].items()}
 
 
+def quickstart_edition() -> str:
+    """The edition with the most rivals that has been measured."""
+    return next((edition for edition in reversed(EDITIONS) if recorded(edition)), "")
+
+
 def quickstart_lowest(edition: str = "") -> str:
     """The network with the lowest mean error at the sizes never seen, and that error."""
     found = quickstart_outside(edition)
@@ -361,6 +366,7 @@ def quickstart_settings(edition: str = "") -> Result:
 
 
 VIEWS = {
+    "quickstart_edition": quickstart_edition,
     "quickstart_table": quickstart_table,
     "quickstart_outside": quickstart_outside,
     "quickstart_within": quickstart_within,
