@@ -174,16 +174,28 @@ def test_pipe_and_directory_are_refused_without_waiting(tmp_path):
     ],
 )
 def test_header_that_lies_is_refused_and_nothing_large_is_allocated(path, entry):
-    good = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    good = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
     about = json.dumps({"format": 2, "about": {}, "arrays": {"x": "", "y": files.tensor_digest(torch.zeros(1))}})
     header = json.dumps({"__metadata__": sealed(about), "x": entry, "y": good}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with bad("is damaged or not a file of scalesteer"):
         files.read(path, "x")
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with bad("is damaged or not a file of scalesteer"):
         files.read(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 50_000  # in KB
+
+
+@pytest.mark.parametrize("spans", [[(0, 4), (0, 4)], [(0, 4), (2, 6)], [(0, 4), (5, 9)]])
+def test_tensors_that_overlap_or_leave_gaps_are_refused(path, spans):
+    shape = {"dtype": "U8", "shape": [4]}
+    digest = files.tensor_digest(torch.zeros(4, dtype=torch.uint8))
+    about = json.dumps({"format": 2, "about": {}, "arrays": dict.fromkeys("ab", digest)})
+    entries = {name: {**shape, "data_offsets": span} for name, span in zip("ab", spans, strict=True)}
+    header = json.dumps({"__metadata__": sealed(about), **entries}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(spans[-1][1]))
+    with bad("do not lie side by side"):
+        files.read(path)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that was opened just before

@@ -46,6 +46,8 @@ def real(name: str, value: Any) -> float:
             raise TypeError
     except (TypeError, ValueError):
         raise TypeError(f"`{name}` must be a number (got {value!r}).") from None
+    except OverflowError:  # an integer beyond every float
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"`{name}` must be finite (got {number}).")
     return number

@@ -145,7 +145,7 @@ class ScaleChannels(nn.Module):
         if answers[0].ndim == 4:
             answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join)
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
-        if self.training and self.drop:
+        if self.training and self.net.training and self.drop:  # the network may be shared, and is in one mode
             drawn = torch.rand(z.shape[:2], device=z.device)
             stays = (drawn >= self.drop) | (drawn == drawn.amax(0))
             stays = stays.view(*z.shape[:2], *(1,) * (z.ndim - 2))
@@ -325,7 +325,7 @@ def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
 
 
 _matrices: dict[tuple[Any, ...], Tensor] = {}
-MOST_MATRICES = 1024
+MATRICES_BYTES = 1 << 26  # that are kept, of all images' sizes together
 
 
 def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
@@ -341,7 +341,7 @@ def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kerne
             if torch.cuda.is_current_stream_capturing():
                 return found  # it belongs to the graph that is recorded
             torch.cuda.synchronize(x.device)  # whoever comes next may work on another stream
-        if len(_matrices) >= MOST_MATRICES:
+        if sum(matrix.nbytes for matrix in _matrices.values()) + found.nbytes > MATRICES_BYTES:
             _matrices.clear()
         _matrices[key] = found
     return keep_for_cuda_graph(found, x.device)

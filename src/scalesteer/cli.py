@@ -291,7 +291,9 @@ class Predict:
     def run(self) -> None:
         if not self.images:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
-        model, _ = training.load_model(self.checkpoint)
+        model, config = training.load_model(self.checkpoint)
+        if config.test_channels is not None:  # as it was tested
+            model = training.with_channels(model, config.test_channels, config.join)
         failed = 0
         for path in self.images:
             try:

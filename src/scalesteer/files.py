@@ -135,8 +135,10 @@ def read(path: Path, prefix: str | None = "") -> Content:
                 raise ValueError(f"its header has more than {LARGEST_HEADER:,} bytes")
             entries = json.loads(file.read(length))
             metadata = entries.pop("__metadata__", {})
-            if 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != size:
-                raise ValueError("it is cut short or too long")
+            spans = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
+            # One after the other: tensors that overlap would take more memory than the file.
+            if [0, *(stop for _, stop in spans)] != [*(start for start, _ in spans), size - 8 - length]:
+                raise ValueError("it is cut short or too long, or its tensors do not lie side by side")
             if "digest" in metadata:
                 tensors = {name: _read_tensor(file, 8 + length, entries[name]) for name in sorted(entries)}
                 meta = _describe_format_1(tensors, metadata)

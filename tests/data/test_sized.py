@@ -251,6 +251,7 @@ def test_damaged_file_is_noticed_and_made_again(filled_cache, caplog):
             r"`test_sizes` must be different ones of 0.5, 0.595, .*got \(1, 3",
         ),
         ("mnist-large-scale", {"test_sizes": (1, 1)}, "`test_sizes` must be different"),
+        ("stir-mnist", {"test_sizes": (20.5,)}, "`test_sizes` must be different ones of 17, 18"),
         ("mnist-large-scale", {"test_sizes": ()}, "`test_sizes` must not be empty"),
         ("stir-mnist", {"sizes": (501, 1, 1)}, r"`sizes` must be at most \(500, 500, 500\) objects"),
         ("stir-mnist", {"sizes": (0, 0, 0)}, "not all 0"),

@@ -123,6 +123,21 @@ def test_other_architecture_is_refused(tmp_path):
         load_model(tmp_path / "m")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"widths": [2048] * 32, "kernel_size": 27}, "does not fit the model: missing"),  # 350 GiB of weights
+        ({"widths": [4, 4]}, "names a model that cannot be"),
+        ({"lr": 10**400}, "does not say which model it holds"),
+        ({"model": "steered-cnn", "kernel_size": 31, "scales": [16]}, "does not say which model it holds"),
+    ],
+)
+def test_file_that_asks_for_too_much_is_refused_before_anything_is_made(tmp_path, config, message):
+    save(tmp_path / "m", TENSORS, {"config": {"model": "pooled-cnn", **config}})
+    with pytest.raises(CheckpointError, match=message):
+        load_model(tmp_path / "m")
+
+
 @pytest.mark.parametrize("about", [{}, {"config": {"model": "resnet"}}, {"config": 3}, {"config": {"depth": 3}}])
 def test_file_without_a_known_model_is_refused(tmp_path, about):
     save(tmp_path / "m", TENSORS, about)

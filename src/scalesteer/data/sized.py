@@ -91,9 +91,10 @@ class SizedSpec:
             raise ValueError(f"`train_sizes` must be (low, high) around some of {listed} (got {span}).")
         tested = own.sizes
         if self.test_sizes is not None:
-            near = [_between(own.sizes, size, size) for size in reals("test_sizes", self.test_sizes)]
-            tested = tuple(size for found in near for size in found)
-            if not all(near) or len(set(tested)) < len(tested):
+            asked = reals("test_sizes", self.test_sizes)
+            tested = tuple(min(own.sizes, key=lambda size: abs(size - one)) for one in asked)
+            near = all(abs(size - one) <= 0.01 * one for size, one in zip(tested, asked, strict=True))
+            if not near or len(set(tested)) < len(tested):
                 raise ValueError(f"`test_sizes` must be different ones of {listed} (got {self.test_sizes}).")
         counts = own.counts if self.sizes is None else self.sizes
         if not isinstance(counts, (tuple, list)) or len(counts) != 3:

@@ -71,7 +71,7 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
     in_channels = filters.weights.shape[1]
     if any(isinstance(axis.length, torch.SymInt) for axis in axes):
         return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
-    if in_channels <= FEW_CHANNELS and groups == 1:
+    if in_channels <= FEW_CHANNELS and groups == 1 and _few_taps(filters):
         small = SMALL_WINDOW if filters.symmetric else SMALL_WINDOW_ONE_SIDED
         return "fast" if max(filters.sizes) > small else "direct"
     rows, columns = (_tiles(axes) if tiles else None) or axes
@@ -82,6 +82,10 @@ def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True
     of_few = RELATIVE_COST_OF_FEW if groups == 1 else RELATIVE_COST_IN_GROUPS
     cost = of_few if in_channels < FEW_IN_GROUP else RELATIVE_COST
     return "fast" if direct > cost * fast else "direct"
+
+
+def _few_taps(filters: Filters) -> bool:
+    return filters.symmetric or filters.weights.shape[1] * max(filters.areas) <= FEW_TAPS
 
 
 def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
@@ -96,7 +100,7 @@ def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
         cost = channels if filters.symmetric else 2 * channels  # every tap is on its own, half of them are not spared
         few = cost <= FEW_CHANNELS_CUDA and not (torch.is_grad_enabled() and x.requires_grad)
         return triton.FusedTaps if few else triton.FusedFrequencies
-    few = filters.symmetric or channels * max(filters.areas) <= FEW_TAPS
+    few = _few_taps(filters)
     # Pairs are made of hundreds of slices: a GPU would launch each.
     return Taps if few and channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
 

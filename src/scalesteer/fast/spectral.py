@@ -64,7 +64,7 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
     key = (*key, like.dtype, like.device)
     version = 0 if basis.is_inference() else basis._version
     found: tuple[int, dict[Any, Any]] | None = _tables.get(basis)
-    if found is None or found[0] != version or len(found[1]) >= MOST_TABLES:
+    if found is None or found[0] != version:
         found = _tables[basis] = (version, {})
     value: Value | None = found[1].get(key)
     if value is None:
@@ -72,6 +72,8 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
             value = make()
         if basis.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(basis.device)  # whoever comes next may work on another stream
+        if len(found[1]) >= MOST_TABLES:
+            found[1].pop(next(iter(found[1])))  # the oldest
         found[1][key] = value
     return keep_for_cuda_graph(value, basis.device)
 

@@ -18,7 +18,7 @@ Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
 Join = Literal["mean", "max", "logsumexp"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
-LARGEST_SCALE, MOST_VALUES = 16, 32  # of the filters: windows of up to 113 pixels
+LARGEST_SCALE, MOST_VALUES, LARGEST_WINDOW = 16, 32, 113  # of the filters
 MOST_CHANNELS, LARGEST_KERNEL = 2048, 31  # of a layer
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
@@ -191,6 +191,12 @@ class RunConfig:
             if values[-1] > LARGEST_SCALE or len(values) > MOST_VALUES:
                 got = f"{len(values)}, the largest {values[-1]:g}"
                 raise ValueError(f"`{name}` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
+        sides = self.kernel_size if isinstance(self.kernel_size, tuple) else (self.kernel_size or 7,)
+        if self.scales is not None and max(sides) * self.scales[-1] > LARGEST_WINDOW:
+            got = f"{max(sides)} times {self.scales[-1]:g}"
+            raise ValueError(
+                f"`kernel_size` times the largest of `scales` must be at most {LARGEST_WINDOW} (got {got})."
+            )
 
     @property
     def data(self) -> SplitSpec | SizedSpec:

@@ -224,7 +224,9 @@ def evaluate(
 
 def with_channels(model: nn.Module, scales: tuple[float, ...], join: str) -> ScaleChannels:
     """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
-    return ScaleChannels(model.net if isinstance(model, ScaleChannels) else model, scales, join)
+    if isinstance(model, ScaleChannels):
+        return ScaleChannels(model.net, scales, join, grid=model.grid)
+    return ScaleChannels(model, scales, join)
 
 
 def evaluation_batch(model: nn.Module, images: ImageSet) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -89,7 +90,7 @@ def read_image(path: Path, colour: bool = False) -> NDArray[np.uint8]:
     except OSError as error:
         reason = "not a PNG or JPEG file" if isinstance(error, pil.UnidentifiedImageError) else error
         raise ImageError(f"{path} cannot be read: {reason}.") from error
-    except (ValueError, SyntaxError, pil.DecompressionBombError) as error:
+    except (ValueError, SyntaxError, struct.error, pil.DecompressionBombError) as error:
         raise error if isinstance(error, ImageError) else ImageError(f"{path} cannot be read: {error}.") from error
     shown = alpha[..., 3] / 255
     background = 255 * (np.average(grey, weights=shown) < 128 if shown.any() else 0)

@@ -142,9 +142,14 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
         raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
-    model = create_model(config.model, config.dataset, **config.model_options)
-    if wrong := misfits(model.state_dict(), tensors):
+    try:
+        with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
+            expected = create_model(config.model, config.dataset, **config.model_options).state_dict()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} names a model that cannot be: {error}") from error
+    if wrong := misfits(expected, tensors):
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(wrong)}.")
+    model = create_model(config.model, config.dataset, **config.model_options)
     model.load_state_dict(tensors)
     return model.eval(), config
 
