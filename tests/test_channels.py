@@ -177,6 +177,19 @@ def test_the_size_is_continuous_between_channels():
     assert sizes == pytest.approx([n / 48 for n in sides], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "counts", "stride"),
+    [
+        ([112, 224, 448], [4, 7, 14], 32),
+        ([51, 64], [7, 8], 8),
+        ([16, 32, 64], [8, 16, 32], 2),
+        ([32, 64], [64, 128], 0.5),
+    ],
+)
+def test_stride_of_a_network_that_halves_is_found(lengths, counts, stride):
+    assert _find_grid(lengths, counts)[0] == stride
+
+
 # Dropping
 
 

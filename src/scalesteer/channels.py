@@ -470,13 +470,17 @@ def _find_grid(lengths: list[int], counts: list[int]) -> Grid:
     offset, a multiple of 1/2.
     """
     ratio = (max(lengths) - min(lengths)) / (max(counts) - min(counts))
-    nearest = round(ratio)
-    guesses = (nearest, nearest + 1, nearest - 1) if ratio > 0.75 else (1 / round(1 / ratio),)
+    # Few pixels let several strides fit: networks halve, and their padding is that of their filters.
+    guesses = range(1, 2 * math.ceil(ratio) + 1) if ratio > 0.75 else (1 / round(1 / ratio),)
+    found = []
     for stride in guesses:
         low = max(n - 1 - stride * count + min(1.0, stride) for n, count in zip(lengths, counts, strict=True))
         high = min(n - 1 - stride * (count - 1) for n, count in zip(lengths, counts, strict=True))
         if low <= high + 1e-9:
-            return float(stride), (low + high) / 4
+            halves = stride < 1 or stride & (stride - 1) == 0  # type: ignore[operator]
+            found.append((not halves, abs(low + high) / 4, float(stride), (low + high) / 4))
+    if found:
+        return min(found)[2:]
     pairs = ", ".join(f"{n} -> {count}" for n, count in zip(lengths, counts, strict=True))
     raise ValueError(
         f"no stride explains the sizes of the maps ({pairs}): give `grid`, (stride, offset), so that output pixel i of "
