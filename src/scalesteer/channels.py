@@ -14,6 +14,7 @@ from scalesteer import _checks
 from scalesteer.fast import being_traced
 from scalesteer.fast.spectral import holds_numbers, keep_for_cuda_graph
 from scalesteer.geometry import no_autocast
+from scalesteer.nn import twin
 
 JOINS = ("mean", "max", "logsumexp")
 Grid = tuple[float, float]
@@ -111,12 +112,7 @@ class ScaleChannels(nn.Module):
 
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
-        checked = _checks.scales(scales)
-        other = self.__new__(type(self))
-        # Tables of modules and hooks of its own, with the same entries.
-        own = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in vars(self).items()}
-        other.__dict__.update(own, scales=checked)
-        return other
+        return twin(self, scales=_checks.scales(scales))
 
     @overload
     def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...

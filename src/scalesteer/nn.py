@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -330,10 +330,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         """
         scales = _checks.scales(scales)
         sizes = harmonics.window_sizes(self.geometry.kernel_size, scales, self.basis)
-        other = self.__new__(type(self))
-        # Tables of parameters, buffers and hooks of its own, with the same entries.
-        own = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in vars(self).items()}
-        other.__dict__.update(own, scales=scales, sizes=sizes)
+        other = twin(self, scales=scales, sizes=sizes)
         other.reset_buffers()
         return other
 
@@ -375,6 +372,18 @@ class FoldedScaleConv2d(_ScaleConv2d):
 
     def _stored_filters(self) -> Filters:
         return Filters(self.taps, None, self.sizes, self.symmetric)
+
+
+Twin = TypeVar("Twin", bound=nn.Module)
+
+
+def twin(module: Twin, **changes: Any) -> Twin:
+    """A module that shares parameters, buffers and modules with another, except for some attributes."""
+    other = module.__new__(type(module))
+    # Tables of parameters, buffers, modules and hooks of its own, with the same entries.
+    own = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in vars(module).items()}
+    other.__dict__.update(own, **changes)
+    return other
 
 
 @contextmanager
