@@ -1,7 +1,8 @@
 """One run in its directory: trained, stopped and resumed at any moment, with the same numbers at the end.
 
 The directory holds config.json, metrics.jsonl (one line per epoch), last-*.safetensors (checkpoints to go on from),
-model.safetensors (the model that validation chose) and result.json. Every file is written atomically, by one process
+model.safetensors (the model that validation chose) and result.json; of your own pictures also split.csv, which says
+which of them were trained on. Every file is written atomically, by one process
 at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one
 that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
 """
@@ -15,7 +16,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +25,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalesteer import files
-from scalesteer.data import ImageSet, SplitSpec, load_split
-from scalesteer.models import DATASETS, count_parameters, create_model
+from scalesteer import _checks, files
+from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
+from scalesteer.models import DATASETS, Task, count_parameters
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
-from scalesteer.training.loop import State, fit, initial_state
+from scalesteer.training.loop import State, find_task, fit, initial_state, make_model
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
 LOG_EVERY_S = 10.0
 TEST_BYTES = 1 << 29  # of test images in memory at a time
+SPLIT_FILE = "split.csv"
 KEPT = "what was saved before is kept, and the same command goes on from there"
 
 log = logging.getLogger("scalesteer.training")
@@ -69,7 +71,7 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         RunError: If the directory holds another configuration's run or cannot be written to, or the memory does not
             suffice. What was saved stays, and the same call goes on from there.
     """
-    result = _saved_result(config, directory)
+    result, split = _saved_result(config, directory), _find_split(config, directory)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = pick_device(device)
@@ -83,6 +85,8 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
                 if values := getattr(config, name):
                     advice += f", or smaller `{name}` (the largest is {values[-1]:g})"
             with _claim(config, directory), _memory(advice):
+                if split is not None:
+                    files.write_atomically(directory / SPLIT_FILE, split)
                 result = _saved_result(config, directory) or _train(config, directory, state, parts, test)
     if result["status"] == "finished":  # no run resumes from these any more
         for path in [*_checkpoints(directory).values(), *directory.glob("damaged-*")]:
@@ -97,9 +101,11 @@ def _train(
     steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=None)
     with _Stop() as stop, bar:
-        outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar))
+        task = find_task(config, parts["train"])._asdict()
+        outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar, task))
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
+            about |= {"task": task}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
@@ -109,18 +115,29 @@ def _train(
     return result
 
 
-def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet:
-    """The images of a run."""
-    images = load_split(part=part, data_dir=data_dir, **vars(config.data))
+def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Sequence[str] | None = None) -> ImageSet:
+    """The images of a run. `classes`: what the labels of your own pictures mean to a model."""
+    if isinstance(config.data, FolderSpec):
+        images = load_folder(config.data, part, classes=classes)
+        if part == "train":
+            config.check_count(len(images))
+    else:
+        images = load_split(part=part, data_dir=data_dir, **vars(config.data))
     return images.first(config.train_images) if part == "train" and config.train_images else images
 
 
-def load_part(config: RunConfig, part: str, device: torch.device, data_dir: Path | None = None) -> Iterable[ImageSet]:
+def load_part(
+    config: RunConfig,
+    part: str,
+    device: torch.device,
+    data_dir: Path | None = None,
+    classes: Sequence[str] | None = None,
+) -> Iterable[ImageSet]:
     """The images of a run on a device: all at once, or of a few test sizes at a time where they are many."""
-    if part != "test" or isinstance(config.data, SplitSpec):
-        return [load(config, part, data_dir).to(device)]
+    if part != "test" or not isinstance(config.data, SizedSpec):
+        return [load(config, part, data_dir, classes).to(device)]
     task, sizes = DATASETS[config.dataset], config.data.test_sizes
-    count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size)))
+    count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size or ())))
     groups = [sizes[i : i + count] for i in range(0, len(sizes), count)]
     return (load(replace(config, test_sizes=group), part, data_dir).to(device) for group in groups)
 
@@ -143,15 +160,25 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
     try:
+        task = _read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
         with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
-            expected = create_model(config.model, config.dataset, **config.model_options).state_dict()
-    except (TypeError, ValueError) as error:
+            expected = make_model(config, task).state_dict()
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} names a model that cannot be: {error}") from error
     if wrong := misfits(expected, tensors):
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(wrong)}.")
-    model = create_model(config.model, config.dataset, **config.model_options)
+    model = make_model(config, task)
     model.load_state_dict(tensors)
     return model.eval(), config
+
+
+def _read_task(about: Mapping[str, Any]) -> Task:
+    """The task that a file describes, if it can be one."""
+    classes = tuple(about["classes"])
+    if len(classes) != about["num_classes"] or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"`classes` must be {about['num_classes']} names (got {classes!r:.200}).")
+    size, fit = _checks.pair("image_size", about["image_size"], minimum=1), _checks.choice("fit", about["fit"], FITS)
+    return Task(about["in_chans"], len(classes), size, classes, fit)
 
 
 def read_checkpoint(path: Path) -> files.Content:
@@ -199,6 +226,20 @@ def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
     return result
 
 
+def _find_split(config: RunConfig, directory: Path) -> bytes | None:
+    """How your own pictures are divided, as a table; if they are not those that the run began with, a RunError."""
+    if not isinstance(config.data, FolderSpec):
+        return None
+    split, path = scan_folder(config.data).table(), directory / SPLIT_FILE
+    if path.exists() and (before := path.read_bytes()) != split:
+        there, here = set(before.splitlines()), set(split.splitlines())
+        raise RunError(
+            f"the pictures in {config.images} are not those that the run in {directory} began with "
+            f"({len(here - there)} new or changed, {len(there - here)} gone or changed); choose another directory."
+        )
+    return split
+
+
 @contextmanager
 def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
     """Make a run's directory and hold it; what cannot be written inside is said in terms of the run."""
@@ -231,18 +272,21 @@ def _memory(advice: str) -> Iterator[None]:
 class _Keeper:
     """Looks after a training: saves it from time to time and when it must stop, and shows how far it is."""
 
-    def __init__(self, config: RunConfig, directory: Path, stop: _Stop, bar: Any) -> None:
-        self.config, self.directory, self.stop, self.bar = config, directory, stop, bar
+    def __init__(self, config: RunConfig, directory: Path, stop: _Stop, bar: Any, task: dict[str, Any]) -> None:
+        self.config, self.directory, self.stop, self.bar, self.task = config, directory, stop, bar, task
         self.saved = self.logged = time.perf_counter()
 
     def after_step(self, state: State) -> None:
         self.bar.update()
+        if state.step < len(state.losses):  # an epoch's own line comes after it
+            self._log(f"epoch {state.epoch + 1} of {self.config.epochs}: step {state.step} of {len(state.losses)}")
         if self.stop.requested or time.perf_counter() - self.saved > SAVE_EVERY_S:
             if bool(state.losses[: state.step].isfinite().all()):  # what has failed stays as it was before
                 self.save(state)
             self.stop.leave_if_requested()
 
     def between_batches(self, state: State) -> None:
+        self._log("measuring the error")
         if self.stop.requested:
             self.save(state)
             self.stop.leave_if_requested()
@@ -254,14 +298,18 @@ class _Keeper:
         _write_metrics(state, self.directory)
         loss, error = f"{entry['loss']:.3f}", f"{100 * entry['val_error']:.2f}%"
         self.bar.set_postfix(loss=loss, val_error=error)
-        if self.bar.disable and now - self.logged >= LOG_EVERY_S:  # there is no terminal
-            log.info("epoch %d of %d: loss %s, validation error %s", state.epoch, self.config.epochs, loss, error)
-            self.logged = now
+        self._log(f"epoch {state.epoch} of {self.config.epochs}: loss {loss}, validation error {error}")
+
+    def _log(self, message: str) -> None:
+        """Say where there is no terminal how far it is, not too often."""
+        if self.bar.disable and time.perf_counter() - self.logged >= LOG_EVERY_S:
+            log.info("%s", message)
+            self.logged = time.perf_counter()
 
     def save(self, state: State) -> None:
         """Write a checkpoint beside the previous one, which stays until the next."""
         about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
-        about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
+        about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist(), "task": self.task}
         tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in state.best.items()}
         for name, parameter in state.model.named_parameters():
