@@ -230,8 +230,10 @@ def test_pictures_with_an_empty_channel_can_be_trained_on(pictures, tmp_path):
 
 def test_without_a_model_own_pictures_get_one_that_takes_any_size():
     config = RunConfig(images="photos/")
-    assert (config.model, config.channels, config.image_size) == ("pooled-resnet", (0.5, 0.71, 1.0, 1.41), (64, 64))
-    same = RunConfig(images="./photos", model="pooled-resnet", channels=(0.5, 0.71, 1.0, 1.41), image_size=(64, 64))
+    assert (config.model, config.readout) == ("pooled-resnet", "logsumexp")
+    assert (config.channels, config.image_size) == ((0.5, 0.71, 1.0, 1.41), (64, 64))
+    named = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
+    same = RunConfig(images="./photos", image_size=(64, 64), **named)
     assert config == same == RunConfig.from_dict(config.to_dict())
     assert RunConfig(images="photos", model="pooled-resnet").channels is None
     assert RunConfig(images="photos", channels=(1.0,)).channels == (1.0,)

@@ -29,9 +29,10 @@ NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
 DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
 FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
-# What your own pictures are trained with if no model is named: the best of the plain networks for photographs, at
-# sizes that cover a factor of three. Enlarging further would cost more than all of these together.
-OWN_MODEL: dict[str, Any] = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41)}
+# What your own pictures are trained with if no model is named: the network that photographs are trained with elsewhere
+# here, at sizes that cover a factor of three; a channel of 2 would cost more than all of these. The mean over places
+# would let the border that small pictures get have its say.
+OWN_MODEL: dict[str, Any] = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
 
 
 def _ascending(name: str, value: Any) -> tuple[float, ...]:
@@ -86,7 +87,7 @@ class RunConfig:
 
     model: str = "ss-cnn"
     """The network; `scalesteer models` lists them. Your own images need one that takes any size; there the default is
-    pooled-resnet, looking at 0.5, 0.71, 1 and 1.41 times the size of the image."""
+    pooled-resnet with --readout logsumexp --channels 0.5 0.71 1 1.41."""
     dataset: str = "mnist-scale"
     """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
     split: int = 0  # Which draw of the dataset; the paper has 0 to 5.
