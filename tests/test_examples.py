@@ -1,6 +1,7 @@
 """The examples: their parts on small input, and what they promise (slow)."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,5 +113,5 @@ def test_own_pictures_are_photographs_on_textures_at_the_sizes_that_the_list_say
     sizes = parts["train"].scales
     assert 0.84 <= float(sizes.min()) < 0.95 < 1.05 < float(sizes.max()) <= 1.19
     assert scan_folder(FolderSpec(str(tmp_path))).counts() == {"train": 20, "val": 8, "test": 20}
-    shown = {part: {p.path.name[:5] for p in scan_folder(spec).pictures if p.part == part} for part in parts}
+    shown = {part: {Path(p.path).name[:5] for p in scan_folder(spec).pictures if p.part == part} for part in parts}
     assert sum(map(len, shown.values())) == len(set.union(*shown.values())) == 32

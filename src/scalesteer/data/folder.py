@@ -14,7 +14,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +75,7 @@ class FolderSpec:
 class Picture(NamedTuple):
     """A picture file that was found."""
 
-    path: Path
+    path: str
     name: str  # its path from the folder or as in the list, with slashes
     label: str
     part: str
@@ -161,11 +160,12 @@ def load_folder(
 
 def scan_folder(spec: FolderSpec) -> Folder:
     """Find the pictures and divide them; none is opened."""
-    root = Path(spec.images).expanduser()
-    if not root.exists():
-        raise DataError(f"`images` must be a folder of pictures or a CSV file (got {spec.images}, which is not there).")
-    notes: list[str] = []
-    found = list(_from_folder(root, notes) if root.is_dir() else _from_list(root, notes))
+    root, notes = os.path.expanduser(spec.images), list[str]()
+    is_folder = os.path.isdir(root)
+    if not is_folder and not os.path.isfile(root):
+        why = "neither of them" if os.path.exists(root) else "not there"
+        raise DataError(f"`images` must be a folder of pictures or a CSV file (got {spec.images}, which is {why}).")
+    found = list(_from_folder(root, notes) if is_folder else _from_list(root, notes))
     given = {part for _, _, _, part, _ in found if part}
     drawn = [part for part in PARTS if part not in given]
     if given and "train" in drawn:
@@ -176,7 +176,7 @@ def scan_folder(spec: FolderSpec) -> Folder:
         if part in (None, "train"):
             part = _draw_part(key / 2**64, [p for p in drawn if p != "train"])
         try:
-            stat = path.stat()
+            stat = os.stat(path)
             stamp = stat.st_size, stat.st_mtime_ns
         except (OSError, ValueError):  # a link to nowhere, a name that cannot be: reading it will say so
             stamp = 0, 0
@@ -185,7 +185,7 @@ def scan_folder(spec: FolderSpec) -> Folder:
     classes = tuple(sorted({picture.label for picture in pictures}))
     if len(classes) < 2:
         what = f"pictures of {len(classes)} class{'es' * (not classes)}"
-        layout = f"{spec.images}/cats, {spec.images}/dogs, ..." if root.is_dir() else "a column `label`"
+        layout = f"{spec.images}/cats, {spec.images}/dogs, ..." if is_folder else "a column `label`"
         raise DataError(f"`images` {spec.images} has {what}, and two are needed: {layout}. {' '.join(notes)}".strip())
     _check_memory(spec, len(pictures))
     return Folder(spec, classes, pictures, tuple(drawn), tuple(notes))
@@ -202,66 +202,70 @@ def _draw_part(share: float, missing: Sequence[str]) -> str:
     return "train" if rest < 0 else missing[min(len(missing) - 1, int(rest / SHARE))]
 
 
-Found = tuple[Path, str, str, str | None, float]  # path, name, label, part if it is given, size
+Found = tuple[str, str, str, str | None, float]  # path, name, label, part if it is given, size
 
 
-def _from_folder(root: Path, notes: list[str]) -> Iterator[Found]:
+def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
     """The pictures in class folders, or in class folders of train, val and test."""
     found, folders = _walk(root, notes)
-    tops = {folder.parts[0] for folder in folders}
+    tops = {folder.split("/")[0] for folder in folders}
     named = {top: PART_NAMES[top.lower()] for top in tops if top.lower() in PART_NAMES}
     depth = 2 if "train" in named.values() and len(set(named.values())) > 1 else 1
-    if depth == 2 and (others := sorted(tops - named.keys())):
+    asked = set(named) if depth == 2 else tops
+    if depth == 2 and (others := sorted(tops - asked)):
         notes.append(f"Folders beside train, val and test are left out: {', '.join(others)}.")
-    used, strange, outside = set[tuple[str, ...]](), list[str](), list[str]()
+    used, strange, outside = set[str](), list[str](), list[str]()
     for place in found:
-        above, is_picture = place.parts[:-1], place.name.lower().endswith(SUFFIXES)
-        if depth == 2 and above and above[0] not in named:
+        *above, name = place.split("/")
+        is_picture = name.lower().endswith(SUFFIXES)
+        if above and above[0] not in asked:
             continue
         if len(above) < depth:
-            outside += [place.as_posix()] * is_picture  # other files there are the user's own notes
+            outside += [place] * is_picture  # other files there are the user's own notes
         elif is_picture:
-            used.add(above[:depth])
-            part = named[above[0]] if depth == 2 else None
-            yield root / place, place.as_posix(), above[depth - 1], part, 1.0
+            used.add("/".join(above[:depth]))
+            yield os.path.join(root, place), place, above[depth - 1], named[above[0]] if depth == 2 else None, 1.0
         else:
-            strange.append(place.as_posix())
-    asked = named.keys() if depth == 2 else tops
-    empty = {f.parts for f in folders if len(f.parts) == depth and f.parts[0] in asked} - used
-    for count, what in (
-        (["/".join(parts) for parts in empty], "Folders without pictures, which are no classes"),
-        (outside, "Pictures in no class folder, left out"),
-        (strange, f"Files left out, since they do not end in {', '.join(SUFFIXES)}"),
-    ):
-        notes += _sentence(what, count)
+            strange.append(place)
+    levels = {folder: folder.split("/") for folder in folders}
+    empty = [f for f, parts in levels.items() if len(parts) == depth and parts[0] in asked and f not in used]
+    notes += _sentence("Folders without pictures, which are no classes", empty)
+    notes += _sentence("Pictures in no class folder, left out", outside)
+    notes += _sentence(f"Files left out, since they do not end in {', '.join(SUFFIXES)}", strange)
 
 
-def _walk(root: Path, notes: list[str]) -> tuple[list[Path], list[Path]]:
-    """All files and folders below a folder, as paths from there, but hidden ones.
+def _walk(root: str, notes: list[str]) -> tuple[list[str], list[str]]:
+    """All files and folders below a folder, as paths from there with slashes, but hidden ones.
 
     Links are followed. Each real folder is visited once, through a link only if there is no other way, so that links in
     circles end and no picture has two classes.
     """
-    found, folders, again, visited = list[Path](), list[Path](), list[str](), set[tuple[int, int]]()
-    real, links = [Path()], list[Path]()
+    found, folders, again, visited = list[str](), list[str](), list[str](), set[tuple[int, int]]()
+    real, links = [""], list[str]()
     while real or links:
         place = real.pop() if real else links.pop(0)
-        stat = os.stat(root / place)
+        stat = os.stat(os.path.join(root, place))
         if (stat.st_dev, stat.st_ino) in visited:
-            again.append(place.as_posix())
+            again.append(place)
             continue
         visited.add((stat.st_dev, stat.st_ino))
-        folders += [place] if place.parts else []
-        for name in sorted(name for name in os.listdir(root / place) if not name.startswith(".")):
-            path = root / place / name
-            (found if not path.is_dir() else links if path.is_symlink() else real).append(place / name)
+        folders += [place] if place else []
+        with os.scandir(os.path.join(root, place)) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith("."):
+                    continue
+                is_link = entry.is_symlink()
+                is_folder = os.path.isdir(entry) if is_link else entry.is_dir()  # a link to itself is an error there
+                (found if not is_folder else links if is_link else real).append(
+                    f"{place}/{entry.name}" if place else entry.name
+                )
     notes += _sentence("Links to folders that were found already, not followed", again)
     return found, folders
 
 
-def _from_list(path: Path, notes: list[str]) -> Iterator[Found]:
+def _from_list(path: str, notes: list[str]) -> Iterator[Found]:
     """The pictures that a CSV file names."""
-    seen: dict[Path, tuple[int, str]] = {}
+    seen: dict[str, tuple[int, str]] = {}
     repeated: list[str] = []
     try:
         with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -273,8 +277,8 @@ def _from_list(path: Path, notes: list[str]) -> Iterator[Found]:
             for row in rows:
                 place = f"{path}, line {rows.line_num}"
                 name, label, part, size = _read_row(row, place)
-                picture = path.parent / Path(name).expanduser()
-                line, before = seen.setdefault(Path(os.path.normpath(picture)), (rows.line_num, label))
+                picture = os.path.join(os.path.dirname(path), os.path.expanduser(name))
+                line, before = seen.setdefault(os.path.normpath(picture), (rows.line_num, label))
                 if before != label:
                     raise DataError(f"{place}: {name} has the label {label!r}, and {before!r} in line {line}.")
                 if line == rows.line_num:
@@ -299,7 +303,7 @@ def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, fl
             raise ValueError
     except (TypeError, ValueError):
         raise DataError(f"{place}: size must be a positive number (got {row['size']!r}).") from None
-    return Path(name).as_posix(), label, PART_NAMES.get(part.lower()), size
+    return os.path.normpath(name).replace(os.sep, "/"), label, PART_NAMES.get(part.lower()), size
 
 
 def _check_memory(spec: FolderSpec, count: int) -> None:
@@ -371,7 +375,7 @@ def _load_block(spec: FolderSpec, pictures: Sequence[Picture], rows: range, work
 class _Reader(Dataset[Images | str]):
     """What reading processes are given: each picture, or in its place what is wrong with it."""
 
-    def __init__(self, paths: list[Path], spec: FolderSpec) -> None:
+    def __init__(self, paths: list[str], spec: FolderSpec) -> None:
         self.paths, self.spec = paths, spec
 
     def __len__(self) -> int:
