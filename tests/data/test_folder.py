@@ -185,10 +185,11 @@ def test_a_folder_is_found_through_a_link_only_if_there_is_no_other_way(tmp_path
     elsewhere = make(tmp_path / "elsewhere", ("eel",), 3)
     make(tmp_path / "photos", ("cat", "dog"), 3)
     (tmp_path / "photos" / "bird").symlink_to(elsewhere / "eel", target_is_directory=True)
-    (tmp_path / "photos" / "cat" / "again").symlink_to(tmp_path / "photos" / "dog", target_is_directory=True)
+    for here, there in (("cat", "dog"), ("dog", "cat")):
+        (tmp_path / "photos" / here / "more").symlink_to(tmp_path / "photos" / there, target_is_directory=True)
     found = scan_folder(FolderSpec(str(tmp_path / "photos")))
     assert Counter(picture.label for picture in found.pictures) == {"bird": 3, "cat": 3, "dog": 3}
-    assert found.notes == ("Links to folders that were found already, not followed (1): cat/again.",)
+    assert found.notes == ("Links to folders that were found already, not followed (2): cat/more, dog/more.",)
 
 
 def test_pictures_of_every_kind_are_read_and_broken_ones_are_counted_and_named(tmp_path, caplog):
@@ -363,6 +364,7 @@ def test_pictures_come_from_the_cache_until_one_changes_and_a_damaged_file_is_ma
     tmp_path, own_cache, monkeypatch
 ):
     root, reads = make(tmp_path / "photos", parts=PARTS, count=3), []
+    bitmap = paint((root / "train" / "cat" / "0.png").rename(root / "train" / "cat" / "0.bmp"))
     spec = FolderSpec(str(root), (16, 16))
     monkeypatch.setattr(module, "read_picture", lambda path, *a: reads.append(path) or read_picture(path, *a))
     first = load(spec, "train")
@@ -377,8 +379,9 @@ def test_pictures_come_from_the_cache_until_one_changes_and_a_damaged_file_is_ma
     kept.write_bytes(content)
     assert torch.equal(load(spec, "train").images, first.images)
     assert len(reads) == 12
-    paint(root / "train" / "cat" / "1.png", 200)
-    os.utime(root / "train" / "cat" / "1.png", ns=(1, 1))
+    size = bitmap.stat().st_size
+    paint(bitmap, 150)
+    assert bitmap.stat().st_size == size
     changed = load(spec, "train")
     assert changed.about["digest"] != first.about["digest"]
     assert len(reads) == 18
@@ -388,12 +391,13 @@ def test_pictures_come_from_the_cache_until_one_changes_and_a_damaged_file_is_ma
 
 def test_many_pictures_are_kept_in_several_files_with_the_same_result(tmp_path, monkeypatch, own_cache):
     root = make(tmp_path / "photos", parts=PARTS, count=4)
-    (root / "train" / "cat" / "broken.png").write_bytes(b"x")
+    for i in range(4):
+        (root / "train" / "cat" / f"broken {i}.png").write_bytes(b"x")
     spec = FolderSpec(str(root), (16, 16))
     whole = load(spec, "train")
     monkeypatch.setattr(module, "_BLOCK_BYTES", 2 * 3 * 16 * 16)
     parts = load(spec, "train")
-    assert len(list((own_cache / "folders").glob("*.safetensors"))) == 1 + 5
+    assert len(list((own_cache / "folders").glob("*.safetensors"))) == 1 + 6
     assert torch.equal(whole.images, parts.images)
     assert torch.equal(whole.labels, parts.labels)
 
