@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 try:
     from tyro.conf import Positional, arg
@@ -232,7 +232,7 @@ class Evaluate:
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
-        device, classes = training.pick_device(self.device), cast(Any, model).task.classes
+        device, classes = training.pick_device(self.device), training.task_of(model).classes
         config = replace(config, test_channels=self.channels or config.test_channels)
         scales = config.test_channels or (config.channels if self.join else None)
         if scales is not None:

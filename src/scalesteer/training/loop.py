@@ -85,6 +85,12 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
     return model
 
 
+def task_of(model: nn.Module) -> Task:
+    """What a network of :func:`make_model` is for."""
+    task: Task = cast(Any, model).task
+    return task
+
+
 def fit(
     state: State, config: RunConfig, parts: dict[str, ImageSet], test: Iterable[ImageSet], watcher: Watcher
 ) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, 
 from scalesteer.models import DATASETS, Task, count_parameters
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
-from scalesteer.training.loop import State, find_task, fit, initial_state, make_model
+from scalesteer.training.loop import State, fit, initial_state, make_model, task_of
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
@@ -101,11 +101,10 @@ def _train(
     steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=None)
     with _Stop() as stop, bar:
-        task = find_task(config, parts["train"])._asdict()
-        outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar, task))
+        outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar))
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
-            about |= {"task": task}
+            about |= {"task": task_of(state.model)._asdict()}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
@@ -272,8 +271,8 @@ def _memory(advice: str) -> Iterator[None]:
 class _Keeper:
     """Looks after a training: saves it from time to time and when it must stop, and shows how far it is."""
 
-    def __init__(self, config: RunConfig, directory: Path, stop: _Stop, bar: Any, task: dict[str, Any]) -> None:
-        self.config, self.directory, self.stop, self.bar, self.task = config, directory, stop, bar, task
+    def __init__(self, config: RunConfig, directory: Path, stop: _Stop, bar: Any) -> None:
+        self.config, self.directory, self.stop, self.bar = config, directory, stop, bar
         self.saved = self.logged = time.perf_counter()
 
     def after_step(self, state: State) -> None:
@@ -309,7 +308,8 @@ class _Keeper:
     def save(self, state: State) -> None:
         """Write a checkpoint beside the previous one, which stays until the next."""
         about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
-        about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist(), "task": self.task}
+        about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
+        about |= {"task": task_of(state.model)._asdict()}
         tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in state.best.items()}
         for name, parameter in state.model.named_parameters():
