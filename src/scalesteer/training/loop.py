@@ -192,8 +192,8 @@ def _make_augmentation(config: RunConfig, images: ImageSet) -> Augmentation | No
 
 def _class_weights(images: ImageSet) -> Tensor:
     """A factor for each class, so that all have the same sum over the images; over all images their mean is 1."""
-    counts = torch.bincount(images.labels).float()
-    return len(images) / (counts.clamp(min=1) * (counts > 0).sum())
+    counts = torch.bincount(images.labels).double()
+    return (len(images) / (counts.clamp(min=1) * (counts > 0).sum())).float()
 
 
 def _rank(entry: dict[str, float]) -> tuple[float, float]:
