@@ -27,7 +27,7 @@ PARTS = ("train", "val", "test")
 def paint(path, shade=0, size=(16, 16), **options):
     """A picture of noise around a shade, so that no two are alike."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(zlib.crc32(str(path).encode())).integers(0, 60, (*size[::-1], 3))
+    noise = np.random.default_rng(zlib.crc32(os.fsencode(path))).integers(0, 60, (*size[::-1], 3))
     Image.fromarray((noise + shade).clip(0, 255).astype(np.uint8)).save(path, **options)
     return path
 
@@ -315,6 +315,26 @@ def test_the_table_of_the_split_can_be_used_as_a_list(tmp_path):
     (tmp_path / "split.csv").write_bytes(found.table().replace(b"\ncat/", b"\n./cat/"))
     again = scan_folder(FolderSpec(str(tmp_path / "split.csv")))
     assert again.pictures == found.pictures
+
+
+def test_names_that_are_no_text_are_replaced_in_classes_and_kept_in_paths(tmp_path):
+    odd = os.fsdecode(b"caf\xe9")
+    make(tmp_path, (odd, "tea"), 3, parts=PARTS)
+    found = scan_folder(FolderSpec(str(tmp_path)))
+    assert found.classes == ("caf\ufffd", "tea")
+    assert len(load(FolderSpec(str(tmp_path), (16, 16)), "train")) == 6
+    assert b"train/caf\xe9/0.png," in found.table()
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [("LONGEST_NAME", "a name of at most 2 characters .got '...'"), ("MOST_CLASSES", "3 classes, and the limit is 2")],
+)
+def test_more_than_a_model_can_tell_of_is_refused(tmp_path, monkeypatch, limit, message):
+    make(tmp_path, ("cat", "dog", "ox"), 1)
+    monkeypatch.setattr(module, limit, 2)
+    with pytest.raises(DataError, match=message):
+        scan_folder(FolderSpec(str(tmp_path)))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

@@ -30,6 +30,7 @@ from scalesteer.files import DataError, log
 PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SHARE = 0.15  # of the pictures, for validation and as many for testing, where they have no folder of their own
 MOST_BYTES = 8 << 30  # of all packed pictures
+MOST_CLASSES, LONGEST_NAME = 10_000, 200
 RECIPE = 1  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
 WORKERS = 4  # processes that read pictures, where there are as many processors
 WORKER_BYTES = 32 << 20  # fewer bytes are read sooner than such processes start
@@ -180,13 +181,15 @@ def scan_folder(spec: FolderSpec) -> Folder:
             stamp = stat.st_size, stat.st_mtime_ns
         except (OSError, ValueError):  # a link to nowhere, a name that cannot be: reading it will say so
             stamp = 0, 0
-        keyed.append((key, Picture(path, name, _plain(label), part, size, stamp)))
+        keyed.append((key, Picture(path, name, _class_name(label), part, size, stamp)))
     pictures = tuple(picture for _, picture in sorted(keyed, key=lambda entry: (entry[0], entry[1].name)))
     classes = tuple(sorted({picture.label for picture in pictures}))
     if len(classes) < 2:
         what = f"pictures of {len(classes)} class{'es' * (not classes)}"
         layout = f"{spec.images}/cats, {spec.images}/dogs, ..." if is_folder else "a column `label`"
         raise DataError(f"`images` {spec.images} has {what}, and two are needed: {layout}. {' '.join(notes)}".strip())
+    if len(classes) > MOST_CLASSES:
+        raise DataError(f"`images` {spec.images} has {len(classes):,} classes, and the limit is {MOST_CLASSES:,}.")
     _check_memory(spec, len(pictures))
     return Folder(spec, classes, pictures, tuple(drawn), tuple(notes))
 
@@ -194,6 +197,14 @@ def scan_folder(spec: FolderSpec) -> Folder:
 def _plain(text: str) -> str:
     """Composed characters: macOS decomposes them in names of files, and the split must be the same everywhere."""
     return unicodedata.normalize("NFC", text)
+
+
+def _class_name(label: str) -> str:
+    """What a label is called in files and on pages: bytes of a file's name that are no text are replaced."""
+    name = os.fsencode(_plain(label)).decode(errors="replace")
+    if len(name) > LONGEST_NAME:
+        raise DataError(f"a class must have a name of at most {LONGEST_NAME} characters (got {name[:40]!r}...).")
+    return name
 
 
 def _draw_part(share: float, missing: Sequence[str]) -> str:
