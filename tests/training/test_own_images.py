@@ -179,6 +179,9 @@ def test_a_run_is_not_mixed_with_pictures_that_came_later(pictures, tmp_path):
     Image.new("RGB", (99, 9)).save(root / "nothing" / "0.png")
     with pytest.raises(RunError, match=r"\(2 new or changed, 1 gone or changed\)"):
         train(config, tmp_path / "run", device="cpu")
+    root.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="cannot be compared with those here: `images` must be a folder"):
+        train(config, tmp_path / "run", device="cpu")
 
 
 def test_class_weights_make_every_class_count_alike():

@@ -71,7 +71,7 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         RunError: If the directory holds another configuration's run or cannot be written to, or the memory does not
             suffice. What was saved stays, and the same call goes on from there.
     """
-    result, split = _saved_result(config, directory), _find_split(config, directory)
+    result = _saved_result(config, directory)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = pick_device(device)
@@ -85,8 +85,6 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
                 if values := getattr(config, name):
                     advice += f", or smaller `{name}` (the largest is {values[-1]:g})"
             with _claim(config, directory), _memory(advice):
-                if split is not None:
-                    files.write_atomically(directory / SPLIT_FILE, split)
                 result = _saved_result(config, directory) or _train(config, directory, state, parts, test)
     if result["status"] == "finished":  # no run resumes from these any more
         for path in [*_checkpoints(directory).values(), *directory.glob("damaged-*")]:
@@ -222,21 +220,25 @@ def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
         there, here = other.to_dict(), config.to_dict()
         unlike = ", ".join(f"{k}: {there[k]!r} there, {here[k]!r} here" for k in here if there[k] != here[k])
         raise RunError(f"{directory} holds another run ({unlike}); choose another directory.")
+    _check_pictures(config, directory / SPLIT_FILE)
     return result
 
 
-def _find_split(config: RunConfig, directory: Path) -> bytes | None:
-    """How your own pictures are divided, as a table; if they are not those that the run began with, a RunError."""
-    if not isinstance(config.data, FolderSpec):
-        return None
-    split, path = scan_folder(config.data).table(), directory / SPLIT_FILE
-    if path.exists() and (before := path.read_bytes()) != split:
-        there, here = set(before.splitlines()), set(split.splitlines())
+def _check_pictures(config: RunConfig, path: Path) -> None:
+    """If your own pictures are not those that a run began with, a RunError."""
+    if not isinstance(config.data, FolderSpec) or not path.exists():
+        return
+    try:
+        there, here = (set(table.splitlines()) for table in (path.read_bytes(), scan_folder(config.data).table()))
+    except (OSError, files.DataError) as error:
         raise RunError(
-            f"the pictures in {config.images} are not those that the run in {directory} began with "
+            f"the pictures of the run in {path.parent} cannot be compared with those here: {error}"
+        ) from error
+    if there != here:
+        raise RunError(
+            f"the pictures in {config.images} are not those that the run in {path.parent} began with "
             f"({len(here - there)} new or changed, {len(there - here)} gone or changed); choose another directory."
         )
-    return split
 
 
 @contextmanager
@@ -249,6 +251,8 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
                 left.unlink()
             if not (path := directory / "config.json").exists():
                 files.write_atomically(path, json.dumps(config.to_dict(), indent=1).encode())
+            if isinstance(config.data, FolderSpec) and not (path := directory / SPLIT_FILE).exists():
+                files.write_atomically(path, scan_folder(config.data).table())
             yield
     except files.LockedError as error:
         raise BusyError(str(error)) from error
