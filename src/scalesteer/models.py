@@ -474,7 +474,8 @@ class PooledNetwork(Network):
         if any(n < self.smallest for n in x.shape[-2:]):
             least = f"at least {self.smallest} x {self.smallest} pixels"
             raise ValueError(f"the image must have {least} (got shape {tuple(x.shape)}): enlarge it or pad it.")
-        return (x - self.input_mean.view(-1, 1, 1)) / self.input_std.view(-1, 1, 1)
+        x = (x - self.input_mean.view(-1, 1, 1)) / self.input_std.view(-1, 1, 1)
+        return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x  # as its kernels read maps
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits for a batch of images, or their maps of scores."""
