@@ -46,7 +46,7 @@ def expected_count(name, in_chans, classes):
         taps = [24 if steered else 25] * (len(widths) - 1) + [9]  # of 5 x 5 and 3 x 3; 2 x 6 complex coefficients
         weights = sum(n * fan * width for n, fan, width in zip(taps, (in_chans, *widths), widths, strict=False))
         return weights + 2 * sum(widths) + (widths[-1] + 1) * classes
-    widths, taps = ((32, 64, 128), 24) if steered else ((29, 58, 116), 9)
+    widths, taps = ((32, 64, 128), 24) if steered else ((32, 64, 112), 9)
     total = widths[0] * (in_chans * taps + 2) + (widths[-1] + 1) * classes
     for before, width in zip((widths[0], *widths), widths, strict=False):
         for fan in (before, width):

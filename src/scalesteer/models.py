@@ -710,7 +710,7 @@ def steered_resnet(
     return _residual_features(plan, conv, blocks, body)
 
 
-@register_model("pooled-resnet", PooledPlan, widths=(29, 58, 116), kernel_size=3, subsample=(1, 2), readout="mean")
+@register_model("pooled-resnet", PooledPlan, widths=(32, 64, 112), kernel_size=3, subsample=(1, 2), readout="mean")
 def pooled_resnet(plan: PooledPlan, *, blocks: int = 2) -> nn.Sequential:
     """The plain twin of :func:`steered_resnet`: the usual residual blocks of two convolutions."""
 

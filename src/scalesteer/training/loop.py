@@ -23,7 +23,7 @@ from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, recorded
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
-EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 22}  # in such a batch
+EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}  # in such a batch
 MOST_SIZES = 64  # that have an error each; of more, bins have one
 SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
 
