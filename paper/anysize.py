@@ -285,10 +285,10 @@ def mean_error(data: Data, name: str, line: str, column: str = "", measure: str 
 
 @view
 def best_rival(data: Data, name: str, column: str = "", measure: str = "outside") -> str:
-    """The rival with the lowest mean error in a column, and that error in %."""
+    """The rival with the lowest mean error in a column, of those that were measured, and that error in %."""
     cells = [Cell(name, line, column, measure) for line in grids.RIVALS if line in lines(name)]
     means = {cell.line: float(values(data, cell).mean()) for cell in cells if values(data, cell).notna().all()}
-    if len(means) < len(cells):
+    if not means:
         return PENDING
     best = min(means, key=means.__getitem__)
     return f"{best}, {means[best]:.1f} %"
@@ -332,6 +332,18 @@ def resizing_of(data: Data, name: str) -> str:
     """The factors of random resizing."""
     low, high = _config(name, grids.RESIZED).resize or (1.0, 1.0)
     return f"{low:g} to {high:g}"
+
+
+@view
+def epochs_of(data: Data, name: str, column: str) -> str:
+    """How many epochs the runs of a column have."""
+    return str(next(row.config.epochs for row in grids.EXPERIMENTS[name].rows if row.column == column))
+
+
+@view
+def images_of(data: Data, name: str) -> str:
+    """How many training images an experiment has."""
+    return f"{_config(name).train_images:,}"
 
 
 @view

@@ -268,9 +268,11 @@ def test_input_statistics_are_checked_and_reach_a_network_inside_another():
     flat = create_model("plain-cnn", in_chans=2)
     set_input_statistics(flat, 0.5, [0.1, 0.2])
     assert flat.input_std == 0.5
+    set_input_statistics(flat, [1.0, 2.0])
+    assert flat.input_std == 1.5  # one number, for all channels
     for network, std, message in (
         (model, [1.0, 2.0], r"`std` must be one number or have shape \(3,\) \(got \[1.0, 2.0\]\)"),
-        (flat, [1.0, 2.0], r"`std` must be one number or have shape \(\)"),
+        (flat, [1.0, 2.0, 3.0], r"`std` must be one number or have shape \(\)"),
         (model, 0.0, r"`std` must be finite, and a deviation positive \(got 0.0\)"),
         (model, math.nan, r"`std` must be finite"),
     ):

@@ -348,7 +348,7 @@ def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
 
     Args:
         model: Made by :func:`create_model`.
-        std: Of the training images, a number; or one for each channel, where the network reads out by pooling.
+        std: Of the training images, a number; or one for each channel, of which the paper's networks take the mean.
         mean: Likewise; the paper's networks do not subtract it.
     """
     networks = [module for module in model.modules() if isinstance(module, Network)]
@@ -359,6 +359,8 @@ def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
             buffer, value = network._buffers.get(f"input_{name}"), torch.as_tensor(numbers)
             if buffer is None:
                 continue
+            if buffer.ndim == 0 and value.shape == (network.in_chans,):
+                value = value.mean()
             if value.ndim and value.shape != buffer.shape:
                 raise ValueError(f"`{name}` must be one number or have shape {tuple(buffer.shape)} (got {numbers!r}).")
             if not value.isfinite().all() or (name == "std" and not (value > 0).all()):
