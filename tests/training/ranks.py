@@ -1,12 +1,12 @@
 """What the tests of several processes run in each of them, as torchrun would."""
 
 import os
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch._dynamo  # DistributedDataParallel loads it, for seconds: here once, before processes are forked
 import torch.nn.functional as F
 
 from scalesteer import cli, files
@@ -61,23 +61,46 @@ class Noting(torch.nn.Module):
         return self.model(x)
 
 
+def evaluated(config, processes, batch):
+    """What `evaluate` finds, of images in two parts and of a model with channels, and what it saw of the first."""
+    loop.EVALUATION_BATCH["cpu"], before = batch, loop.EVALUATION_BATCH["cpu"]
+    torch.manual_seed(0)
+    plain, channels = Noting(create_model("plain-cnn", upsample=1)), create_model("pooled-cnn", channels=(0.7, 1.0))
+    images, asked = load(config, "test"), []
+    parts = [images, images.first(3)]
+    about = {
+        "plain": loop.evaluate(plain, parts, between_batches=lambda: asked.append(1), processes=processes),
+        "channels": loop.evaluate(channels, images, processes=processes),
+    }
+    loop.EVALUATION_BATCH["cpu"] = before
+    return about | {"seen": plain.seen, "asked": len(asked)}
+
+
 def evaluation(cache, place, config, folder, batch):
-    """Write what `evaluate` finds, of images in two parts, and what this process saw of them."""
+    """Write that, of all processes together."""
     enter(cache, place)
-    loop.EVALUATION_BATCH["cpu"] = batch
     with joined() as processes:
         processes, _ = processes.on(torch.device("cpu"))
-        torch.manual_seed(0)
-        plain = Noting(create_model("plain-cnn", upsample=1))
-        channels = create_model("pooled-cnn", channels=(0.7, 1.0))
-        images, asked = load(config, "test"), []
-        about = {
-            "plain": loop.evaluate(plain, [images, images.first(3)], between_batches=lambda: asked.append(1), processes=processes),
-            "channels": loop.evaluate(channels, images, processes=processes),
-            "seen": plain.seen,
-            "asked": len(asked),
-        }
+        about = evaluated(config, processes, batch)
         (folder / f"{processes.rank}").write_bytes(files.encode({}, about))
+
+
+def step_of(config, processes):
+    """The loss and the gradients of the first step of a run."""
+    images = load(config, "train")
+    state = loop.initial_state(config, images)
+    update = loop._make_update(state, config, images, processes)
+    batch = torch.arange(config.batch_size).chunk(processes.count)[processes.rank]
+    found = {"loss": processes.mean(update(batch, config.lr))}
+    return found | {name: parameter.grad for name, parameter in state.model.named_parameters()}
+
+
+def one_step(cache, place, config, folder):
+    """Write them."""
+    enter(cache, place)
+    with joined() as processes:
+        processes, _ = processes.on(torch.device("cpu"))
+        (folder / f"{processes.rank}").write_bytes(files.encode(step_of(config, processes), {}))
 
 
 def messages(cache, place, folder):
@@ -102,13 +125,14 @@ def messages(cache, place, folder):
 def training(cache, place, config, directory, notes, stop_after=0, number=0):
     """Train; note the rows of each step; after so many steps the last process gets a signal."""
     enter(cache, place, os.devnull)
-    noted, make = Path(notes, f"rows-{place[0]}").open("a", buffering=1), loop._make_update
+    make = loop._make_update
 
     def noting(state, config, images, processes):
         update = make(state, config, images, processes)
 
         def noted_update(rows, rate):
-            print(state.epoch, state.step, *rows.tolist(), file=noted)
+            with Path(notes, f"rows-{place[0]}").open("a") as noted:
+                print(state.epoch, state.step, *rows.tolist(), file=noted)
             if state.epoch * len(state.losses) + state.step + 1 == stop_after and place[0] == place[1] - 1:
                 os.kill(os.getpid(), number)
             return update(rows, rate)

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from scalesteer import files
-from scalesteer.baselines import VectorBatchNorm2d
-from scalesteer.models import create_model, list_models
-from scalesteer.training import RunConfig, evaluate, load, load_model, loop, train
-from scalesteer.training.distributed import ALONE, LostError, joined, started
+from scalesteer.models import list_models
+from scalesteer.training import load, load_model, train
+from scalesteer.training.distributed import ALONE, joined, started
 from tests.conftest import TINY
 from tests.training import ranks
 
 # Dropout, which each process draws for itself, is left out.
 STILL = replace(TINY, dropout=0.0, lr=1e-4, schedule="constant", epochs=2)
+NARROW = {"steered-cnn-large": (4, 4, 4, 4), "pooled-cnn-large": (4, 4, 4, 4)}  # widths
 CHANNELS = {"channels": (0.7, 1.0, 1.4), "join": "logsumexp"}
 
 
@@ -43,14 +43,228 @@ def ended(processes):
     return [process.exitcode for process in processes]
 
 
-def test_gradients_are_those_of_one_process_with_the_whole_batch(together, cache, tiny, tmp_path):
-    networks = [(name, {"dropout": 0.0}) for name in list_models()]
-    networks += [("pooled-cnn", CHANNELS), ("steered-resnet", CHANNELS)]
+# One of each kind of batch normalisation, alone and side by side.
+KINDS = [("ss-cnn", {}), ("vector-field-cnn", {}), ("pooled-cnn", CHANNELS), ("steered-resnet", CHANNELS)]
+OTHERS = [(name, {}) for name in list_models()] + [("pooled-cnn", {**CHANNELS, "join": "max"})]
+
+
+@pytest.mark.parametrize("networks", [KINDS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["kinds", "others"])
+def test_gradients_are_those_of_one_process_with_the_whole_batch(together, cache, tiny, tmp_path, networks):
+    narrow = {name: NARROW.get(name, (4, 6, 8)) for name in list_models()}
+    networks = [(name, {"dropout": 0.0, "widths": narrow[name], **options}) for name, options in networks]
     assert ended(together(ranks.gradients, networks, tiny, tmp_path)) == [0, 0]
     expected = ranks.gradients_of(networks, load(tiny, "train"), ALONE)
     for rank in "01":
         found, _ = files.read(tmp_path / rank)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
-            close = {"rtol": 1e-9, "atol": 1e-9 * float(value.abs().max())}
-            torch.testing.assert_close(found[name], value, **close, msg=lambda said, name=name: f"{name}: {said}")
+            said = {"msg": lambda said, name=name: f"{name}: {said}"}
+            torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-12, **said)
+
+
+def test_step_of_the_loop_has_the_gradients_of_the_whole_batch(together, cache, tmp_path):
+    """In single precision, as trained."""
+    assert ended(together(ranks.one_step, STILL, tmp_path)) == [0, 0]
+    expected = ranks.step_of(STILL, ALONE)
+    for rank in "01":
+        found, _ = files.read(tmp_path / rank)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_sees_every_image_once_and_gives_the_same_metrics(together, cache, tiny, tmp_path):
+    assert ended(together(ranks.evaluation, tiny, tmp_path, 6)) == [0, 0]  # 20 images: 6, 6, 6, 2; then 3
+    found = [files.read(tmp_path / rank)[1]["about"] for rank in "01"]
+    expected = ranks.evaluated(tiny, ALONE, 6)
+    assert sorted(found[0]["seen"] + found[1]["seen"]) == sorted(expected["seen"])
+    assert [len(about["seen"]) for about in found] == [6 + 6 + 3, 6 + 2]
+    assert [about["asked"] for about in found] == [3, 3]  # as often in each
+    for about in found:
+        for network in ("plain", "channels"):
+            assert about[network].pop("loss") == pytest.approx(expected[network]["loss"], rel=1e-12)
+            assert about[network] == {name: value for name, value in expected[network].items() if name != "loss"}
+    assert "size_correlation" in found[1]["channels"]
+
+
+def test_messages_and_errors_reach_all(together, tmp_path):
+    assert ended(together(ranks.messages, tmp_path, count=3)) == [0, 0, 0]
+    for rank in "012":
+        tensors, meta = files.read(tmp_path / rank)
+        assert meta["about"] == {"x": [1, "ü"], "error": "ärger", "largest": 14}
+        assert {name: (t.dtype, t.tolist()) for name, t in tensors.items()} == {
+            "a": (torch.int64, [0, 1, 2]),
+            "b": (torch.float32, 2.5),
+            "c": (torch.float32, []),
+        }
+
+
+def rows(folder, count):
+    """The rows of each step, all processes together."""
+    texts = [(folder / f"rows-{rank}").read_text() for rank in range(count)]
+    noted = [[list(map(int, line.split())) for line in text.splitlines()] for text in texts]
+    steps = [[row for entry in entries for row in entry[2:]] for entries in zip(*noted, strict=True)]
+    places = [[tuple(entry[:2]) for entry in entries] for entries in noted]
+    assert all(other == places[0] for other in places)
+    return list(zip(places[0], steps, strict=True))
+
+
+def history(directory):
+    entries = json.loads((directory / "result.json").read_text())["history"]
+    return [{**entry, "seconds": 0} for entry in entries]
+
+
+def test_run_goes_on_with_another_number_of_processes_in_the_same_order(together, cache, tmp_path):
+    """One process, then two, then one; each time stopped in the middle of an epoch."""
+    for name in ("whole", "parts", "0", "1", "2"):
+        (tmp_path / name).mkdir()
+    config, directory = replace(STILL, epochs=3), tmp_path / "parts"
+    assert ended(together(ranks.training, config, tmp_path / "whole", tmp_path / "whole", count=1)) == [0]
+    noted = []
+    for number, (count, stop_after) in enumerate([(1, 2), (2, 5), (1, 0)]):
+        folder = tmp_path / str(number)
+        begun = together(ranks.training, config, directory, folder, stop_after, signal.SIGTERM, count=count)
+        assert ended(begun) == [143 if stop_after else 0] * count
+        noted += rows(folder, count)
+    assert noted == rows(tmp_path / "whole", 1)
+    assert [place for place, _ in noted] == [(epoch, step) for epoch in range(3) for step in range(3)]
+    for one, other in zip(history(directory), history(tmp_path / "whole"), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+def test_two_processes_end_as_one_does(together, cache, tmp_path):
+    """A test that would notice any difference between the weights of the two at the end."""
+    config = replace(STILL, channels=(0.7, 1.0), model="pooled-cnn", upsample=None)
+    (tmp_path / "notes").mkdir()
+    assert ended(together(ranks.training, config, tmp_path / "two", tmp_path / "notes")) == [0, 0]
+    one, two = train(config, tmp_path / "one", device="cpu"), json.loads((tmp_path / "two" / "result.json").read_text())
+    assert two["environment"].pop("note") == "trained by 2 processes"
+    for name in ("test_error", "val_error", "best_epoch", "identity", "config", "parameters", "test_error_by_scale"):
+        assert two[name] == one[name]
+    assert [entry["loss"] for entry in two["history"]] == pytest.approx([e["loss"] for e in one["history"]], rel=1e-5)
+    weights = [load_model(tmp_path / name)[0].state_dict() for name in ("one", "two")]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=2e-5)
+
+
+def test_stopped_processes_leave_one_checkpoint_and_go_on_to_the_same_numbers(together, cache, tmp_path):
+    """With dropout: what each process draws does not depend on interruptions. The signal reaches one of them."""
+    for name in ("whole", "parts", "notes"):
+        (tmp_path / name).mkdir()
+    config = replace(TINY, epochs=2)
+    assert ended(together(ranks.training, config, tmp_path / "whole", tmp_path / "notes")) == [0, 0]
+    stopped = together(ranks.training, config, tmp_path / "parts", tmp_path / "notes", 2, signal.SIGTERM)
+    assert ended(stopped) == [143, 143]
+    assert [path.name for path in (tmp_path / "parts").glob("last-*")] == ["last-000001.safetensors"]
+    assert ended(together(ranks.training, config, tmp_path / "parts", tmp_path / "notes")) == [0, 0]
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("parts", "whole")]
+    assert weights[0] == weights[1]
+
+
+def flags(config, tmp_path):
+    folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    return [*config.command.split()[1:], "--device", "cpu", *folders]
+
+
+def test_killed_process_ends_the_others_with_a_message(together, cache, tmp_path):
+    config = replace(STILL, epochs=300)
+    first, second = together(ranks.command, flags(config, tmp_path), tmp_path / "log")
+    while first.exitcode is None and not list((tmp_path / "runs" / config.name).glob("last-*")):
+        time.sleep(0.01)
+    os.kill(second.pid, signal.SIGKILL)
+    killed = time.perf_counter()
+    assert ended([first]) == [2]
+    assert time.perf_counter() - killed < 10
+    why = "another of the 2 processes ended, or did not answer for 30 s"
+    assert (tmp_path / "log-0").read_text() == f"scalesteer: process 0 stops: {why}; repeat the command to go on.\n"
+
+
+def test_run_that_is_in_use_is_told_by_all(together, cache, tiny, tmp_path):
+    with files.locked(tmp_path / "runs" / tiny.name / ".lock"):
+        assert ended(together(ranks.command, flags(tiny, tmp_path), tmp_path / "log")) == [2, 2]
+    for rank in "01":
+        assert re.fullmatch(r"scalesteer: \S+ is in use by process .*\n", (tmp_path / f"log-{rank}").read_text())
+
+
+def test_batch_that_cannot_be_divided_is_an_error(together, cache, tiny, tmp_path):
+    argv = flags(replace(tiny, batch_size=15), tmp_path)
+    assert ended(together(ranks.command, argv, tmp_path / "log")) == [2, 2]
+    for rank in "01":
+        said = "scalesteer: `batch_size` must be divisible by the number of processes (got 15 and 2).\n"
+        assert (tmp_path / f"log-{rank}").read_text() == said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_first_process_publishes_and_a_finished_run_returns_at_once(together, cache, tmp_path):
+    config = replace(STILL, epochs=1)
+    for _ in range(2):
+        assert ended(together(ranks.command, flags(config, tmp_path), tmp_path / "log")) == [0, 0]
+    assert (tmp_path / "log-1").read_text() == ""
+    said = (tmp_path / "log-0").read_text().splitlines()
+    assert len(said) == 2
+    assert said[0] == said[1]
+    (line,) = (tmp_path / "results" / "runs" / "mnist-scale.jsonl").read_text().splitlines()
+    assert json.loads(line)["identity"] == config.identity
+
+
+def test_process_with_other_images_is_refused(together, cache, tiny, tmp_path):
+    assert ended(together(ranks.other_images, tiny, tmp_path / "run", tmp_path / "log")) == [0, 0]
+    for rank in "01":
+        said = (tmp_path / f"log-{rank}").read_text()
+        assert said.startswith("RunError: process 1 has other images than the first: here {")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_torchrun_a_process_is_alone(monkeypatch):
+    assert started() is ALONE
+    with joined() as processes:
+        assert processes is ALONE
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert started() is ALONE
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert (started().rank, started().count) == (3, 4)
+
+
+def torchrun(config, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m", "scalesteer"]
+    command = [sys.executable, *words, *flags(config, tmp_path)]
+    with (tmp_path / "torchrun").open("a") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def process_of(rank, parent):
+    """The process that torchrun started as this rank."""
+    for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split():
+        if f"RANK={rank}" in Path(f"/proc/{pid}/environ").read_text().split("\0"):
+            return int(pid)
+    raise ProcessLookupError(rank)
+
+
+def wait_for_checkpoint(running, config, tmp_path):
+    while running.poll() is None and not list((tmp_path / "runs" / config.name).glob("last-*")):
+        time.sleep(0.02)
+    assert running.poll() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_torchrun_ends_when_a_process_is_killed_and_the_run_goes_on(cache, tmp_path):
+    config = replace(STILL, epochs=30)
+    running = torchrun(config, tmp_path)
+    try:
+        wait_for_checkpoint(running, config, tmp_path)
+        os.kill(process_of(1, running), signal.SIGKILL)
+        killed = time.perf_counter()
+        assert running.wait(60) == 1
+        assert time.perf_counter() - killed < 30
+    finally:
+        running.kill()
+        running.wait()
+    assert re.search(r"rank +: 1 .*\n +exitcode +: -9 ", (tmp_path / "torchrun").read_text())
+    result = train(config, tmp_path / "runs" / config.name, device="cpu")
+    assert [entry["epoch"] for entry in result["history"]] == list(range(30))
+    assert result["status"] == "finished"

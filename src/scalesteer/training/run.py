@@ -88,8 +88,8 @@ def _train_or_return(
         parts = {part: load(config, part, data_dir).to(place) for part in ("train", "val")}
         test = () if config.tuning else load_part(config, "test", place, data_dir)
         about = json.dumps(parts["train"].about, sort_keys=True)
-        if about != processes.first(lambda: about):
-            raise RunError(f"process {processes.rank} has other images than the first one: {about}.")
+        if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
+            raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
