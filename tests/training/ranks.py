@@ -1,5 +1,6 @@
 """What the tests of several processes run in each of them, as torchrun would."""
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -44,7 +45,7 @@ def gradients(cache, place, networks, config, folder):
     """Write them, of all processes together, to `folder`."""
     enter(cache, place)
     with joined() as processes:
-        processes, _ = processes.on(torch.device("cpu"))
+        processes = processes.ready(torch.device("cpu"))
         found = gradients_of(networks, load(config, "train"), processes)
         (folder / f"{processes.rank}").write_bytes(files.encode(found, {}))
 
@@ -80,7 +81,7 @@ def evaluation(cache, place, config, folder, batch):
     """Write that, of all processes together."""
     enter(cache, place)
     with joined() as processes:
-        processes, _ = processes.on(torch.device("cpu"))
+        processes = processes.ready(torch.device("cpu"))
         about = evaluated(config, processes, batch)
         (folder / f"{processes.rank}").write_bytes(files.encode({}, about))
 
@@ -99,7 +100,7 @@ def one_step(cache, place, config, folder):
     """Write them."""
     enter(cache, place)
     with joined() as processes:
-        processes, _ = processes.on(torch.device("cpu"))
+        processes = processes.ready(torch.device("cpu"))
         (folder / f"{processes.rank}").write_bytes(files.encode(step_of(config, processes), {}))
 
 
@@ -115,7 +116,7 @@ def messages(cache, place, folder):
         tensors, about = processes.share(content if processes.rank == 0 else None)
         assert processes.share(None) is None
         try:
-            processes.first(fail, KeyError, UnicodeError)
+            processes.first(fail, json.JSONDecodeError, UnicodeError, ValueError)
         except UnicodeError as error:
             about["error"] = str(error)
         about["largest"] = processes.largest(7 * processes.rank)

@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -162,22 +163,36 @@ def test_stopped_processes_leave_one_checkpoint_and_go_on_to_the_same_numbers(to
     assert weights[0] == weights[1]
 
 
+def wait_for_checkpoint(running, config, tmp_path):
+    while not list((tmp_path / "runs" / config.name).glob("last-*")):
+        assert running()
+        time.sleep(0.01)
+
+
 def flags(config, tmp_path):
     folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     return [*config.command.split()[1:], "--device", "cpu", *folders]
 
 
-def test_killed_process_ends_the_others_with_a_message(together, cache, tmp_path):
+@pytest.mark.parametrize(
+    ("victim", "number", "within", "cause"),
+    [
+        (0, signal.SIGKILL, 10, "Connection"),
+        (1, signal.SIGKILL, 10, "Connection"),
+        pytest.param(1, signal.SIGSTOP, 35, "Timed out waiting 30000ms", marks=pytest.mark.slow),
+    ],
+)
+def test_process_that_is_lost_ends_the_others_with_a_message(together, cache, tmp_path, victim, number, within, cause):
     config = replace(STILL, epochs=300)
-    first, second = together(ranks.command, flags(config, tmp_path), tmp_path / "log")
-    while first.exitcode is None and not list((tmp_path / "runs" / config.name).glob("last-*")):
-        time.sleep(0.01)
-    os.kill(second.pid, signal.SIGKILL)
-    killed = time.perf_counter()
-    assert ended([first]) == [2]
-    assert time.perf_counter() - killed < 10
-    why = "another of the 2 processes ended, or did not answer for 30 s"
-    assert (tmp_path / "log-0").read_text() == f"scalesteer: process 0 stops: {why}; repeat the command to go on.\n"
+    both = together(ranks.command, flags(config, tmp_path), tmp_path / "log")
+    wait_for_checkpoint(lambda: both[0].exitcode is None, config, tmp_path)
+    os.kill(both[victim].pid, number)
+    lost, other = time.perf_counter(), 1 - victim
+    assert ended([both[other]]) == [2]
+    assert time.perf_counter() - lost < within
+    who = f"process {other} stops, since another of the 2 ended or does not answer"
+    said = (tmp_path / f"log-{other}").read_text()
+    assert re.fullmatch(rf"scalesteer: {who} \(.*{cause}.*\); repeat the command to go on\.\n", said)
 
 
 def test_run_that_is_in_use_is_told_by_all(together, cache, tiny, tmp_path):
@@ -245,18 +260,12 @@ def process_of(rank, parent):
     raise ProcessLookupError(rank)
 
 
-def wait_for_checkpoint(running, config, tmp_path):
-    while running.poll() is None and not list((tmp_path / "runs" / config.name).glob("last-*")):
-        time.sleep(0.02)
-    assert running.poll() is None
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_torchrun_ends_when_a_process_is_killed_and_the_run_goes_on(cache, tmp_path):
     config = replace(STILL, epochs=30)
     running = torchrun(config, tmp_path)
     try:
-        wait_for_checkpoint(running, config, tmp_path)
+        wait_for_checkpoint(lambda: running.poll() is None, config, tmp_path)
         os.kill(process_of(1, running), signal.SIGKILL)
         killed = time.perf_counter()
         assert running.wait(60) == 1
@@ -268,3 +277,42 @@ def test_torchrun_ends_when_a_process_is_killed_and_the_run_goes_on(cache, tmp_p
     result = train(config, tmp_path / "runs" / config.name, device="cpu")
     assert [entry["epoch"] for entry in result["history"]] == list(range(30))
     assert result["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_torchrun_stops_and_the_same_command_goes_on(cache, tmp_path):
+    config = replace(STILL, epochs=20)
+    running = torchrun(config, tmp_path)
+    try:
+        wait_for_checkpoint(lambda: running.poll() is None, config, tmp_path)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) != 0
+        assert list((tmp_path / "runs" / config.name).glob("last-*"))
+        running = torchrun(config, tmp_path)
+        assert running.wait(120) == 0
+    finally:
+        running.kill()
+        running.wait()
+    said = (tmp_path / "torchrun").read_text()
+    assert "Received 15 death signal" in said
+    assert "process" not in re.sub(r"(?m)^.*(torch/distributed|torch\.distributed|Error|  ).*$", "", said)
+    assert said.splitlines()[-1].startswith("test error ")
+
+
+@pytest.mark.slow
+def test_run_whose_processes_are_killed_at_random_ends_with_the_same_weights(together, cache, tmp_path):
+    config, chance = replace(TINY, epochs=6), random.Random(0)
+    (tmp_path / "notes").mkdir()
+    begun = time.perf_counter()
+    assert ended(together(ranks.training, config, tmp_path / "whole", tmp_path / "notes")) == [0, 0]
+    duration = time.perf_counter() - begun
+    for _ in range(10):
+        both = together(ranks.training, config, tmp_path / "parts", tmp_path / "notes")
+        both[0].join(chance.uniform(0.1, 0.8) * duration)
+        if both[0].exitcode is None:
+            os.kill(chance.choice(both).pid, signal.SIGKILL)
+        ended(both)
+    assert ended(together(ranks.training, config, tmp_path / "parts", tmp_path / "notes")) == [0, 0]
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("parts", "whole")]
+    assert weights[0] == weights[1]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,8 @@ from scalesteer.files import Content
 PATIENCE_S = 900  # for a process that makes or loads data, or writes files
 STEP_S = 30  # for one that computes: their shares are alike, so that all are ready at about the same time
 LOST = ("gloo", "NCCL", "pair closure")  # in messages of torch that have no type of their own
+
+Part = TypeVar("Part")
 
 
 class LostError(ConnectionError):
@@ -40,22 +43,31 @@ class Processes:
 
     rank: int = 0
     count: int = 1
-    group: dist.ProcessGroup | None = None  # for steps, on their device; messages go through torch's default group
+    # Through torch's default group, which has patience, goes all that is not for these two.
+    steps: dist.ProcessGroup | None = None  # sums on the device
+    votes: dist.ProcessGroup | None = None  # numbers between steps
 
-    def on(self, device: torch.device) -> tuple[Processes, torch.device]:
-        """The same processes, ready for steps on a kind of device, and the device of this one: each has its own GPU."""
+    def own_device(self, device: torch.device) -> torch.device:
+        """The device of this process, by that of all: each has a GPU of its own."""
+        if self.count == 1 or device.type != "cuda":
+            return device
+        local, here = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        if device.index is not None:
+            raise ValueError(f"`device` must be cuda with {self.count} processes, a GPU for each (got {device}).")
+        if local >= here:
+            raise ValueError(f"`device` cuda needs a GPU for each process: here are {here} (got process {local}).")
+        return torch.device("cuda", local)
+
+    def ready(self, device: torch.device) -> Processes:
+        """The same processes, connected for steps on a device."""
         if self.count == 1:
-            return self, device
+            return self
         if device.type == "cuda":
-            local, here = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-            if device.index is not None:
-                raise ValueError(f"`device` must be cuda with {self.count} processes, a GPU for each (got {device}).")
-            if local >= here:
-                raise ValueError(f"`device` cuda needs a GPU for each process: here are {here} (got process {local}).")
-            device = torch.device("cuda", local)
             torch.cuda.set_device(device)
-        backend, limit = "nccl" if device.type == "cuda" else "gloo", datetime.timedelta(seconds=STEP_S)
-        return replace(self, group=dist.new_group(backend=backend, timeout=limit)), device
+        steps = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=_seconds(STEP_S))
+        # The others may have to wait for the first one to write a file; it never has to wait for them.
+        votes = dist.new_group(backend="gloo", timeout=_seconds(PATIENCE_S if self.rank else STEP_S))
+        return replace(self, steps=steps, votes=votes)
 
     def replicate(self, model: nn.Module) -> nn.Module:
         """What to call in steps in place of the model: its gradients become those of the whole batch.
@@ -68,7 +80,7 @@ class Processes:
             if kind := SYNCHRONISED.get(type(layer)):
                 layer.__class__ = kind  # all else, hooks too, stays
                 vars(layer)["processes"] = self
-        network = nn.parallel.DistributedDataParallel(model, process_group=self.group)
+        network = nn.parallel.DistributedDataParallel(model, process_group=self.steps)
         network.broadcast_buffers = False  # in steps they stay the same everywhere: they follow from the whole batch
         return network
 
@@ -80,7 +92,7 @@ class Processes:
         """The sum over all processes, on each of them: of whole numbers exact."""
         if self.count > 1:
             values = values.clone()
-            dist.all_reduce(values, group=self.group)
+            dist.all_reduce(values, group=self.steps)
         return values
 
     def largest(self, number: int) -> int:
@@ -88,20 +100,20 @@ class Processes:
         if self.count == 1:
             return number
         numbers = torch.tensor(number)
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.votes)
         return int(numbers)
 
     def first(self, make: Callable[[], Any], *errors: type[ValueError]) -> Any:
         """What the first process makes, JSON-ready, on all of them; if it fails with one of `errors`, all do."""
         if self.count == 1:
             return make()
-        said: list[Any] = []
+        said: tuple[int | None, Any] = (None, None)  # which of the errors, and its message or what was made
         failed: ValueError | None = None
         if self.rank == 0:
             try:
-                said = ["", make()]
+                said = None, make()
             except errors as error:
-                failed, said = error, [type(error).__name__, str(error)]
+                failed, said = error, ([isinstance(error, kind) for kind in errors].index(True), str(error))
         text = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
         length = torch.tensor(len(text))
         dist.broadcast(length, 0)
@@ -110,8 +122,8 @@ class Processes:
         if failed is not None:
             raise failed
         kind, value = json.loads(bytes(text.tolist()))
-        if kind:
-            raise {error.__name__: error for error in errors}[kind](value)
+        if kind is not None:
+            raise errors[kind](value)
         return value
 
     def share(self, content: Content | None) -> Content | None:
@@ -126,6 +138,13 @@ class Processes:
             dist.broadcast(tensor, 0)
             tensors[name] = tensor
         return None if about is None else (tensors, about)
+
+    def loaded(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Parts of data, each when all processes have it: to make one may take some of them longer."""
+        for part in parts:
+            if self.count > 1:
+                dist.barrier()
+            yield part
 
     def __deepcopy__(self, memo: object) -> Processes:
         return self  # a copy of a model is of the same processes
@@ -151,16 +170,21 @@ def joined() -> Iterator[Processes]:
     if processes.count == 1:
         yield processes
         return
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE_S))
+    dist.init_process_group("gloo", timeout=_seconds(PATIENCE_S))
     try:
         yield processes
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(word in str(error) for word in LOST):
             raise
-        why = f"another of the {processes.count} processes ended, or did not answer for {STEP_S} s"
-        raise LostError(f"process {processes.rank} stops: {why}; repeat the command to go on.") from error
+        cause = re.sub(r"^\[.*?\] ", "", str(error)).partition(" This is typically")[0].strip(". ")
+        why = f"another of the {processes.count} ended or does not answer ({cause})"
+        raise LostError(f"process {processes.rank} stops, since {why}; repeat the command to go on.") from error
     finally:
         dist.destroy_process_group()
+
+
+def _seconds(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)
 
 
 class _Mean(torch.autograd.Function):
@@ -172,7 +196,7 @@ class _Mean(torch.autograd.Function):
         total = values.double().contiguous()
         if total is values:
             total = total.clone()
-        dist.all_reduce(total, group=processes.group)
+        dist.all_reduce(total, group=processes.steps)
         return (total / processes.count).to(values.dtype)
 
     @staticmethod

@@ -84,12 +84,13 @@ def _train_or_return(
     result: dict[str, Any] | None = processes.first(lambda: _saved_result(config, directory), RunError)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
-        processes, place = processes.on(pick_device(device))
+        place = processes.own_device(pick_device(device))
         parts = {part: load(config, part, data_dir).to(place) for part in ("train", "val")}
         test = () if config.tuning else load_part(config, "test", place, data_dir)
         about = json.dumps(parts["train"].about, sort_keys=True)
         if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
             raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
+        test, processes = processes.loaded(test), processes.ready(place)
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
@@ -267,20 +268,22 @@ class _Keeper:
 
     def after_step(self, state: State) -> None:
         self.bar.update()
-        requested = self.processes.largest(self.stop.requested)  # all stop after the same step
-        if requested or time.perf_counter() - self.saved > SAVE_EVERY_S:
-            if bool(state.losses[: state.step].isfinite().all()):  # what has failed stays as it was before
-                self.save(state)
-            self.stop.leave(requested)
+        if time.perf_counter() - self.saved > SAVE_EVERY_S:
+            self.save(state)
+        self.between_batches(state)
 
     def between_batches(self, state: State) -> None:
+        # All stop at the same step; and here, where there is time, they wait for the one that saves.
         if requested := self.processes.largest(self.stop.requested):
             self.save(state)
             self.stop.leave(requested)
 
     def after_epoch(self, state: State) -> None:
-        if self.processes.rank:
-            return
+        if self.processes.rank == 0:
+            self._note_epoch(state)
+        self.processes.largest(0)  # wait for it
+
+    def _note_epoch(self, state: State) -> None:
         now, entry = time.perf_counter(), state.history[-1]
         if now - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
             self.save(state)
@@ -292,9 +295,10 @@ class _Keeper:
             self.logged = now
 
     def save(self, state: State) -> None:
-        """Write a checkpoint beside the previous one, which stays until the next; the first process does."""
+        """Write a checkpoint beside the previous one, which stays until the next; the first process does it for all."""
         if self.processes.rank:
-            self.saved = time.perf_counter()
+            return
+        if not bool(state.losses[: state.step].isfinite().all()):  # what has failed stays as it was before
             return
         about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
         about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
