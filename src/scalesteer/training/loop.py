@@ -128,7 +128,7 @@ def fit(
 
 
 def _make_update(
-    state: State, config: RunConfig, images: ImageSet, processes: Processes
+    state: State, config: RunConfig, images: ImageSet, processes: Processes = ALONE
 ) -> Callable[[Tensor, float], Tensor]:
     """One step: train on the images of these rows with this learning rate, and return the loss."""
     model, optimizer, device = state.model.train(), state.optimizer, images.device
