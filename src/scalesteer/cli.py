@@ -181,7 +181,8 @@ class Train:
     """Train one network on one split, test it once, keep the model and publish the result.
 
     The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
-    interruption. The result becomes one line of a file under --results.
+    interruption. The result becomes one line of a file under --results. Several GPUs train one network with
+    `torchrun --nproc-per-node N -m scalesteer train`; --batch-size stays that of all of them together.
 
     Example: scalesteer train --model plain-cnn --epochs 5
     """

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from scalesteer import cli, files
 from scalesteer.models import create_model
 from scalesteer.training import load, loop, train
+from scalesteer.training.device import arithmetic
 from scalesteer.training.distributed import joined
 from tests.training import jobs
 
@@ -31,7 +32,7 @@ def gradients_of(networks, images, processes):
     x, labels = images.take(torch.arange(8).chunk(processes.count)[processes.rank])
     for number, (name, options) in enumerate(networks):
         torch.manual_seed(number)
-        model = create_model(name, **options).double().train()
+        model = create_model(name, **options).to(x.device, torch.float64).train()
         network = processes.replicate(model)
         loss = F.cross_entropy(network(x.double()), labels)
         loss.backward()
@@ -41,12 +42,12 @@ def gradients_of(networks, images, processes):
     return found
 
 
-def gradients(cache, place, networks, config, folder):
+def gradients(cache, place, networks, config, folder, device):
     """Write them, of all processes together, to `folder`."""
     enter(cache, place)
     with joined() as processes:
         processes = processes.ready(torch.device("cpu"))
-        found = gradients_of(networks, load(config, "train"), processes)
+        found = gradients_of(networks, load(config, "train").to(device), processes)
         (folder / f"{processes.rank}").write_bytes(files.encode(found, {}))
 
 
@@ -86,22 +87,23 @@ def evaluation(cache, place, config, folder, batch):
         (folder / f"{processes.rank}").write_bytes(files.encode({}, about))
 
 
-def step_of(config, processes):
+def step_of(config, processes, device):
     """The loss and the gradients of the first step of a run."""
-    images = load(config, "train")
+    images = load(config, "train").to(device)
     state = loop.initial_state(config, images)
     update = loop._make_update(state, config, images, processes)
-    batch = torch.arange(config.batch_size).chunk(processes.count)[processes.rank]
-    found = {"loss": processes.mean(update(batch, config.lr))}
+    batch = torch.arange(config.batch_size, device=device).chunk(processes.count)[processes.rank]
+    with arithmetic(config.precision):
+        found = {"loss": processes.mean(update(batch, config.lr))}
     return found | {name: parameter.grad for name, parameter in state.model.named_parameters()}
 
 
-def one_step(cache, place, config, folder):
+def one_step(cache, place, config, folder, device):
     """Write them."""
     enter(cache, place)
     with joined() as processes:
         processes = processes.ready(torch.device("cpu"))
-        (folder / f"{processes.rank}").write_bytes(files.encode(step_of(config, processes), {}))
+        (folder / f"{processes.rank}").write_bytes(files.encode(step_of(config, processes, device), {}))
 
 
 def messages(cache, place, folder):
@@ -124,7 +126,7 @@ def messages(cache, place, folder):
 
 
 def training(cache, place, config, directory, notes, stop_after=0, number=0):
-    """Train; note the rows of each step; after so many steps the last process gets a signal."""
+    """Train; note the rows and the seed of each step; after so many steps the last process gets a signal."""
     enter(cache, place, os.devnull)
     make = loop._make_update
 
@@ -132,8 +134,9 @@ def training(cache, place, config, directory, notes, stop_after=0, number=0):
         update = make(state, config, images, processes)
 
         def noted_update(rows, rate):
-            with Path(notes, f"rows-{place[0]}").open("a") as noted:
-                print(state.epoch, state.step, *rows.tolist(), file=noted)
+            for name, numbers in (("rows", rows.tolist()), ("seed", [torch.initial_seed()])):
+                with Path(notes, f"{name}-{place[0]}").open("a") as noted:
+                    print(state.epoch, state.step, *numbers, file=noted)
             if state.epoch * len(state.losses) + state.step + 1 == stop_after and place[0] == place[1] - 1:
                 os.kill(os.getpid(), number)
             return update(rows, rate)

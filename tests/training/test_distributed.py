@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalesteer import files
+from scalesteer import cli, files
 from scalesteer.models import list_models
 from scalesteer.training import load, load_model, train
-from scalesteer.training.distributed import ALONE, joined, started
+from scalesteer.training.distributed import ALONE, Processes, joined, started
 from tests.conftest import TINY
 from tests.training import ranks
 
@@ -44,34 +44,41 @@ def ended(processes):
     return [process.exitcode for process in processes]
 
 
+# Two processes share one GPU, with Gloo between them: NCCL wants a GPU for each.
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 # One of each kind of batch normalisation, alone and side by side.
 KINDS = [("ss-cnn", {}), ("vector-field-cnn", {}), ("pooled-cnn", CHANNELS), ("steered-resnet", CHANNELS)]
 OTHERS = [(name, {}) for name in list_models()] + [("pooled-cnn", {**CHANNELS, "join": "max"})]
 
 
-@pytest.mark.parametrize("networks", [KINDS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["kinds", "others"])
-def test_gradients_are_those_of_one_process_with_the_whole_batch(together, cache, tiny, tmp_path, networks):
+@pytest.mark.parametrize(
+    ("networks", "device"),
+    [(KINDS, "cpu"), pytest.param(OTHERS, "cpu", marks=pytest.mark.slow), pytest.param(KINDS, "cuda", marks=ON_GPU)],
+    ids=["kinds", "others", "gpu"],
+)
+def test_gradients_are_those_of_one_process_with_the_whole_batch(together, cache, tiny, tmp_path, networks, device):
     narrow = {name: NARROW.get(name, (4, 6, 8)) for name in list_models()}
     networks = [(name, {"dropout": 0.0, "widths": narrow[name], **options}) for name, options in networks]
-    assert ended(together(ranks.gradients, networks, tiny, tmp_path)) == [0, 0]
-    expected = ranks.gradients_of(networks, load(tiny, "train"), ALONE)
+    assert ended(together(ranks.gradients, networks, tiny, tmp_path, device)) == [0, 0]
+    expected = ranks.gradients_of(networks, load(tiny, "train").to(device), ALONE)
     for rank in "01":
         found, _ = files.read(tmp_path / rank)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             said = {"msg": lambda said, name=name: f"{name}: {said}"}
-            torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-12, **said)
+            torch.testing.assert_close(found[name], value.cpu(), rtol=1e-8, atol=1e-12, **said)
 
 
-def test_step_of_the_loop_has_the_gradients_of_the_whole_batch(together, cache, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_step_of_the_loop_has_the_gradients_of_the_whole_batch(together, cache, tmp_path, device):
     """In single precision, as trained."""
-    assert ended(together(ranks.one_step, STILL, tmp_path)) == [0, 0]
-    expected = ranks.step_of(STILL, ALONE)
+    assert ended(together(ranks.one_step, STILL, tmp_path, device)) == [0, 0]
+    expected, close = ranks.step_of(STILL, ALONE, "cpu"), 1e-6 if device == "cpu" else 1e-4
     for rank in "01":
         found, _ = files.read(tmp_path / rank)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(found[name], value, rtol=10 * close, atol=close)
 
 
 def test_evaluation_sees_every_image_once_and_gives_the_same_metrics(together, cache, tiny, tmp_path):
@@ -154,6 +161,8 @@ def test_stopped_processes_leave_one_checkpoint_and_go_on_to_the_same_numbers(to
         (tmp_path / name).mkdir()
     config = replace(TINY, epochs=2)
     assert ended(together(ranks.training, config, tmp_path / "whole", tmp_path / "notes")) == [0, 0]
+    seeds = [line for rank in "01" for line in (tmp_path / "notes" / f"seed-{rank}").read_text().splitlines()]
+    assert len({line.split()[2] for line in seeds}) == len(seeds) == 2 * 6  # no two draw the same numbers
     stopped = together(ranks.training, config, tmp_path / "parts", tmp_path / "notes", 2, signal.SIGTERM)
     assert ended(stopped) == [143, 143]
     assert [path.name for path in (tmp_path / "parts").glob("last-*")] == ["last-000001.safetensors"]
@@ -169,9 +178,9 @@ def wait_for_checkpoint(running, config, tmp_path):
         time.sleep(0.01)
 
 
-def flags(config, tmp_path):
+def flags(config, tmp_path, device="cpu"):
     folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    return [*config.command.split()[1:], "--device", "cpu", *folders]
+    return [*config.command.split()[1:], "--device", device, *folders]
 
 
 @pytest.mark.parametrize(
@@ -231,6 +240,38 @@ def test_process_with_other_images_is_refused(together, cache, tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_train_one_network(together, cache, tmp_path):
+    argv = flags(STILL, tmp_path, "cuda")
+    assert ended(together(ranks.command, argv, tmp_path / "log")) == [0, 0]
+    one = train(STILL, tmp_path / "one", device="cuda")
+    two = json.loads((tmp_path / "runs" / STILL.name / "result.json").read_text())
+    losses = [[entry["loss"] for entry in result["history"]] for result in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "local", "expected"),
+    [
+        ("cpu", 7, "cpu"),
+        ("cuda", 1, "cuda:1"),
+        ("cuda", 2, "here are 2"),
+        ("cuda:0", 0, "`device` must be cuda with 4"),
+    ],
+)
+def test_each_process_has_a_gpu_of_its_own(monkeypatch, device, local, expected):
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    processes = Processes(rank=3, count=4)
+    if expected in ("cpu", "cuda:1"):
+        assert str(processes.own_device(torch.device(device))) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            processes.own_device(torch.device(device))
+    assert ALONE.own_device(torch.device("cuda:5")) == torch.device("cuda:5")
+
+
 def test_without_torchrun_a_process_is_alone(monkeypatch):
     assert started() is ALONE
     with joined() as processes:
@@ -241,6 +282,16 @@ def test_without_torchrun_a_process_is_alone(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     assert (started().rank, started().count) == (3, 4)
+
+
+def test_commands_of_the_page_are_understood():
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text().replace("\\\n", " ")
+    found = re.findall(r"torchrun .*-m scalesteer (train .*)", page)
+    assert len(found) == 3
+    for words in found:
+        assert cli.app.cli(args=words.split()).config.batch_size % 8 == 0
+    (batch_file,) = re.findall(r"```bash\n(.*?)```", page, flags=re.S)
+    assert subprocess.run(["bash", "-n"], input=batch_file, text=True, capture_output=True, check=True).stderr == ""
 
 
 def torchrun(config, tmp_path):
