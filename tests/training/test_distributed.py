@@ -280,6 +280,8 @@ def test_without_torchrun_a_process_is_alone(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     assert started() is ALONE
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.delenv("RANK")
+    assert started() is ALONE
     monkeypatch.setenv("RANK", "3")
     assert (started().rank, started().count) == (3, 4)
 
@@ -346,7 +348,7 @@ def test_torchrun_stops_and_the_same_command_goes_on(cache, tmp_path):
         running.wait()
     said = (tmp_path / "torchrun").read_text()
     assert "Received 15 death signal" in said
-    assert "process" not in re.sub(r"(?m)^.*(torch/distributed|torch\.distributed|Error|  ).*$", "", said)
+    assert "does not answer" not in said  # they stopped together
     assert said.splitlines()[-1].startswith("test error ")
 
 

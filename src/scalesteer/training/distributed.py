@@ -155,8 +155,8 @@ ALONE = Processes()
 
 def started() -> Processes:
     """The processes that torchrun started, by the environment variables that it sets; without it, one alone."""
-    count = int(os.environ.get("WORLD_SIZE", 1))
-    return Processes(int(os.environ["RANK"]), count) if count > 1 else ALONE
+    rank, count = (int(os.environ.get(name, -1)) for name in ("RANK", "WORLD_SIZE"))
+    return Processes(rank, count) if rank >= 0 and count > 1 else ALONE
 
 
 @contextmanager
