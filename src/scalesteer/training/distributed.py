@@ -193,9 +193,7 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, processes: Processes) -> Tensor:
         ctx.processes = processes
-        total = values.double().contiguous()
-        if total is values:
-            total = total.clone()
+        total = values.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=processes.steps)
         return (total / processes.count).to(values.dtype)
 
