@@ -29,6 +29,7 @@ from scalesteer.data.sized import build_sized
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
 from scalesteer.training import RunConfig, results
 from scalesteer.training.config import Join
+from scalesteer.training.distributed import started
 from scalesteer.training.predict import ImageError, predict
 
 log = logging.getLogger("scalesteer")
@@ -180,7 +181,8 @@ class Train:
     """Train one network on one split, test it once, keep the model and publish the result.
 
     The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
-    interruption. The result becomes one line of a file under --results.
+    interruption. The result becomes one line of a file under --results. Several GPUs train one network with
+    `torchrun --nproc-per-node N -m scalesteer train`; --batch-size stays that of all of them together.
 
     Example: scalesteer train --model plain-cnn --epochs 5
     """
@@ -195,6 +197,8 @@ class Train:
     def run(self) -> None:
         config, directory = self.config, self.runs / self.config.name
         result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
+        if started().rank:  # by torchrun: the first process says and publishes it
+            return
         results.publish(result, self.results)
         if result["status"] != "finished":
             raise training.RunError(f"{config.name} failed: {result['reason']}.")
