@@ -217,6 +217,21 @@ def test_pad_shrinks_a_larger_picture_until_all_of_it_fits(tmp_path):
     assert 90 <= found[0, 0] <= 110
 
 
+@pytest.mark.parametrize("fit", ["pad", "resize"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_large_photograph_is_decoded_small_and_shows_the_same(tmp_path, fit, orientation):
+    noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+    large = Image.fromarray(noise).resize((1003, 750), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for options in ({}, {"format": "MPO", "save_all": True, "append_images": [large]}):  # as telephones write them
+        jpeg = save(tmp_path, large, "a.jpg", quality=95, exif=exif, **options)
+        png = save(tmp_path, large, "a.png", exif=exif)
+        found, expected = (read_picture(path, 3, (48, 64), fit).astype(int) for path in (jpeg, png))
+        assert np.abs(found - expected).max() <= 16  # at the edge: 1003 pixels are no multiple of a JPEG's blocks
+        assert np.abs(found - expected).mean() < 2
+
+
 def test_resize_covers_the_canvas_and_cuts_the_centre(tmp_path):
     bars = np.zeros((100, 300), np.uint8)
     bars[:, 100:200] = 200
@@ -369,9 +384,9 @@ def test_pixels_are_the_callers_own(tmp_path, photo):
         assert found.flags.c_contiguous
 
 
-def test_pictures_of_a_folder_are_found_once_and_in_order(tmp_path):
+def test_pictures_of_a_folder_are_found_once_and_in_order(tmp_path, caplog):
     names = ["b/1.png", "a/ä 2.JPG", "a/10.tif", "c.webp", "a/deep/x.gif", ".hidden/x.png", "a/._10.tif", "notes.txt"]
-    for name in names:
+    for name in (*names, "a/README", "photo.HEIC"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "a/deep/loop").symlink_to(tmp_path, target_is_directory=True)
@@ -379,5 +394,7 @@ def test_pictures_of_a_folder_are_found_once_and_in_order(tmp_path):
     (tmp_path / "broken.png").symlink_to(tmp_path / "none.png")  # is named when it is read
     found = [str(path.relative_to(tmp_path)) for path in find_pictures(tmp_path)]
     assert found == ["a/10.tif", "a/deep/x.gif", "a/ä 2.JPG", "b/1.png", "broken.png", "c.webp"]
+    (line,) = caplog.messages
+    assert line == f"{tmp_path}: 3 files are left out, which do not end as pictures do (.heic, .txt, README)"
     with pytest.raises(OSError, match="none"):
         find_pictures(tmp_path / "none")
