@@ -1,9 +1,6 @@
 import io
 import os
-import resource
 import struct
-import subprocess
-import sys
 import zlib
 from contextlib import suppress
 
@@ -221,14 +218,14 @@ def test_pad_shrinks_a_larger_picture_until_all_of_it_fits(tmp_path):
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_large_photograph_is_decoded_small_and_shows_the_same(tmp_path, fit, orientation):
     noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
-    large = Image.fromarray(noise).resize((1003, 750), Image.Resampling.BICUBIC)
+    large = Image.fromarray(noise).resize((503, 380), Image.Resampling.BICUBIC)
     exif = Image.Exif()
     exif[0x0112] = orientation
     for options in ({}, {"format": "MPO", "save_all": True, "append_images": [large]}):  # as telephones write them
         jpeg = save(tmp_path, large, "a.jpg", quality=95, exif=exif, **options)
         png = save(tmp_path, large, "a.png", exif=exif)
-        found, expected = (read_picture(path, 3, (48, 64), fit).astype(int) for path in (jpeg, png))
-        assert np.abs(found - expected).max() <= 16  # at the edge: 1003 pixels are no multiple of a JPEG's blocks
+        found, expected = (read_picture(path, 3, (24, 32), fit).astype(int) for path in (jpeg, png))
+        assert np.abs(found - expected).max() <= 16  # at the edge: 503 pixels are no multiple of a JPEG's blocks
         assert np.abs(found - expected).mean() < 2
 
 
@@ -273,27 +270,6 @@ def test_number_of_pixels_is_limited_by_the_header(tmp_path, width, height, mess
     (tmp_path / "bomb.png").write_bytes(png_header(width, height))
     with pytest.raises(PictureError, match=rf"bomb\.png cannot be read: .*{message}|{message}"):
         read_picture(tmp_path / "bomb.png", 3)
-
-
-def test_refusing_a_bomb_takes_no_memory(tmp_path):
-    (tmp_path / "bomb.png").write_bytes(png_header(12_000, 12_000))
-    Image.new("L", (9_000, 8_000)).save(tmp_path / "bomb.gif")
-    code = f"""
-import resource, numpy
-from scalesteer.data.pictures import PictureError, read_picture
-import PIL.Image, PIL.ImageOps
-PIL.Image.init()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for name in ("bomb.png", "bomb.gif"):
-    try:
-        read_picture({str(tmp_path)!r} + "/" + name, 3)
-    except PictureError as error:
-        print("limit" in str(error))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000)
-"""
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 1000  # the unit is KiB here
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["True"] * 3
 
 
 def test_tile_and_file_that_are_too_large_are_refused(tmp_path, photo, monkeypatch):

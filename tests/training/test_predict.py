@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from scalesteer.data.pictures import PictureError
 from scalesteer.models import create_model
 from scalesteer.training import load, load_model
 from scalesteer.training import predict as predicting
-from scalesteer.training.predict import ImageError, cover, fit, predict, read_image
+from scalesteer.training.predict import cover, fit_digit, predict, read_image
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_images_of_a_dataset_are_classified_as_in_evaluation(cache, undisturbed,
 def test_winning_scale_is_that_of_the_largest_response(tmp_path, bar):
     model = create_model("ss-cnn", upsample=1).eval()
     said = predict(model, save(tmp_path, bar))
-    x = torch.from_numpy(fit(bar, (28, 28))[0]).float()[None, None] / 255
+    x = torch.from_numpy(fit_digit(bar, (28, 28))[0]).float()[None, None] / 255
     layer = model.first.double()
     layer.reset_buffers()
     stack = [
@@ -56,7 +57,7 @@ def test_winning_scale_is_that_of_the_largest_response(tmp_path, bar):
 def test_network_with_channels_says_the_size_that_answered(tmp_path, bar):
     model = create_model("pooled-cnn", "stir-mnist", channels=(0.5, 1.0), widths=(2, 3), kernel_size=3).eval()
     said = predict(model, save(tmp_path, bar))
-    x = torch.from_numpy(fit(bar, (64, 64))[0]).float()[None, None] / 255
+    x = torch.from_numpy(fit_digit(bar, (64, 64))[0]).float()[None, None] / 255
     with torch.no_grad():
         logits, size = model(x, return_scales=True)
     assert (said.label, said.scale, said.size) == (int(logits.argmax()), None, pytest.approx(float(size)))
@@ -94,27 +95,27 @@ def test_network_that_does_not_know_its_images_is_refused(tmp_path, bar):
 
 
 def test_fitted_image_is_centred_and_of_mnists_size(bar):
-    image, inverted = fit(bar, (28, 28))
+    image, inverted = fit_digit(bar, (28, 28))
     rows, columns = (np.flatnonzero(image.any(axis)) for axis in (1, 0))
     assert (rows[0], rows[-1]) == (4, 23)  # 20 pixels high, as a digit of MNIST
     assert (columns[0], columns[-1]) == (11, 15)  # a quarter as wide
     assert image.max() == 255
     assert not inverted
-    assert fit(bar, (28, 40))[0].shape == (28, 40)
+    assert fit_digit(bar, (28, 40))[0].shape == (28, 40)
 
 
 @pytest.mark.parametrize("ground", [255, 230, 180])
 def test_dark_on_light_is_inverted(bar, ground):
     dark = np.where(bar > 0, 20, ground).astype(np.uint8)
-    image, inverted = fit(dark, (28, 28))
+    image, inverted = fit_digit(dark, (28, 28))
     assert inverted
-    np.testing.assert_array_equal(image, fit(bar, (28, 28))[0])
+    np.testing.assert_array_equal(image, fit_digit(bar, (28, 28))[0])
 
 
 @pytest.mark.parametrize("size", [(28, 28), (300, 200), (1, 1), (3, 500)])
 def test_blank_image_says_so(size):
-    with pytest.raises(ImageError, match=r"x\.png is blank"):
-        fit(np.full(size, 200, np.uint8), (28, 28), "x.png")
+    with pytest.raises(PictureError, match=r"x\.png is blank"):
+        fit_digit(np.full(size, 200, np.uint8), (28, 28), "x.png")
 
 
 def test_every_kind_of_image_gives_the_same_grey_values(tmp_path, bar):
@@ -134,9 +135,9 @@ def test_every_kind_of_image_gives_the_same_grey_values(tmp_path, bar):
 @pytest.mark.parametrize("ink", [0, 255])
 def test_transparent_ground_contrasts_with_the_ink(tmp_path, bar, ink):
     image = Image.merge("LA", (Image.new("L", (60, 100), ink), Image.fromarray((bar > 0) * np.uint8(255))))
-    found, inverted = fit(read_image(save(tmp_path, image)), (28, 28))
+    found, inverted = fit_digit(read_image(save(tmp_path, image)), (28, 28))
     assert inverted == (ink == 0)
-    np.testing.assert_array_equal(found, fit(bar, (28, 28))[0])
+    np.testing.assert_array_equal(found, fit_digit(bar, (28, 28))[0])
 
 
 def test_orientation_of_a_photograph_is_followed(tmp_path, bar):
@@ -179,28 +180,28 @@ def encoded(kind):
 )
 def test_anything_else_is_refused(tmp_path, content, message):
     (tmp_path / "x.png").write_bytes(content)
-    with pytest.raises(ImageError, match=message):
+    with pytest.raises(PictureError, match=message):
         read_image(tmp_path / "x.png")
 
 
 def test_directory_and_pipe_are_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     for path in (tmp_path, tmp_path / "pipe.png"):
-        with pytest.raises(ImageError, match="it is not a file"):
+        with pytest.raises(PictureError, match="it is not a file"):
             read_image(path)
 
 
 def test_missing_large_and_many_pixels_are_refused(tmp_path, bar, monkeypatch):
-    with pytest.raises(ImageError, match="No such file"):
+    with pytest.raises(PictureError, match="No such file"):
         read_image(tmp_path / "none.png")
-    with pytest.raises(ImageError, match="cannot be read"):
+    with pytest.raises(PictureError, match="cannot be read"):
         read_image(tmp_path)
     path = save(tmp_path, bar)
     monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size)
     np.testing.assert_array_equal(read_image(path), bar)
     monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size - 1)
-    with pytest.raises(ImageError, match="million pixels"):
+    with pytest.raises(PictureError, match="million pixels"):
         read_image(path)
     monkeypatch.setattr(predicting, "MAX_BYTES", 10)
-    with pytest.raises(ImageError, match="is larger than"):
+    with pytest.raises(PictureError, match="is larger than"):
         read_image(path)
