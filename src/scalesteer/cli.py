@@ -361,8 +361,11 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, A
 def _shown_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
     """A bar on a terminal, a line in the log from time to time elsewhere."""
     logged = time.perf_counter()
-    redirect = files.require("tqdm.contrib.logging").logging_redirect_tqdm
-    with files.progress_bar(total=total, unit="picture") as bar, redirect():
+    redirect = files.require("tqdm.contrib.logging").logging_redirect_tqdm  # lines stay clear of the bar
+    with (
+        files.progress_bar(total=total, unit="picture") as bar,
+        contextlib.nullcontext() if bar.disable else redirect(),
+    ):
         for done, result in enumerate(results, start=1):
             yield result
             bar.update()

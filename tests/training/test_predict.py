@@ -1,18 +1,30 @@
 import io
 import os
+import re
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from scalesteer.data.pictures import PictureError
+from scalesteer.data.pictures import FITS, PictureError, read_picture
 from scalesteer.models import create_model
 from scalesteer.training import load, load_model
 from scalesteer.training import predict as predicting
-from scalesteer.training.predict import cover, fit_digit, predict, read_image
+from scalesteer.training.predict import (
+    Prediction,
+    cover,
+    describe,
+    find_files,
+    fit_digit,
+    predict,
+    predict_files,
+    read_image,
+    to_sentence,
+)
 
 
 @pytest.fixture
@@ -205,3 +217,79 @@ def test_missing_large_and_many_pixels_are_refused(tmp_path, bar, monkeypatch):
     monkeypatch.setattr(predicting, "MAX_BYTES", 10)
     with pytest.raises(PictureError, match="is larger than"):
         read_image(path)
+
+
+def test_many_pictures_are_classified_together_as_one_by_one(tmp_path, monkeypatch):
+    model = create_model("pooled-cnn", in_chans=3, num_classes=4, image_size=16, widths=(2, 3), kernel_size=3).eval()
+    draw, seen = np.random.default_rng(0), []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    paths = [save(tmp_path, draw.integers(0, 256, (20, 12, 3), np.uint8), f"{i}.png") for i in range(9)]
+    paths[4].write_text("text")
+    paths.append(paths[0])
+    monkeypatch.setattr(predicting, "READ_AHEAD", 6)
+    found = list(predict_files(model, paths, "pad"))
+    assert [path for path, _ in found] == paths
+    assert seen == [5, 4]
+    assert isinstance(found[4][1], PictureError)
+    for path, said in found[:4] + found[5:]:
+        pixels = torch.from_numpy(read_picture(path, 3, (16, 16), "pad"))
+        with torch.no_grad():
+            shares = model(pixels[None] / 255).softmax(1)[0]
+        assert said.label == int(shares.argmax())
+        assert said.confidence == pytest.approx(float(shares.max()), abs=1e-6)
+
+
+def test_network_without_a_canvas_sees_each_picture_at_its_own_size(tmp_path):
+    model = create_model("pooled-cnn", channels=(0.5, 1.0), widths=(2, 3), kernel_size=3).eval()
+    draw = np.random.default_rng(0)
+    shapes = [(20, 30), (9, 40), (20, 30), (4, 4)]
+    paths = [save(tmp_path, draw.integers(0, 256, shape, np.uint8), f"{i}.png") for i, shape in enumerate(shapes)]
+    *good, small = (said for _, said in predict_files(model, paths, "pad"))
+    for path, said in zip(paths, good, strict=False):
+        with torch.no_grad():
+            logits, size = model(torch.from_numpy(read_picture(path, 1))[None, None] / 255, return_scales=True)
+        assert (said.label, said.size) == (int(logits.argmax()), pytest.approx(float(size)))
+    assert isinstance(small, PictureError)
+    assert re.search(r"3\.png \(4 x 4 pixels\) cannot be used: .* scale 0\.5", str(small))
+
+
+def test_fit_is_that_of_the_pictures(tmp_path):
+    model = create_model("pooled-cnn", image_size=16, widths=(2, 3), kernel_size=3).eval()
+    wide = np.zeros((16, 64), np.uint8)
+    wide[:, 24:40] = np.random.default_rng(0).integers(100, 256, (16, 16))
+    path = save(tmp_path, wide)
+    for fit in FITS:
+        with torch.no_grad():
+            shares = model(torch.from_numpy(read_picture(path, 1, (16, 16), fit))[None, None] / 255).softmax(1)[0]
+        assert predict(model, path, fit).confidence == pytest.approx(float(shares.max()), abs=1e-6)
+    assert predict(model, path, "pad").confidence != pytest.approx(predict(model, path, "crop").confidence, abs=1e-6)
+
+
+def test_files_of_folders_get_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/x.png", "a/deep/x.png", "b/x.png", "x.png", "b/x.png-2.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    found = find_files([Path("a"), Path("a/x.png"), Path("b"), Path("x.png"), Path("none.png")])
+    assert {str(path): name for path, name in found.items()} == {
+        "a/deep/x.png": "deep/x.png",
+        "a/x.png": "x.png",
+        "b/x.png": "x.png-2",
+        "b/x.png-2.png": "x.png-2.png",
+        "x.png": "x.png-3",
+        "none.png": "none.png",
+    }
+    Path("empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty holds no pictures \(\.png, "):
+        find_files([Path("empty")])
+
+
+def test_record_is_made_for_terminals_and_programs():
+    said = Prediction(1, 0.987654, None, False, 1.234)
+    record = describe(Path("ä.png"), said, ["cat", "\x1b[31mdog\n"])
+    assert record == {
+        "picture": "ä.png", "class": "\x1b[31mdog\n", "label": 1, "confidence": 0.987654, "size": 1.234, "scale": None,
+        "inverted": False,
+    }  # fmt: skip
+    assert to_sentence(record) == "ä.png: class \ufffd[31mdog\ufffd, confidence 98.8 %, size 1.23"
+    assert describe(Path("x"), said)["class"] == "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -73,58 +74,57 @@ def draw_maps(pixels: NDArray[np.uint8], maps: Maps, classes: Sequence[str] = ()
 
     Colours are paler where the model is less certain. Classes without a name are numbers.
     """
-    pil, pil_draw, pil_font = (require(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
-    names = classes or [str(label) for label in range(maps.classes)]
+    pil, pil_draw = require("PIL.Image"), require("PIL.ImageDraw")
     height, width = pixels.shape[-2:]
     zoom = SIDE / max(height, width)
-    zoom = max(1.0, zoom // 1) if zoom >= 1 else zoom
+    zoom = zoom // 1 if zoom >= 1 else zoom  # whole numbers keep pixels square
     panel = max(1, round(width * zoom)), max(1, round(height * zoom))
     certainty = (maps.confidences * maps.classes - 1).clip(0) / max(1, maps.classes - 1)
-    layers = [("class", np.array([class_colour(i) for i in range(maps.classes)])[maps.labels])]
+    palette = np.array([class_colour(label) for label in range(maps.classes)], np.float64)
+    layers = [("class, and its share of the picture", palette[maps.labels])]
     if maps.sizes is not None:
         layers.append(("size that answered", size_colours(maps.sizes, maps.ends)))
-    step = max(panel[0], 190) + GAP
-    sheet = pil.new("RGB", (step * (1 + len(layers)) + GAP, GAP + LINE + panel[1] + (MOST_NAMES + 2) * LINE), "white")
-    draw, font = pil_draw.Draw(sheet), pil_font.load_default(13)
-    top = GAP + LINE
+    counts = Counter(maps.labels.flatten().tolist()).most_common()
+    room, lines = max(panel[0], 190), min(len(counts), MOST_NAMES + 1) + 2
+    step, top = room + GAP, GAP + LINE
+    sheet = pil.new("RGB", (step * (1 + len(layers)) + GAP, top + panel[1] + lines * LINE), "white")
+    draw, below = pil_draw.Draw(sheet), top + panel[1] + LINE // 2
 
-    def write(x: int, y: int, text: str, room: int) -> None:
-        text = printable(text)
-        while len(text) > 3 and draw.textlength(text, font) > room:
-            text = text[:-3] + ".."
-        draw.text((x, y), text, fill=INK, font=font)
-
-    write(GAP, GAP - 2, "picture, as the network sees it", step - GAP)
-    shown = pil.fromarray(pixels if pixels.ndim == 2 else pixels.transpose(1, 2, 0))
-    shown = shown.resize(panel, pil.Resampling.NEAREST if zoom >= 1 else pil.Resampling.BICUBIC)
-    sheet.paste(shown.convert("RGB"), (GAP, top))
+    shown = pil.fromarray(pixels if pixels.ndim == 2 else pixels.transpose(1, 2, 0)).convert("RGB")
+    sheet.paste(shown.resize(panel, pil.Resampling.NEAREST if zoom >= 1 else pil.Resampling.BICUBIC), (GAP, top))
+    _write(draw, (GAP, GAP - 2), "picture, as the network sees it", room)
+    _write(draw, (GAP, below), "paler: less certain", room)
     for i, (title, colours) in enumerate(layers, start=1):
         x = GAP + i * step
-        write(x, GAP - 2, title, step - GAP)
+        _write(draw, (x, GAP - 2), title, room)
         faded = (255 + (colours - 255) * (0.15 + 0.85 * certainty)[..., None]).round().astype(np.uint8)
         covered = [max(1, round(n * maps.stride * zoom)) for n in faded.shape[1::-1]]
         size = min(covered[0], panel[0]), min(covered[1], panel[1])
         sheet.paste(pil.fromarray(faded).resize(size, pil.Resampling.NEAREST), (x, top))
         draw.rectangle((x - 1, top - 1, x + panel[0], top + panel[1]), outline=(200, 200, 200))
-    below = top + panel[1] + LINE // 2
-    counts = np.bincount(maps.labels.flatten(), minlength=maps.classes)
-    order = [label for label in np.argsort(-counts, kind="stable").tolist() if counts[label]]
-    for line, label in enumerate(order[:MOST_NAMES]):
+
+    for line, (label, count) in enumerate(counts[:MOST_NAMES]):
         x, y = GAP + step, below + line * LINE
         draw.rectangle((x, y + 3, x + 11, y + 14), fill=class_colour(label))
-        write(x + 18, y, f"{names[label]}  {100 * counts[label] / counts.sum():.0f} %", step - GAP - 18)
-    if len(order) > MOST_NAMES:
-        write(GAP + step, below + MOST_NAMES * LINE, f"and {len(order) - MOST_NAMES} more", step - GAP)
+        name = classes[label] if classes else str(label)
+        _write(draw, (x + 18, y), f"{name}  {100 * count / maps.labels.size:.0f} %", room - 18)
+    if len(counts) > MOST_NAMES:
+        _write(draw, (GAP + step, below + MOST_NAMES * LINE), f"and {len(counts) - MOST_NAMES} more", room)
     if maps.sizes is not None:
-        x, length = GAP + 2 * step, max(panel[0], 190) - 30
-        values = np.geomspace(*maps.ends, length)[None].repeat(12, 0)
-        sheet.paste(pil.fromarray(size_colours(values, maps.ends).astype(np.uint8)), (x, below + 2))
-        for share in (0.0, 0.5, 1.0):
-            value = maps.ends[0] ** (1 - share) * maps.ends[1] ** share
-            anchor = "la" if share == 0 else "ma"
-            draw.text((x + share * length, below + 17), f"{value:.2g}", fill=INK, font=font, anchor=anchor)
-    write(GAP, below, "paler: less certain", step - GAP)
+        x, ramp = GAP + 2 * step, np.geomspace(*maps.ends, room - 30)
+        bar = size_colours(ramp[None].repeat(12, 0), maps.ends)
+        sheet.paste(pil.fromarray(bar.round().astype(np.uint8)), (x, below + 2))
+        for place in (0, len(ramp) // 2, len(ramp) - 1):
+            _write(draw, (x + max(0, place - 8), below + 17), f"{ramp[place]:.2g}", room)
     return sheet
+
+
+def _write(draw: Any, at: tuple[int, int], text: str, room: int) -> None:
+    """Write one line, cut where it would be longer than `room` pixels."""
+    font, text = require("PIL.ImageFont").load_default(13), printable(text)
+    while len(text) > 3 and draw.textlength(text, font) > room:
+        text = text[:-3] + ".."
+    draw.text(at, text, fill=INK, font=font)
 
 
 def class_colour(label: int) -> tuple[int, int, int]:

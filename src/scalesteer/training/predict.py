@@ -26,7 +26,7 @@ from scalesteer.training.loop import evaluation_batch
 MAX_BYTES = 64 << 20
 MAX_PIXELS = 64_000_000
 MARGIN = 4  # pixels around a digit of MNIST, which has 28
-READ_AHEAD, READ_AHEAD_BYTES = 256, 1 << 26  # pictures, and their bytes, that are held to be classified together
+READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
 RECORD = ("picture", "class", "label", "confidence", "size", "scale", "inverted")
 
 Reader = Callable[[Path], tuple[NDArray[np.uint8], bool]]
@@ -81,7 +81,8 @@ def predict_files(
 def describe(path: Path, said: Prediction, classes: Sequence[str] = ()) -> dict[str, Any]:
     """A prediction with the name of its class, JSON-ready; its keys are `RECORD`."""
     name = classes[said.label] if classes else str(said.label)
-    values = (str(path), name, said.label, said.confidence, said.size, said.scale, said.inverted)
+    size, scale = (None if number is None else round(number, 4) for number in (said.size, said.scale))
+    values = (str(path), name, said.label, round(said.confidence, 6), size, scale, said.inverted)
     return dict(zip(RECORD, values, strict=True))
 
 
