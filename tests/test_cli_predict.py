@@ -10,7 +10,7 @@ import struct
 import sys
 import termios
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +20,17 @@ from PIL import Image
 from scalesteer import cli, create_model, files
 from scalesteer.data.pictures import read_picture
 from scalesteer.training import RunConfig
+
+
+class Task(NamedTuple):
+    """What the network knows about the pictures."""
+
+    in_chans: int
+    num_classes: int
+    image_size: tuple[int, int]
+    classes: tuple[str, ...]
+    fit: str
+
 
 CLASSES = ("Kätzchen", "dog, wet", "none")
 
@@ -43,7 +54,7 @@ def own(monkeypatch):
     model = create_model(
         "pooled-cnn", in_chans=3, num_classes=3, image_size=(24, 32), channels=(0.5, 1.0), widths=(2, 3), kernel_size=3
     ).eval()
-    model.task = SimpleNamespace(classes=CLASSES, fit="crop")
+    model.task = Task(3, 3, (24, 32), CLASSES, "crop")
     monkeypatch.setattr(cli.training, "load_model", lambda path: (model, RunConfig("pooled-cnn")))
     return model
 

@@ -18,9 +18,10 @@ from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
 from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.files import require
-from scalesteer.models import Network
+from scalesteer.models import DATASETS, Network
 from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.training.config import RunConfig
+from scalesteer.training.device import arithmetic
 from scalesteer.training.loop import evaluation_batch
 
 MAX_BYTES = 64 << 20
@@ -115,10 +116,16 @@ def find_files(given: Iterable[Path]) -> dict[Path, str]:
 
 
 def own_pictures(model: nn.Module, config: RunConfig) -> tuple[str | None, tuple[str, ...]]:
-    """How a model's pictures come onto its canvas (None: it was trained on a dataset), and the names of its classes."""
-    task = getattr(model, "task", None)
-    fit = getattr(config, "fit", None) if getattr(config, "images", None) is not None else getattr(task, "fit", None)
-    return fit or None, tuple(getattr(task, "classes", ()))
+    """How a model's pictures come onto its canvas (None: it was trained on a dataset), and the names of its classes.
+
+    A network without a run, as in a folder of weights, is one for pictures if its classes have names and it is not one
+    for the dataset of the configuration.
+    """
+    task = getattr(model, "task", None) or getattr(network_of(model), "task", None)
+    if task is None:
+        return None, ()
+    own = getattr(config, "images", None) is not None or (task.classes and task[:3] != DATASETS[config.dataset][:3])
+    return task.fit if own else None, tuple(task.classes)
 
 
 def network_of(model: nn.Module) -> Network:
@@ -182,22 +189,24 @@ class Answers(NamedTuple):
 
 
 @torch.no_grad()
-def classify(model: nn.Module, images: ImageSet) -> Answers:
-    """Classify a set of images, in batches, on the model's device."""
+def classify(model: nn.Module, images: ImageSet, precision: str = "float32") -> Answers:
+    """Classify a set of images, in batches, on the model's device; `precision` as in a run."""
     network, parts = network_of(model), list[tuple[Tensor | None, ...]]()
     images = images.to(network.input_std.device)
+    half = torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16")
     for x, _ in images.batches(evaluation_batch(model.eval(), images)):
         size = scale = None
-        if isinstance(model, ScaleChannels):
-            logits, size = model(x, return_scales=True)
-        else:
-            logits = model(x)
-            if isinstance(network.first, ScaleSteerableConv2d):
-                response, winners = network.first(network.prepare(x), return_scales=True)
-                places = response.flatten(1).argmax(1, keepdim=True)
-                known = torch.tensor(network.first.scales, device=x.device, dtype=torch.float64)
-                scale = known[winners.flatten(1).gather(1, places).squeeze(1)]
-        confidence, label = logits.softmax(1).max(1)
+        with arithmetic(precision), half:
+            if isinstance(model, ScaleChannels):
+                logits, size = model(x, return_scales=True)
+            else:
+                logits = model(x)
+                if isinstance(network.first, ScaleSteerableConv2d):
+                    response, winners = network.first(network.prepare(x), return_scales=True)
+                    places = response.flatten(1).argmax(1, keepdim=True)
+                    known = torch.tensor(network.first.scales, device=x.device, dtype=torch.float64)
+                    scale = known[winners.flatten(1).gather(1, places).squeeze(1)]
+        confidence, label = logits.float().softmax(1).max(1)
         parts.append((label, confidence, size, scale))
     columns: list[Any] = [None if part[0] is None else torch.cat(part).cpu() for part in zip(*parts, strict=True)]
     return Answers(*columns)
