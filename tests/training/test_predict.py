@@ -4,6 +4,7 @@ import re
 import struct
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,14 +13,16 @@ from PIL import Image
 
 from scalesteer.data.pictures import FITS, PictureError, read_picture
 from scalesteer.models import create_model
-from scalesteer.training import load, load_model
+from scalesteer.training import RunConfig, load, load_model
 from scalesteer.training import predict as predicting
+from scalesteer.training.maps import answer_maps, without_readout
 from scalesteer.training.predict import (
     Prediction,
     cover,
     describe,
     find_files,
     fit_digit,
+    own_pictures,
     predict,
     predict_files,
     read_image,
@@ -293,3 +296,54 @@ def test_record_is_made_for_terminals_and_programs():
     }  # fmt: skip
     assert to_sentence(record) == "ä.png: class \ufffd[31mdog\ufffd, confidence 98.8 %, size 1.23"
     assert describe(Path("x"), said)["class"] == "1"
+
+
+class Task(NamedTuple):
+    """What a network knows about its pictures."""
+
+    in_chans: int
+    num_classes: int
+    image_size: tuple[int, int] | None
+    classes: tuple[str, ...] = ()
+    fit: str = "pad"
+
+
+@pytest.mark.parametrize(
+    ("task", "dataset", "expected"),
+    [
+        (None, "mnist-scale", (None, ())),  # as of an older version
+        (Task(1, 10, (28, 28)), "mnist-scale", (None, ())),
+        (Task(1, 10, (64, 64), tuple("0123456789")), "stir-mnist", (None, tuple("0123456789"))),
+        (Task(1, 2, (28, 28), ("cat", "dog"), "crop"), "mnist-scale", ("crop", ("cat", "dog"))),
+        (Task(1, 10, None), "mnist-scale", ("pad", ())),
+    ],
+)
+def test_model_of_a_dataset_is_told_from_one_of_own_pictures(task, dataset, expected):
+    task_of = task or Task(1, 10, (28, 28))
+    for channels in (None, (0.5, 1.0)):
+        model = create_model(
+            "pooled-cnn", num_classes=task_of.num_classes, image_size=task_of.image_size, channels=channels
+        )
+        network = getattr(model, "net", model)
+        network.task = task  # of the network inside, or of the whole
+        assert own_pictures(model, RunConfig("pooled-cnn", dataset)) == expected
+        if task is not None:
+            model.task, network.task = task, task
+            assert own_pictures(model, RunConfig("pooled-cnn", dataset)) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("channels", [None, (0.5, 1.0)])
+def test_gpu_says_the_same(tmp_path, channels):
+    model = create_model("pooled-cnn", in_chans=3, image_size=32, channels=channels).eval()
+    draw = np.random.default_rng(0)
+    paths = [save(tmp_path, draw.integers(0, 256, (32, 32, 3), np.uint8), f"{i}.png") for i in range(5)]
+    here = [said for _, said in predict_files(model, paths, "pad")]
+    there = [said for _, said in predict_files(model.cuda(), paths, "pad")]
+    for one, other in zip(here, there, strict=True):
+        assert one.label == other.label
+        assert one.confidence == pytest.approx(other.confidence, abs=1e-4)
+        assert one.size == pytest.approx(other.size, rel=1e-3)
+    maps = answer_maps(without_readout(model), read_picture(paths[0], 3))
+    assert maps.labels.shape == (8, 8)

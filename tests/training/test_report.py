@@ -229,6 +229,13 @@ def test_tuning_looks_at_the_validation_images_only(tmp_path, model):
     assert f"{100 * evaluate(model, val)['error']:.1f} % error" in text
 
 
+def test_empty_part_is_refused(tmp_path, model, test):
+    none = ImageSet(test.images[:0], test.labels[:0], test.scales[:0])
+    with pytest.raises(ValueError, match="the test part has no pictures"):
+        write(tmp_path, model, none)
+    assert not list(tmp_path.iterdir())
+
+
 def test_network_is_tested_at_the_sizes_of_the_configuration(tmp_path, model, test):
     config = RunConfig(
         "pooled-cnn", "rescaled-cifar10", channels=(0.5, 1.0), widths=(4, 4), kernel_size=3, test_channels=(0.5, 8.0)

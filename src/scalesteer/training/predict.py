@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
-from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, read_picture
+from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.files import require
 from scalesteer.models import DATASETS, Network
 from scalesteer.nn import ScaleSteerableConv2d
@@ -118,14 +118,15 @@ def find_files(given: Iterable[Path]) -> dict[Path, str]:
 def own_pictures(model: nn.Module, config: RunConfig) -> tuple[str | None, tuple[str, ...]]:
     """How a model's pictures come onto its canvas (None: it was trained on a dataset), and the names of its classes.
 
-    A network without a run, as in a folder of weights, is one for pictures if its classes have names and it is not one
-    for the dataset of the configuration.
+    A network that came without its run is one for pictures if it has no canvas, or if its classes have names and it is
+    not one for the dataset of the configuration.
     """
-    task = getattr(model, "task", None) or getattr(network_of(model), "task", None)
-    if task is None:
-        return None, ()
-    own = getattr(config, "images", None) is not None or (task.classes and task[:3] != DATASETS[config.dataset][:3])
-    return task.fit if own else None, tuple(task.classes)
+    network = network_of(model)
+    task = getattr(model, "task", None) or getattr(network, "task", None)
+    classes = tuple(getattr(task, "classes", ()))
+    own = getattr(config, "images", None) is not None or network.image_size is None
+    own = own or bool(task and classes and task[:3] != DATASETS[config.dataset][:3])
+    return (getattr(task, "fit", FITS[0]) if own else None), classes
 
 
 def network_of(model: nn.Module) -> Network:

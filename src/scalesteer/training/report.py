@@ -55,6 +55,8 @@ def write_report(
     if config.test_channels is not None:
         model = with_channels(model, config.test_channels, config.join)
     part, images = ("validation", val) if config.tuning else ("test", test)
+    if not len(images):
+        raise ValueError(f"the {part} part has no pictures: there is nothing to report.")
     answers = classify(model, images, config.precision)
     true, said = (labels.cpu().numpy() for labels in (images.labels, answers.labels))
     names = _class_names(images, int(max(true.max(), said.max())) + 1)
