@@ -14,9 +14,10 @@ from scalesteer.data.pictures import FITS, PictureError, find_pictures, read_pic
 
 @pytest.fixture
 def photo():
-    """A smooth picture in colour, 40 high and 60 wide, with a different colour at each corner."""
+    """A smooth picture in colour, 40 high and 60 wide: each corner has another colour, the middle is lighter."""
     rows, columns = np.mgrid[0:40, 0:60]
-    return np.stack([rows * 6, columns * 4, 255 - rows * 3 - columns], 2).astype(np.uint8)
+    middle = 60 * np.sin(np.pi * (rows + 0.5) / 40) * np.sin(np.pi * (columns + 0.5) / 60)
+    return np.stack([rows * 4 + middle, columns * 3 + middle, 190 - rows * 3 - columns + middle], 2).astype(np.uint8)
 
 
 def save(folder, image, name="x.png", **options):

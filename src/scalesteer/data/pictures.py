@@ -73,7 +73,8 @@ def read_picture(
             _check_area(image, tags)
             if canvas is not None and fit != "crop":  # a JPEG is decoded ten times as fast at an eighth of its size
                 image.draft(None, (2 * max(canvas), 2 * max(canvas)))
-            plain = _flatten(pil, ops.exif_transpose(image), tags, "L" if channels == 1 else "RGB")
+            ops.exif_transpose(image, in_place=True)
+            plain = _flatten(pil, image, tags, "L" if channels == 1 else "RGB")
             pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
     except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
         raise PictureError(f"{os.fspath(path)} cannot be read: {_explain(pil, error)}.") from error
@@ -142,7 +143,7 @@ def _flatten(pil: Any, image: Any, tags: Any, mode: str) -> Any:
     if image.mode in ("I", "F"):
         raise ValueError(f"it has numbers of 32 bits (mode {image.mode}) and does not say which is white; use 16 or 8")
     if not image.has_transparency_data:
-        return image.convert(mode)
+        return image if image.mode == mode else image.convert(mode)
     image = image.convert("RGBA")
     ground = pil.new("RGB", image.size)
     ground.paste(image, mask=image.getchannel("A"))
