@@ -323,7 +323,7 @@ STYLE = """
   --rule: #323a47; --right: #4fae85; --wrong: #ef7d66; --first: #7d8799; --second: #77a7f5; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 960px; margin: 0 auto; padding: 28px 20px 40px; }
+main { max-width: 1060px; margin: 0 auto; padding: 28px 20px 40px; }
 h1 { font-size: 20px; margin: 0 0 16px; overflow-wrap: anywhere; }
 h2 { font-size: 16px; margin: 36px 0 8px; }
 p { margin: 4px 0 10px; }
