@@ -116,6 +116,14 @@ def test_name_that_is_no_unicode_keeps_its_bytes(own, photos, capsys, tmp_path):
     assert name in (tmp_path / "x.csv").read_bytes()
 
 
+def test_names_cannot_steer_the_terminal(own, photos, capsys, caplog):
+    (photos / "b" / "broken.png").rename(photos / "b" / "\x1b[2J\nbroken.png")
+    (photos / "a.tif").rename(photos / "\x1b[31m.tif")
+    _, out, _ = scalesteer(capsys, "predict", "RUN", photos)
+    assert len(out.splitlines()) == 4
+    assert not any(character in text for character in "\x1b\n" for text in (*out.splitlines(), *caplog.messages))
+
+
 def test_model_of_a_dataset_reads_pictures_as_before(photos, capsys, caplog, tmp_path):
     config = RunConfig("pooled-cnn", "rescaled-cifar10", channels=(0.5, 1.0), widths=(2, 3, 3), kernel_size=3)
     checkpoint = save_model(tmp_path, config)

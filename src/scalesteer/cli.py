@@ -325,7 +325,7 @@ class Predict:
                         drawn = maps.draw_maps(pixels, maps.answer_maps(dense, pixels), classes)
                         sheets.save(drawn, self.save_maps / f"{names[path]}.png")
                 except PictureError as error:
-                    log.error("%s", error)
+                    log.error("%s", predicting.printable(str(error)))
                     failed += 1
                     continue
                 record = predicting.describe(path, said, classes)
