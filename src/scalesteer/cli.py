@@ -3,16 +3,21 @@
 To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `SubcommandApp` of its own.
 """
 
+import contextlib
+import csv
+import io
 import itertools
+import json
 import logging
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 try:
     from tyro.conf import Positional, arg
@@ -25,12 +30,14 @@ from scalesteer import __version__, files, training
 from scalesteer._checks import choice
 from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
+from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
-from scalesteer.training import RunConfig, results
+from scalesteer.training import RunConfig, maps, results
+from scalesteer.training import predict as predicting
 from scalesteer.training.config import Join
 from scalesteer.training.distributed import started
-from scalesteer.training.predict import ImageError, predict
+from scalesteer.training.run import LOG_EVERY_S
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
@@ -41,6 +48,7 @@ Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if 
 Originals = Annotated[Path | None, arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.")]
 Folder = Annotated[Path, arg(metavar="DIR")]
 Part = Literal["train", "val", "test"]
+Result = TypeVar("Result")
 Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
 
 
@@ -279,39 +287,95 @@ class Models:
 @app.command(name="predict")
 @dataclass(frozen=True)
 class Predict:
-    """Classify your own PNG or JPEG images with a trained model.
+    """Classify your own pictures with a trained model.
 
-    Any size will do: an image is made grey, inverted if it is dark on light, cut to what differs from the background,
-    resized and centred. One that has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a
-    model of colour images it is resized and cut to the model's size. A model with scale channels also says which size
-    answered: 2 is an object twice as large as usual.
+    Give files, or folders to take all pictures from. A model that was trained on your own images takes PNG, JPEG, TIFF,
+    WebP, GIF and BMP and fits them to its canvas as in training. For a model of the paper's datasets a PNG or JPEG is
+    made grey, inverted if it is dark on light, cut to what differs from the background, resized and centred; one that
+    has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is
+    resized and cut to the model's size. A model with scale channels also says which size answered: 2 is an object twice
+    as large as usual. A file that cannot be used is named, the others are classified, and the exit code is 2.
 
-    Example: scalesteer predict runs/NAME digit.png photo.jpg
+    Example: scalesteer predict runs/NAME photos holiday.jpg --csv out.csv
     """
 
     checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
-    images: Positional[Annotated[tuple[Path, ...], arg(metavar="IMAGE...")]]  # The images.
+    pictures: Positional[Annotated[tuple[Path, ...], arg(metavar="PICTURE|FOLDER...")]]  # The pictures.
+    csv: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write a table of all results, complete or not at all, instead of a line for each to the terminal."""
+    json: bool = False  # Print each result as one line of JSON.
+    save_maps: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Draw what networks named steered and pooled say at every place, beside each picture, as PNG files here."""
+    device: Device = "auto"
 
     def run(self) -> None:
-        if not self.images:
+        if not self.pictures:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
         model, config = training.load_model(self.checkpoint)
+        fit, classes = predicting.own_pictures(model, config)
         if config.test_channels is not None:  # as it was tested
             model = training.with_channels(model, config.test_channels, config.join)
-        failed = 0
-        for path in self.images:
-            try:
-                said = predict(model, path)
-            except ImageError as error:
-                log.error("%s", error)
-                failed += 1
-                continue
-            scale = "" if said.scale is None else f", scale {said.scale:.2f}"
-            scale = scale if said.size is None else f", size {said.size:.2f}"
-            inverted = " (dark on light: inverted)" if said.inverted else ""
-            print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
+        model = model.to(training.pick_device(self.device))
+        dense = None if self.save_maps is None else maps.without_readout(model)
+        names, failed = predicting.find_files(self.pictures), 0
+        with contextlib.ExitStack() as stack:
+            table = None if self.csv is None else stack.enter_context(_table(self.csv, predicting.RECORD))
+            for path, said in _shown_progress(predicting.predict_files(model, names, fit), len(names)):
+                try:
+                    if isinstance(said, PictureError):
+                        raise said
+                    if self.save_maps is not None and dense is not None:
+                        pixels, _ = predicting.reader(model, fit)(path)
+                        drawn = maps.draw_maps(pixels, maps.answer_maps(dense, pixels), classes)
+                        sheets.save(drawn, self.save_maps / f"{names[path]}.png")
+                except PictureError as error:
+                    log.error("%s", predicting.printable(str(error)))
+                    failed += 1
+                    continue
+                record = predicting.describe(path, said, classes)
+                if table is not None:
+                    table(record)
+                if self.json or table is None:
+                    line = json.dumps(record) if self.json else predicting.to_sentence(record)
+                    files.require("tqdm").tqdm.write(line, file=sys.stdout)
+        if self.csv is not None and not self.json:
+            print(f"{len(names) - failed:,} pictures: {self.csv}")
         if failed:
-            raise ValueError(f"{failed} of {len(self.images)} images could not be used.")
+            raise ValueError(f"{failed} of {len(names)} images could not be used.")
+
+
+@contextlib.contextmanager
+def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Writes rows of a CSV file, which appears when it is complete; names of files keep their bytes."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(None, "it is a directory")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(files.replacing(path))
+        except OSError as error:
+            raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        yield writer.writerow
+        text.detach()  # what it holds is written; the file stays open until it is safe on the disk
+
+
+def _shown_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
+    """A bar on a terminal, a line in the log from time to time elsewhere."""
+    logged = time.perf_counter()
+    redirect = files.require("tqdm.contrib.logging").logging_redirect_tqdm  # lines stay clear of the bar
+    with (
+        files.progress_bar(total=total, unit="picture") as bar,
+        contextlib.nullcontext() if bar.disable else redirect(),
+    ):
+        for done, result in enumerate(results, start=1):
+            yield result
+            bar.update()
+            if bar.disable and time.perf_counter() - logged >= LOG_EVERY_S:
+                log.info("%d of %d pictures", done, total)
+                logged = time.perf_counter()
 
 
 def _percent(share: float) -> str:
