@@ -1,0 +1,172 @@
+"""A user's own picture files: found in folders, read with limits, and fitted to one canvas."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalesteer import _checks
+from scalesteer.files import require
+
+FITS = ("pad", "crop", "resize")
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP")  # Pillow also has formats that run other programs (EPS)
+SUFFIXES = (".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".gif", ".bmp")
+MOST_PIXELS = 64_000_000
+MOST_BYTES = 1 << 30  # more than 64 megapixels take in any format; some formats are read as a whole before decoding
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 322, 323  # tags of a TIFF file
+
+
+class PictureError(ValueError):
+    """A file that cannot be used as a picture; the message names it and says what is wrong."""
+
+
+def read_picture(
+    path: str | os.PathLike[str], channels: int, size: tuple[int, int] | None = None, fit: str = "pad"
+) -> NDArray[np.uint8]:
+    """The pixels of a picture file, upright, fitted to a canvas.
+
+    PNG, JPEG, TIFF, WebP, GIF and BMP are read. Of several frames or pages the first is taken. The rotation that a
+    camera noted is done, transparent parts are laid over black, and 16 bits are scaled to 8. Colour profiles are not
+    applied. The file's header is checked before anything is decoded: 64 megapixels is the limit.
+
+    Args:
+        path: The file.
+        channels: 1 for grey, 3 for red, green and blue.
+        size: Height and width of the canvas; without it the picture stays as it is.
+        fit: How a picture comes onto the canvas. ``"pad"`` keeps its scale; a picture larger than the canvas is shrunk
+            until all of it fits. It is centred, and the rest gets the mean colour of its border. ``"crop"`` keeps its
+            scale; of a larger picture the centre is cut out, a smaller one is padded in the same way. ``"resize"``
+            enlarges or shrinks it, with its aspect kept, until it covers the canvas, and cuts out the centre. Resizing
+            is anti-aliased, by the cubic function of :func:`scalesteer.channels.resize`.
+
+    Shape:
+        `(H, W)` for 1 channel, `(3, H, W)` for 3, uint8
+
+    Raises:
+        PictureError: If the file is missing, damaged, of another format, too large, or not a regular file.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        ...     Image.new("RGB", (300, 100), "red").save(file.name)
+        ...     read_picture(file.name, 3).shape, read_picture(file.name, 1, (64, 64)).shape
+        ((3, 100, 300), (64, 64))
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"`channels` must be 1 (grey) or 3 (colour) (got {channels!r}).")
+    canvas = None if size is None else _checks.pair("size", size, minimum=1)
+    _checks.choice("fit", fit, FITS)
+    pil, ops = require("PIL.Image"), require("PIL.ImageOps")
+    try:
+        # Pillow warns of what is refused here anyway, and of metadata that is not used.
+        with warnings.catch_warnings(action="ignore"), pil.open(_regular_file(path), formats=FORMATS) as image:
+            tags = getattr(image, "tag_v2", {})
+            _check_area(image, tags)
+            plain = _flatten(pil, ops.exif_transpose(image), tags, "L" if channels == 1 else "RGB")
+            pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
+    except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
+        raise PictureError(f"{os.fspath(path)} cannot be read: {_explain(pil, error)}.") from error
+    return pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def find_pictures(folder: Path) -> list[Path]:
+    """All files below a folder with the suffix of a picture, sorted by path; hidden ones are left out.
+
+    Links are followed, each real folder is visited once: a link to a folder above it ends there.
+    """
+    found, visited = list[Path](), set[tuple[int, int]]()
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        place = os.stat(parent)
+        if (place.st_dev, place.st_ino) in visited:
+            folders.clear()
+            continue
+        visited.add((place.st_dev, place.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        shown = (name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith("."))
+        found += [Path(parent, name) for name in shown]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    """os.walk would pass over a folder that may not be read."""
+    raise error
+
+
+def _regular_file(path: str | os.PathLike[str]) -> str:
+    """The path, if it is safe to open: a pipe would be waited for, a device never end."""
+    name = os.fspath(path)
+    size = os.stat(name).st_size
+    if not os.path.isfile(name):
+        raise ValueError("it is not a regular file")
+    if size > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, and the limit is {MOST_BYTES:,}")
+    return name
+
+
+def _check_area(image: Any, tags: Any) -> None:
+    """Refuse what is too large by its header; `tags` are those of a TIFF file."""
+    sizes = [image.size, (tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1))]  # a tile is decoded as a whole
+    for width, height in sizes:
+        if width * height > MOST_PIXELS:
+            limit = f"{MOST_PIXELS // 10**6} megapixels"
+            raise ValueError(f"it has {width:,} x {height:,} pixels, and the limit is {limit}")
+
+
+def _flatten(pil: Any, image: Any, tags: Any, mode: str) -> Any:
+    """A picture of any mode as "L" or "RGB"."""
+    if image.mode.startswith("I;16"):
+        values, top = np.asarray(image).astype(np.uint32), (1 << tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1
+        values = np.where(values == image.info.get("transparency", -1), 0, values)
+        values = top - values if tags.get(_PHOTOMETRIC) == 0 else values  # Pillow leaves "white is zero" as it is
+        return pil.fromarray(((values * 255 + top // 2) // top).astype(np.uint8)).convert(mode)
+    if image.mode in ("I", "F"):
+        raise ValueError(f"it has numbers of 32 bits (mode {image.mode}) and does not say which is white; use 16 or 8")
+    if not image.has_transparency_data:
+        return image.convert(mode)
+    image = image.convert("RGBA")
+    ground = pil.new("RGB", image.size)
+    ground.paste(image, mask=image.getchannel("A"))
+    return ground.convert(mode)
+
+
+def _fit(pil: Any, image: Any, canvas: tuple[int, int], fit: str) -> Any:
+    """A picture on a canvas of this height and width."""
+    (width, height), (rows, columns) = image.size, canvas
+    cubic = pil.Resampling.BICUBIC
+    if fit == "resize":
+        # In one step: a thin picture that covers the canvas on its own could be enormous.
+        scale = max(columns / width, rows / height)
+        across, down = min(width, columns / scale), min(height, rows / scale)
+        left, top = (width - across) / 2, (height - down) / 2
+        return image.resize((columns, rows), cubic, box=(left, top, left + across, top + down))
+    if fit == "pad" and (width > columns or height > rows):
+        scale = min(columns / width, rows / height)
+        width, height = max(1, round(width * scale)), max(1, round(height * scale))
+        image = image.resize((width, height), cubic)
+    left, top = int((width - columns) / 2), int((height - rows) / 2)  # negative where it is smaller
+    image = image.crop((max(0, left), max(0, top), min(width, left + columns), min(height, top + rows)))
+    if image.size == (columns, rows):
+        return image
+    border = np.ones(image.size[::-1], bool)
+    border[1:-1, 1:-1] = False
+    colour = np.asarray(image)[border].mean(0).round().astype(int)
+    ground = pil.new(image.mode, (columns, rows), colour.item() if colour.ndim == 0 else tuple(colour.tolist()))
+    ground.paste(image, (max(0, -left), max(0, -top)))
+    return ground
+
+
+def _explain(pil: Any, error: Exception) -> str:
+    """What went wrong, in the words of a user."""
+    if isinstance(error, pil.UnidentifiedImageError):
+        return "it is not a PNG, JPEG, TIFF, WebP, GIF or BMP file"
+    if isinstance(error, pil.DecompressionBombError):  # Pillow's own limit, reached before ours
+        return f"it has more than {MOST_PIXELS // 10**6} megapixels ({error})".rstrip(".")
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).rstrip(".") or type(error).__name__
