@@ -59,7 +59,8 @@ class ScaleChannels(nn.Module):
             that takes images of every size. Logits are joined as they are: a network for maps with a class "nothing
             here" keeps the logit of that class at zero, so that the others mean the same in every channel.
         scales: How much larger than the image the channels see it, positive and ascending. A scale above 1 enlarges the
-            image, and so answers for objects that are smaller than those that `net` was made for.
+            image, and so answers for objects that are smaller than those that `net` was made for. Which to take:
+            :func:`scalesteer.suggest.choose_channels`, docs/guide/which-scales.md.
         join: ``"mean"``, ``"max"`` or ``"logsumexp"``.
         drop: Share of channels that is left out at random in training, from 0 to below 1; at least one stays. Each
             image has its own draw, made on the device, so that a recorded CUDA graph draws anew. All channels are

@@ -27,6 +27,7 @@ from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.sized import build_sized
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
+from scalesteer.suggest import draw_histogram, suggest
 from scalesteer.training import RunConfig, results
 from scalesteer.training.config import Join
 from scalesteer.training.predict import ImageError, predict
@@ -308,6 +309,32 @@ class Predict:
             print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
         if failed:
             raise ValueError(f"{failed} of {len(self.images)} images could not be used.")
+
+
+@app.command(name="suggest")
+@dataclass(frozen=True)
+class Suggest:
+    """Look at the sizes of the objects in your own pictures, and say which channels of scale to train with.
+
+    Prints a histogram of the sizes, the channels, kernel size and scales that follow from them, why, and the command
+    that trains with them.
+
+    Example: scalesteer suggest --images photos --boxes photos/boxes.csv
+    """
+
+    images: Folder  # The folder of pictures, or of folders with pictures.
+    boxes: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Where the objects are: a CSV with path, x, y, width and height, or JSON like COCO's. By default what stands out
+    from the colour of a picture's border."""
+    plot: Annotated[Path | None, arg(metavar="PNG")] = None  # Also draw the histogram; needs matplotlib.
+
+    def run(self) -> None:
+        if self.plot is not None and not self.plot.parent.is_dir():
+            raise ValueError(f"`plot` must be in a folder that exists (got {str(self.plot)!r}).")
+        found = suggest(self.images, self.boxes)
+        print(found.text())
+        if self.plot is not None:
+            draw_histogram(found, self.plot)
 
 
 def _percent(share: float) -> str:
