@@ -25,7 +25,7 @@ from scalesteer.training.device import arithmetic, recorded
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
 EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 22}  # in such a batch
 MOST_SIZES = 64  # that have an error each; of more, bins have one
-SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
+SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))  # and more, see split_by_scale
 _SMALLER_BINS = tuple(itertools.pairwise((0.0, 0.1, 0.2, 0.3)))
 
 
@@ -192,7 +192,7 @@ def evaluate(
     """Error, mean loss and error by size of a model on a set of images, or on several that are one after another here.
 
     Returns `error`, `loss`, the number of `images` and `by_scale`, rows of `from`, `to`, `images` and `error`: one for
-    each size if the sizes are few, or else for each bin that has images. A model with scale channels also gets
+    each size if the sizes are few, or else for each of `SCALE_BINS`. A model with scale channels also gets
     `size_correlation`, the rank correlation of the size that answered with the true one, if both vary.
     """
     model.eval()

@@ -111,17 +111,6 @@ def _train(
     return result
 
 
-def _try_test_channels(model: nn.Module, config: RunConfig, images: ImageSet) -> None:
-    """Look at one image as the trained model will look at test images: after the training it would be too late."""
-    if config.test_channels is None or config.tuning:
-        return
-    try:
-        with torch.no_grad(), evaluation_mode(model):
-            with_channels(model, config.test_channels, config.join)(images.take(slice(1))[0])
-    except ValueError as error:
-        raise RunError(f"`test_channels` (got {config.test_channels}) cannot be used: {error}") from error
-
-
 def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet:
     """The images of a run."""
     images = load_split(part=part, data_dir=data_dir, **vars(config.data))
@@ -239,6 +228,17 @@ def _memory(advice: str) -> Iterator[None]:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
             raise
         raise RunError(f"out of memory {advice}; {KEPT}.") from error
+
+
+def _try_test_channels(model: nn.Module, config: RunConfig, images: ImageSet) -> None:
+    """Look at one image as the trained model will look at test images: after the training it would be too late."""
+    if config.test_channels is None or config.tuning:
+        return
+    try:
+        with torch.no_grad(), evaluation_mode(model):
+            with_channels(model, config.test_channels, config.join)(images.take(slice(1))[0])
+    except ValueError as error:
+        raise RunError(f"`test_channels` (got {config.test_channels}) cannot be used: {error}") from error
 
 
 class _Keeper:
