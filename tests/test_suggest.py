@@ -196,6 +196,11 @@ def test_where_nothing_stands_out_nothing_is_found(kind):
     assert find_objects(picture)[0] == []
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3000), (1025, 1), (3, 3)])
+def test_thin_and_tiny_pictures_show_nothing(shape):
+    assert find_objects(np.full((3, *shape), 7, np.uint8)) == ([], False)
+
+
 def test_an_object_that_is_cut_off_is_not_sure():
     sides, sure = find_objects(square(15, at=(0, 20)).transpose(2, 0, 1))
     assert sides == [15]

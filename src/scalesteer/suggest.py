@@ -330,7 +330,7 @@ def find_objects(picture: NDArray[np.uint8]) -> tuple[list[float], bool]:
         >>> find_objects(picture)
         ([12.0], True)
     """
-    factor = math.ceil(max(picture.shape[1:]) / SEARCH_SIDE)
+    factor = min(math.ceil(max(picture.shape[1:]) / SEARCH_SIDE), *picture.shape[1:])
     small = _shrink(picture, factor)
     border = np.concatenate([small[:, 0], small[:, -1], small[:, :, 0], small[:, :, -1]], axis=1)  # (C, 2 H + 2 W)
     ground = np.median(border, axis=1)
