@@ -29,7 +29,7 @@ ORDER = (
     {"channels", "convert", "baselines", "testing"},
     {"models"},
     {"__init__"},  # the public names
-    {"training", "export", "demo"},
+    {"training", "export", "demo", "suggest"},
     {"cli"},
     {"__main__"},
 )

@@ -14,7 +14,7 @@ from scalesteer import _checks
 from scalesteer.fast import being_traced
 from scalesteer.fast.spectral import holds_numbers, keep_for_cuda_graph
 from scalesteer.geometry import no_autocast
-from scalesteer.nn import twin
+from scalesteer.nn import evaluation_mode, twin
 
 JOINS = ("mean", "max", "logsumexp")
 Grid = tuple[float, float]
@@ -59,14 +59,16 @@ class ScaleChannels(nn.Module):
             that takes images of every size. Logits are joined as they are: a network for maps with a class "nothing
             here" keeps the logit of that class at zero, so that the others mean the same in every channel.
         scales: How much larger than the image the channels see it, positive and ascending. A scale above 1 enlarges the
-            image, and so answers for objects that are smaller than those that `net` was made for.
+            image, and so answers for objects that are smaller than those that `net` was made for. Which to take:
+            :func:`scalesteer.suggest.choose_channels`, docs/guide/which-scales.md.
         join: ``"mean"``, ``"max"`` or ``"logsumexp"``.
         drop: Share of channels that is left out at random in training, from 0 to below 1; at least one stays. Each
             image has its own draw, made on the device, so that a recorded CUDA graph draws anew. All channels are
             computed: it makes the network rely on no single channel, and saves no time.
         grid: Where the pixels of a map lie: (stride, offset) for a net whose output pixel i looks at input pixel
             ``offset + i * stride``. None finds it from the sizes of image and map in all channels, which needs padding
-            that is equal on both sides. Export of maps with dynamic height and width needs it.
+            that is equal on both sides; one channel alone needs a look at the image itself for it. Export of maps with
+            dynamic height and width needs `grid`.
 
     Shape:
         `(B, C, H, W)` -> `(B, classes)`, or `(B, classes, h, w)` with h and w of the net on the image itself.
@@ -139,7 +141,8 @@ class ScaleChannels(nn.Module):
         work = torch.promote_types(answers[0].dtype, torch.float32)
         kept = None
         if answers[0].ndim == 4:
-            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join)
+            reference = self._reference_map(x) if self.grid is None and len(self.scales) == 1 else None
+            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join, reference)
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
         if self.training and self.net.training and self.drop:  # the network may be shared, and is in one mode
             drawn = torch.rand(z.shape[:2], device=z.device)
@@ -151,6 +154,18 @@ class ScaleChannels(nn.Module):
         if not return_scales:
             return joined.to(answers[0].dtype)
         return joined.to(answers[0].dtype), self._sizes(z, joined, kept)
+
+    def _reference_map(self, x: Tensor) -> tuple[int, int] | None:
+        """Height and width of the network's map of the image itself, without which one other map has no known grid."""
+        if self.scales[0] == 1:
+            return None
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                f"maps of one channel, of scale {self.scales[0]:.4g}, need `grid` to be compiled or exported."
+            )
+        with torch.no_grad(), evaluation_mode(self.net):
+            height, width = self.net(x[:1]).shape[-2:]
+        return height, width
 
     def _answers(self, images: list[Tensor]) -> list[Tensor]:
         """What the network says of the image in each channel."""
@@ -429,6 +444,7 @@ def _on_one_grid(
     scales: tuple[float, ...],
     grid: Grid | None,
     join: str,
+    reference: tuple[int, int] | None,
 ) -> tuple[list[Tensor], Tensor]:
     """The maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`.
 
@@ -440,13 +456,16 @@ def _on_one_grid(
     seen: list[Tensor] = []
     for axis in (0, 1):
         lengths, counts = [canvas[axis] for canvas in canvases], [y.shape[2 + axis] for y in maps]
-        if grid is None and all(count == counts[0] for count in counts):  # each map covers its image in the same way
+        known = (counts, lengths) if reference is None else ([*counts, reference[axis]], [*lengths, image[axis]])
+        if grid is None and all(count == counts[0] for count in known[0]):  # each map covers its image in the same way
             for reading in readings:
                 reading.append(None)
             seen.append(torch.ones(len(maps), counts[0], dtype=torch.bool, device=maps[0].device))
             continue
-        stride, offset = grid if grid is not None else _find_grid(lengths, counts)
-        if 1.0 in scales:
+        stride, offset = grid if grid is not None else _find_grid(known[1], known[0])
+        if reference is not None:
+            target = reference[axis]
+        elif 1.0 in scales:
             target = counts[scales.index(1.0)]
         else:
             target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)

@@ -33,6 +33,7 @@ from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
+from scalesteer.suggest import draw_histogram, suggest
 from scalesteer.training import RunConfig, maps, results
 from scalesteer.training import predict as predicting
 from scalesteer.training.config import Join
@@ -376,6 +377,32 @@ def _shown_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
             if bar.disable and time.perf_counter() - logged >= LOG_EVERY_S:
                 log.info("%d of %d pictures", done, total)
                 logged = time.perf_counter()
+
+
+@app.command(name="suggest")
+@dataclass(frozen=True)
+class Suggest:
+    """Look at the sizes of the objects in your own pictures, and say which channels of scale to train with.
+
+    Prints a histogram of the sizes, the channels, kernel size and scales that follow from them, why, and the command
+    that trains with them.
+
+    Example: scalesteer suggest --images photos --boxes photos/boxes.csv
+    """
+
+    images: Folder  # The folder of pictures, or of folders with pictures.
+    boxes: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Where the objects are: a CSV with path, x, y, width and height, or JSON like COCO's. By default what stands out
+    from the colour of a picture's border."""
+    plot: Annotated[Path | None, arg(metavar="PNG")] = None  # Also draw the histogram; needs matplotlib.
+
+    def run(self) -> None:
+        if self.plot is not None and not self.plot.parent.is_dir():
+            raise ValueError(f"`plot` must be in a folder that exists (got {str(self.plot)!r}).")
+        found = suggest(self.images, self.boxes)
+        print(found.text())
+        if self.plot is not None:
+            draw_histogram(found, self.plot)
 
 
 def _percent(share: float) -> str:

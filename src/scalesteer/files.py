@@ -57,7 +57,17 @@ def progress_bar(*items: Any, **options: Any) -> Any:
 def cache_dir() -> Path:
     """Where everything is kept: `SCALESTEER_CACHE`, or the platform's cache directory."""
     named = os.environ.get("SCALESTEER_CACHE")
-    return Path(named).expanduser() if named else Path(require("platformdirs").user_cache_dir("scalesteer"))
+    if named:
+        return expand_home(named, "SCALESTEER_CACHE")
+    return Path(require("platformdirs").user_cache_dir("scalesteer"))
+
+
+def expand_home(path: str | Path, name: str) -> Path:
+    """A path, with ~ as the home directory; `name` is what gave it."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise DataError(f"{name} names the home of a user who is not here (got {str(path)!r}).") from error
 
 
 def tensor_digest(tensor: Tensor) -> str:

@@ -26,7 +26,8 @@ from scalesteer.training.distributed import ALONE, Processes
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
 EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}  # in such a batch
 MOST_SIZES = 64  # that have an error each; of more, bins have one
-SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
+SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))  # and more, see split_by_scale
+_SMALLER_BINS = tuple(itertools.pairwise((0.0, 0.1, 0.2, 0.3)))
 
 
 @dataclass
@@ -272,6 +273,8 @@ def split_by_scale(
 ) -> Iterator[tuple[tuple[float, float], NDArray[np.bool_]]]:
     """The bins of scale that are not empty, and which images each one holds; the last one holds its end too.
 
+    Below and above `SCALE_BINS` there are more where they are needed: 0 to 0.1, ..., 0.2 to 0.3; 1 to 2, 2 to 4, ...
+
     If not `binned`, each scale is a bin of its own, unless there are more than `MOST_SIZES`.
     """
     values = np.unique(scales)
@@ -280,8 +283,11 @@ def split_by_scale(
             size = float(f"{value:.6g}")  # without the digits that float32 adds
             yield (size, size), scales == value
         return
-    for low, high in SCALE_BINS:
-        chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
+    bins, largest = [*_SMALLER_BINS, *SCALE_BINS], values.max(initial=0)
+    while bins[-1][1] < largest:
+        bins.append((bins[-1][1], 2 * bins[-1][1]))
+    for low, high in bins:
+        chosen = (scales >= low) & ((scales < high) | ((low, high) == bins[-1]))
         if chosen.any():
             yield (low, high), chosen
 

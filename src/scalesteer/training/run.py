@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from scalesteer import files
 from scalesteer.data import ImageSet, SplitSpec, load_split
 from scalesteer.models import DATASETS, count_parameters, create_model
+from scalesteer.nn import evaluation_mode
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
-from scalesteer.training.loop import State, fit, initial_state
+from scalesteer.training.loop import State, fit, initial_state, with_channels
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
@@ -94,6 +95,7 @@ def _train_or_return(
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
+                _try_test_channels(state.model, config, parts["train"])
             advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
             for name in ("scales", "channels"):
                 if values := getattr(config, name):
@@ -257,6 +259,17 @@ def _memory(advice: str) -> Iterator[None]:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
             raise
         raise RunError(f"out of memory {advice}; {KEPT}.") from error
+
+
+def _try_test_channels(model: nn.Module, config: RunConfig, images: ImageSet) -> None:
+    """Look at one image as the trained model will look at test images: after the training it would be too late."""
+    if config.test_channels is None or config.tuning:
+        return
+    try:
+        with torch.no_grad(), evaluation_mode(model):
+            with_channels(model, config.test_channels, config.join)(images.take(slice(1))[0])
+    except ValueError as error:
+        raise RunError(f"`test_channels` (got {config.test_channels}) cannot be used: {error}") from error
 
 
 class _Keeper:
