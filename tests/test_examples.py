@@ -1,15 +1,17 @@
 """The examples: their parts on small input, and what they promise (slow)."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from examples import mixed_sizes
+from examples import mixed_sizes, own_images
 from examples.mixed_sizes import FRAME, STRIDE, Digit
 from scalesteer import ScaleChannels
+from scalesteer.data import FolderSpec, load_folder, scan_folder
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +94,24 @@ def test_digits_of_half_to_four_times_the_size_of_training_are_found_named_and_m
     assert score.named >= 0.9 * score.digits
     assert score.sized >= 0.8 * score.digits
     assert score.false_alarms <= 0.15 * score.digits
+
+
+def test_own_pictures_are_photographs_on_textures_at_the_sizes_that_the_list_says(tmp_path):
+    photos = np.zeros((40, 3, 32, 32), np.uint8)
+    photos[20:] = 255  # black or white, which textures hardly are: their pixels can be found again
+    labels = np.arange(40, dtype=np.uint8) % 2
+    written = own_images.write_pictures(photos, labels, tmp_path, counts=(20, 8, 4))
+    assert written == 20 + 8 + 4 * 5
+    spec = FolderSpec(str(tmp_path / "list.csv"), (64, 64))
+    assert scan_folder(spec).classes == ("airplane", "automobile")
+    parts = {part: load_folder(spec, part, workers=0) for part in ("train", "val", "test")}
+    assert [len(images) for images in parts.values()] == [20, 8, 20]
+    assert sorted(set(parts["test"].scales.tolist())) == pytest.approx([0.5, 0.707, 1, 1.41, 2])
+    for images in parts.values():
+        extreme = (images.images.float() - 127.5).abs().amin(1) > 95  # in every channel
+        assert torch.allclose(extreme.float().sum((1, 2)).sqrt(), 32 * images.scales, atol=1)
+    sizes = parts["train"].scales
+    assert 0.84 <= float(sizes.min()) < 0.95 < 1.05 < float(sizes.max()) <= 1.19
+    assert scan_folder(FolderSpec(str(tmp_path))).counts() == {"train": 20, "val": 8, "test": 20}
+    shown = {part: {Path(p.path).name[:5] for p in scan_folder(spec).pictures if p.part == part} for part in parts}
+    assert sum(map(len, shown.values())) == len(set.union(*shown.values())) == 32

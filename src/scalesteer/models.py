@@ -49,11 +49,19 @@ READOUTS = ("max", "mean", "logsumexp")
 
 
 class Task(NamedTuple):
-    """What a dataset asks of a network."""
+    """What a dataset asks of a network.
+
+    Attributes:
+        image_size: Height and width of the images that a network is meant for; None if it is meant for all.
+        classes: Names of the classes in the order of the logits; empty if they have none.
+        fit: How pictures of another size are brought to `image_size`: ``"pad"``, ``"crop"`` or ``"resize"``.
+    """
 
     in_chans: int
     num_classes: int
-    image_size: tuple[int, int]
+    image_size: tuple[int, int] | None
+    classes: tuple[str, ...] = ()
+    fit: str = "pad"
 
 
 DATASETS = {
@@ -332,6 +340,7 @@ def create_model(
     task = {} if dataset is None else DATASETS[_checks.choice("dataset", dataset, list(DATASETS))]._asdict()
     given = {"in_chans": in_chans, "num_classes": num_classes, "image_size": image_size}
     task |= {key: value for key, value in given.items() if value is not None}
+    task = {key: value for key, value in task.items() if key in given}
     build, usual = _MODELS[name]
     shared = {f.name: options.pop(f.name) for f in dataclasses.fields(usual) if f.name in options}
     plan = dataclasses.replace(usual, **task, **shared)

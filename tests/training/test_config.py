@@ -132,11 +132,14 @@ def test_every_field_changes_the_identity():
         "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
         "join": "mean", "drop": 0.5, "test_channels": (2.0,),
     }  # fmt: skip
-    assert {*paper, *any_size} == {field.name for field in fields(RunConfig)}
+    own = {"images": "others", "image_size": (32, 32), "fit": "crop", "grey": True, "class_weights": True}
+    assert {*paper, *any_size, *own} == {field.name for field in fields(RunConfig)}
     changed = {RunConfig(**{name: value}).identity for name, value in paper.items()}
     base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
     changed |= {RunConfig(**base | {name: value}).identity for name, value in any_size.items()}
-    assert len({*changed, RunConfig().identity, RunConfig(**base).identity}) == len(paper) + len(any_size) + 2
+    changed |= {RunConfig(**{"images": "photos", name: value}).identity for name, value in own.items()}
+    changed |= {RunConfig().identity, RunConfig(**base).identity, RunConfig(images="photos").identity}
+    assert len(changed) == len(paper) + len(any_size) + len(own) + 3
 
 
 def test_identities_of_earlier_runs_stay():

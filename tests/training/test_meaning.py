@@ -125,7 +125,13 @@ def plain_training(config, device="cpu"):
                 x = changed(images[rows], config)
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
                     logits = model(x)
-                    loss = F.cross_entropy(logits, labels[rows], label_smoothing=config["label_smoothing"])
+                    smooth = {"label_smoothing": config["label_smoothing"]}
+                    loss = F.cross_entropy(logits, labels[rows], **smooth)
+                    if config["class_weights"]:  # images of a class of n have N / (K n) each, N / K together
+                        of_class = [int((labels == label).sum()) for label in labels[rows]]
+                        factors = torch.tensor([len(labels) / (len(labels.unique()) * n) for n in of_class])
+                        losses_of_images = F.cross_entropy(logits, labels[rows], **smooth, reduction="none")
+                        loss = (factors.to(device) * losses_of_images).mean()
                 model.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -183,6 +189,7 @@ CHANGES = {
     "channels": replace(CHANNELS, channels=(0.5, 0.7, 1.0)),
     "join": replace(CHANNELS, join="mean"),
     "drop": replace(CHANNELS, drop=0.5),
+    "class_weights": replace(PLAIN, class_weights=True),
 }
 BASES = (PLAIN, STEERED, POOLED, CHANNELS)
 
@@ -200,8 +207,14 @@ def unchanged(_kept_splits, tmp_path_factory):
 
 
 def test_every_option_of_a_run_is_tried_here():
-    tried_below = {"tuning", "test_sizes", "test_channels"}
-    assert {field.name for field in fields(RunConfig)} - tried_below == set(CHANGES)
+    tried_elsewhere = {"tuning", "test_sizes", "test_channels"}  # below
+    tried_elsewhere |= {
+        "images",
+        "image_size",
+        "fit",
+        "grey",
+    }  # on real pictures: test_own_images.py and test_folder.py
+    assert {field.name for field in fields(RunConfig)} - tried_elsewhere == set(CHANGES)
 
 
 @pytest.mark.parametrize("name", CHANGES)

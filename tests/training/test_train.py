@@ -495,16 +495,20 @@ def test_out_of_memory_blames_what_may_be_at_fault(cache, tiny, tmp_path, monkey
     assert not (tmp_path / "b").exists()
 
 
-def test_without_a_terminal_epochs_are_logged_at_most_every_ten_seconds(cache, tiny, tmp_path, monkeypatch, caplog):
+def test_without_a_terminal_steps_and_epochs_are_logged_at_most_every_ten_seconds(
+    cache, tiny, tmp_path, monkeypatch, caplog
+):
     caplog.set_level("INFO", "scalesteer")
     result = train(tiny, tmp_path / "quick", device="cpu")
     assert caplog.messages == []
     monkeypatch.setattr(running, "LOG_EVERY_S", 0)
     train(tiny, tmp_path / "slow", device="cpu")
     losses = [f"{entry['loss']:.3f}" for entry in result["history"]]
-    assert [message.partition(",")[0] for message in caplog.messages] == [
-        f"epoch {epoch} of 3: loss {loss}" for epoch, loss in enumerate(losses, 1)
-    ]
+    expected = [line for epoch, loss in enumerate(losses, 1) for line in (
+        f"epoch {epoch} of 3: step 1 of 3", f"epoch {epoch} of 3: step 2 of 3", "measuring the error",
+        f"epoch {epoch} of 3: loss {loss}",
+    )]  # fmt: skip
+    assert [message.partition(",")[0] for message in caplog.messages] == [*expected, "measuring the error"]
 
 
 def test_directory_that_cannot_be_made_is_an_error(tiny, tmp_path):

@@ -1,4 +1,6 @@
-"""The paper's datasets, and others for sizes never seen in training: obtained, verified, built to the same bytes.
+"""The paper's datasets, others for sizes never seen in training, and your own pictures, as tensors.
+
+The first two are obtained, verified and built to the same bytes everywhere.
 
 >>> from scalesteer.data import SplitSpec
 >>> SplitSpec("fmnist-scale", split=3).scale_range
@@ -6,6 +8,8 @@
 """
 
 from scalesteer.data.elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, distort
+from scalesteer.data.folder import FolderSpec, load_folder, scan_folder
+from scalesteer.data.pictures import FITS
 from scalesteer.data.scale import DATASETS, PARTS, SplitSpec, build, load_part
 from scalesteer.data.sized import SIZED_DATASETS, SizedSpec
 from scalesteer.data.sources import SOURCES, fetch
@@ -13,6 +17,7 @@ from scalesteer.data.tensors import ImageSet, load_split
 from scalesteer.files import DataError, cache_dir
 
 __all__ = [
-    "DATASETS", "ELASTIC_ALPHAS", "ELASTIC_SIGMA", "PARTS", "SIZED_DATASETS", "SOURCES", "DataError", "ImageSet",
-    "SizedSpec", "SplitSpec", "build", "cache_dir", "distort", "fetch", "load_part", "load_split",
+    "DATASETS", "ELASTIC_ALPHAS", "ELASTIC_SIGMA", "FITS", "PARTS", "SIZED_DATASETS", "SOURCES", "DataError",
+    "FolderSpec", "ImageSet", "SizedSpec", "SplitSpec", "build", "cache_dir", "distort", "fetch", "load_folder",
+    "load_part", "load_split", "scan_folder",
 ]  # fmt: skip

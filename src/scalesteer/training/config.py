@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks
-from scalesteer.data import DATASETS, SIZED_DATASETS, SizedSpec, SplitSpec
+from scalesteer.data import DATASETS, FITS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
 
@@ -25,6 +28,11 @@ NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
 DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
+FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
+# What your own pictures are trained with if no model is named: the network that photographs are trained with elsewhere
+# here, at sizes that cover a factor of three; a channel of 2 would cost more than all of these. The mean over places
+# would let the border that small pictures get have its say.
+OWN_MODEL: dict[str, Any] = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
 
 
 def _ascending(name: str, value: Any) -> tuple[float, ...]:
@@ -77,7 +85,9 @@ OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
 class RunConfig:
     """One training of one model on one split. Each field is a flag of `scalesteer train`."""
 
-    model: str = "ss-cnn"  # The network; `scalesteer models` lists them.
+    model: str = "ss-cnn"
+    """The network; `scalesteer models` lists them. Your own images need one that takes any size; there the default is
+    pooled-resnet with --readout logsumexp --channels 0.5 0.71 1 1.41."""
     dataset: str = "mnist-scale"
     """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
     split: int = 0  # Which draw of the dataset; the paper has 0 to 5.
@@ -129,20 +139,33 @@ class RunConfig:
     test_channels: tuple[float, ...] | None = None
     """Sizes at which the trained network looks at test images, joined in the same way; by default as in training."""
     tuning: bool = False  # Choose settings: the test set is not looked at.
+    images: str | None = None
+    """Your own pictures, in place of a dataset: a folder with a sub-folder for each class, or a CSV file with the
+    columns path and label."""
+    image_size: tuple[int, int] | None = None  # Height and width that they are fitted to; by default 64 64.
+    fit: Literal["pad", "crop", "resize"] = "pad"
+    """How they are fitted: kept at their scale and padded, larger ones shrunk; kept at their scale and padded or cut;
+    or resized until they cover the image, and cut."""
+    grey: bool = False  # Make them grey.
+    class_weights: bool = False
+    """Multiply the loss of each training image so that all classes count alike, however many images they have."""
 
     def __post_init__(self) -> None:
         own = vars(self)  # where values become plain ones, whatever they came as
+        if self.images is not None and self.model == RunConfig.model:
+            own |= {name: value for name, value in OWN_MODEL.items() if own[name] == getattr(RunConfig, name)}
         _checks.choice("model", self.model, list_models())
         _checks.choice("schedule", self.schedule, get_args(Schedule))
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("join", self.join, get_args(Join))
+        _checks.choice("fit", self.fit, FITS)
         minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
         for name, minimum in minima.items():
             if own[name] is not getattr(RunConfig, name):  # the default, which may be None
                 own[name] = _checks.integer(name, own[name], minimum=minimum)
         for name in ("lr", "weight_decay", "label_smoothing", "drop"):
             own[name] = _checks.real(name, own[name])
-        for name in ("tuning", "flip"):
+        for name in ("tuning", "flip", "grey", "class_weights"):
             own[name] = _checks.boolean(name, own[name])
         for name, check in OPTIONAL.items():
             if own[name] is not None:
@@ -155,12 +178,18 @@ class RunConfig:
         data, basis = self.data, self.model_options.get("basis")
         for name in DATA_FIELDS:
             if own[name] != getattr(RunConfig, name) and not hasattr(data, name):
-                raise ValueError(f"`{name}` (got {own[name]!r}) does not apply to dataset={self.dataset!r}.")
+                subject = f"dataset={self.dataset!r}" if self.images is None else "your own `images`"
+                raise ValueError(f"`{name}` (got {own[name]!r}) does not apply to {subject}.")
+        if isinstance(data, FolderSpec):
+            own |= {"images": data.images, "image_size": data.image_size}
+            if "readout" not in options:
+                suited = ", ".join(model for model in list_models() if "readout" in list_options(model))
+                raise ValueError(f"`model` must be one that takes any size for your own images: {suited} "
+                                 f"(got {self.model!r}).")  # fmt: skip
         for source, names in ((data, DATA_FIELDS), (basis, BASIS_FIELDS)):
             own |= {name: getattr(source, name) for name in names if own[name] is not None and hasattr(source, name)}
 
-        all_images = data.sizes[0] * (1 if isinstance(data, SplitSpec) else len(data.sizes_of("train")))
-        images, looks = self.train_images or all_images, bool(self.channels or self.test_channels)
+        looks = bool(self.channels or self.test_channels)
         limits = {
             "seed": (self.seed < 2**63, "be below 2**63"),
             # Beyond these a step of AdamW is no number of single precision.
@@ -169,9 +198,6 @@ class RunConfig:
             "label_smoothing": (0 <= self.label_smoothing < 1, "be from 0 to below 1"),
             "dropout": (0 <= (self.dropout or 0) < 1, "be from 0 to below 1"),
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
-            "train_images": (images <= all_images, f"be at most {all_images}, the split's"),
-            "batch_size": (self.batch_size <= images, f"be at most {images}, the training images"),
-            "sizes": (min(data.sizes) > 0, "leave images for validation and test"),
             "drop": (
                 0 <= self.drop < 1 and bool(self.drop <= 0 or self.channels),
                 "be from 0 to below 1, with `channels`",
@@ -183,6 +209,9 @@ class RunConfig:
             # Whoever opens a checkpoint builds its network: it must not take all memory.
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
         }
+        if not isinstance(data, FolderSpec):  # how many pictures a folder has is known when it is read
+            self.check_count(data.sizes[0] * (1 if isinstance(data, SplitSpec) else len(data.sizes_of("train"))))
+            limits["sizes"] = min(data.sizes) > 0, "leave images for validation and test"
         for name, (sound, rule) in limits.items():
             if not sound:
                 raise ValueError(f"`{name}` must {rule} (got {own[name]}).")
@@ -198,9 +227,26 @@ class RunConfig:
                 f"`kernel_size` times the largest of `scales` must be at most {LARGEST_WINDOW} (got {got})."
             )
 
+    def check_count(self, count: int) -> None:
+        """Raise a ValueError unless so many training images are enough."""
+        images = self.train_images or count
+        if images > count:
+            raise ValueError(f"`train_images` must be at most {count}, the split's (got {self.train_images}).")
+        if self.batch_size > images:
+            raise ValueError(f"`batch_size` must be at most {images}, the training images (got {self.batch_size}).")
+
     @property
-    def data(self) -> SplitSpec | SizedSpec:
+    def data(self) -> SplitSpec | SizedSpec | FolderSpec:
         """The split this run trains on."""
+        given = {name: getattr(self, name) for name in FOLDER_FIELDS if getattr(self, name) != getattr(RunConfig, name)}
+        if self.images is not None:
+            if self.dataset != RunConfig.dataset:
+                raise ValueError(
+                    f"`dataset` (got {self.dataset!r}) and `images` (got {self.images!r}) exclude each other."
+                )
+            return FolderSpec(self.images, **given)
+        if given:
+            raise ValueError(f"`{next(iter(given))}` (got {next(iter(given.values()))!r}) needs `images`, your own.")
         _checks.choice("dataset", self.dataset, [*DATASETS, *SIZED_DATASETS])
         kind: Any = SizedSpec if self.dataset in SIZED_DATASETS else SplitSpec
         known = {field.name for field in fields(kind)}
@@ -245,7 +291,10 @@ class RunConfig:
     @property
     def name(self) -> str:
         """A readable directory name that ends in the identity."""
-        return f"{self.dataset}-{self.model}-s{self.split}-{self.identity}"
+        if self.images is None:
+            return f"{self.dataset}-{self.model}-s{self.split}-{self.identity}"
+        folder = re.sub(r"[^\w.-]+", "-", os.path.basename(self.images).removesuffix(".csv")).strip("-.")
+        return f"{folder[:40] or 'images'}-{self.model}-{self.identity}"
 
     @property
     def command(self) -> str:
@@ -259,5 +308,6 @@ class RunConfig:
             value = getattr(self, field.name)
             if value != field.default:
                 values = value if isinstance(value, tuple) else () if value is True else (value,)
-                words.append(" ".join([f"--{field.name.replace('_', '-')}", *map(str, values)]))
+                quoted = (shlex.quote(str(word)) for word in values)
+                words.append(" ".join([f"--{field.name.replace('_', '-')}", *quoted]))
         return " ".join(words)

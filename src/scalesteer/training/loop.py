@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet, SizedSpec
-from scalesteer.models import create_model, set_input_statistics
+from scalesteer.models import DATASETS, Task, create_model, set_input_statistics
 from scalesteer.training.augment import Augmentation
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, recorded
@@ -55,8 +55,11 @@ class Watcher(Protocol):
 def initial_state(config: RunConfig, images: ImageSet) -> State:
     """A training that has not begun, on the device of the training images."""
     torch.manual_seed(config.seed)
-    model = create_model(config.model, config.dataset, **config.model_options)
-    set_input_statistics(model, images.std, images.mean if images.channels > 1 else 0.0)
+    model = make_model(config, find_task(config, images))
+    std, mean = images.std, images.mean if images.channels > 1 or config.images else 0.0
+    if config.images:  # of own pictures a whole channel may be empty
+        std = tuple(value or 1.0 for value in std) if isinstance(std, tuple) else std or 1.0
+    set_input_statistics(model, std, mean)
     model.to(images.device)
     on_gpu = images.device.type == "cuda"
     rate: Any = torch.tensor(config.lr, device=images.device) if on_gpu else config.lr  # a recorded step reads a tensor
@@ -65,6 +68,29 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     )
     steps = len(images) // config.batch_size  # in an epoch: whole batches only
     return State(model, optimizer, torch.zeros(steps, device=images.device))
+
+
+def find_task(config: RunConfig, images: ImageSet) -> Task:
+    """What a run's images ask of its network: the dataset's task, or what is found in the user's own pictures."""
+    if config.images is None:
+        return DATASETS[config.dataset]
+    height, width = images.images.shape[-2:]
+    classes = tuple(images.about["classes"])
+    return Task(images.channels, len(classes), (height, width), classes, config.fit)
+
+
+def make_model(config: RunConfig, task: Task) -> nn.Module:
+    """The network of a run, with new weights; its `task` is that of the run."""
+    size: Any = {"in_chans": task.in_chans, "num_classes": task.num_classes, "image_size": task.image_size}
+    model: nn.Module = create_model(config.model, **size, **config.model_options)
+    cast(Any, model).task = task
+    return model
+
+
+def task_of(model: nn.Module) -> Task:
+    """What a network of :func:`make_model` is for."""
+    task: Task = cast(Any, model).task
+    return task
 
 
 def fit(
@@ -122,7 +148,11 @@ def fit(
         model.load_state_dict(state.best)
         tested = model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
         found = evaluate(tested, test, config.precision, lambda: watcher.between_batches(state), processes)
-        outcome |= {"test_error": found["error"], "test_error_by_scale": found["by_scale"]}
+        outcome |= {"test_error": found["error"]}
+        if config.images is None or len(found["by_scale"]) > 1:  # of own pictures the sizes may be unknown
+            outcome |= {"test_error_by_scale": found["by_scale"]}
+        if config.images is not None:
+            outcome |= {"test_error_by_class": found["by_class"]}
         outcome |= {"size_correlation": found["size_correlation"]} if "size_correlation" in found else {}
         outcome |= by_training_size(found["by_scale"], config)
     return outcome | {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
@@ -135,13 +165,18 @@ def _make_update(
     model, optimizer, device = state.model.train(), state.optimizer, images.device
     network = processes.replicate(model)
 
-    change = _make_augmentation(config, images)
+    change, weights = _make_augmentation(config, images), _class_weights(images) if config.class_weights else None
 
     def step(rows: Tensor) -> Tensor:
         x, labels = images.take(rows)
         x = x if change is None else change(x)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            loss = F.cross_entropy(network(x), labels, label_smoothing=config.label_smoothing)
+            logits = network(x)
+            if weights is None:
+                loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+            else:
+                losses = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing, reduction="none")
+                loss = (weights[labels] * losses).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -163,9 +198,16 @@ def _make_update(
 
 
 def _make_augmentation(config: RunConfig, images: ImageSet) -> Augmentation | None:
-    """What happens to training images, if anything: colour continues beyond the border, a digit's ground is black."""
+    """What happens to training images, if anything: pictures continue beyond the border, a digit's ground is black."""
     change = Augmentation(config.resize or (1.0, 1.0), config.flip, config.shift)
-    return None if change == Augmentation() else replace(change, mirrored=images.channels > 1)
+    mirrored = images.channels > 1 or config.images is not None
+    return None if change == Augmentation() else replace(change, mirrored=mirrored)
+
+
+def _class_weights(images: ImageSet) -> Tensor:
+    """A factor for each class, so that all have the same sum over the images; over all images their mean is 1."""
+    counts = torch.bincount(images.labels).double()
+    return (len(images) / (counts.clamp(min=1) * (counts > 0).sum())).float()
 
 
 def _rank(entry: dict[str, float]) -> tuple[float, float]:
@@ -211,7 +253,8 @@ def evaluate(
     """Error, mean loss and error by size of a model on a set of images, or on several that are one after another here.
 
     Returns `error`, `loss`, the number of `images` and `by_scale`, rows of `from`, `to`, `images` and `error`: one for
-    each size if the sizes are few, or else for each of `SCALE_BINS`. A model with scale channels also gets
+    each size if the sizes are few, or else for each of `SCALE_BINS`; and `by_class`, rows of `class`, `images` and
+    `error`, with the names of the classes if the images have them. A model with scale channels also gets
     `size_correlation`, the rank correlation of the size that answered with the true one, if both vary.
 
     Several `processes` call this together: they take the batches in turns, so that each image is seen once, in the
@@ -219,7 +262,8 @@ def evaluate(
     """
     model.eval()
     channels, total, count, binned = isinstance(model, ScaleChannels), 0.0, 0, False
-    wrong, sizes, answered = [], [], []
+    wrong, sizes, answered, true = [], [], [], []
+    names: Sequence[Any] = ()
     for part in (images,) if isinstance(images, ImageSet) else images:
         half = torch.autocast(part.device.type, torch.bfloat16, enabled=precision == "bf16")
         loss = torch.zeros((), dtype=torch.float64, device=part.device)
@@ -238,14 +282,22 @@ def evaluate(
             answered += [] if size is None else [size]
         total, count = total + float(processes.total(loss)), count + len(part)
         sizes.append(part.sizes.cpu().numpy())
+        true.append(part.labels.cpu().numpy())
+        names = part.about.get("classes", ())
         binned = binned or "scale_range" in part.about  # its sizes were drawn from a range
     missed = processes.total(torch.cat(wrong).int()).bool().cpu().numpy()
-    true_sizes = np.concatenate(sizes)
+    true_sizes, classes = np.concatenate(sizes), np.concatenate(true)
     by_scale = [
         {"from": low, "to": high, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
         for (low, high), chosen in split_by_scale(true_sizes, binned)
     ]
+    by_class = [
+        {"class": names[label] if names else label, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
+        for label in np.unique(classes).tolist()
+        for chosen in [classes == label]
+    ]
     found = {"error": float(missed.mean()), "loss": total / count, "by_scale": by_scale, "images": count}
+    found |= {"by_class": by_class}
     if answered:
         answers = processes.total(torch.cat(answered)).cpu().numpy()
         if (correlation := rank_correlation(answers, true_sizes)) is not None:

@@ -30,7 +30,8 @@ def publish(result: dict[str, Any], folder: Path) -> Path:
     """
     line = to_line(result)
     config = _find_config(line, "this is not a result to publish")
-    return add_line(folder / "runs" / f"{config.dataset}.jsonl", config, line)
+    own = folder / "own-images.jsonl"  # apart from the runs that tables are made of
+    return add_line(own if config.images else folder / "runs" / f"{config.dataset}.jsonl", config, line)
 
 
 def to_line(result: dict[str, Any]) -> bytes:

@@ -1,7 +1,8 @@
 """One run in its directory: trained, stopped and resumed at any moment, with the same numbers at the end.
 
 The directory holds config.json, metrics.jsonl (one line per epoch), last-*.safetensors (checkpoints to go on from),
-model.safetensors (the model that validation chose) and result.json. Every file is written atomically, by one process
+model.safetensors (the model that validation chose) and result.json; of your own pictures also split.csv, which says
+which of them were trained on. Every file is written atomically, by one process
 at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one
 that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
 """
@@ -15,7 +16,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +25,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalesteer import files
-from scalesteer.data import ImageSet, SplitSpec, load_split
-from scalesteer.models import DATASETS, count_parameters, create_model
+from scalesteer import _checks, files
+from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
+from scalesteer.models import DATASETS, Task, count_parameters
 from scalesteer.nn import evaluation_mode
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
-from scalesteer.training.loop import State, fit, initial_state, with_channels
+from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
 LOG_EVERY_S = 10.0
 TEST_BYTES = 1 << 29  # of test images in memory at a time
+SPLIT_FILE = "split.csv"
 KEPT = "what was saved before is kept, and the same command goes on from there"
 
 log = logging.getLogger("scalesteer.training")
@@ -83,6 +85,7 @@ def _train_or_return(
     config: RunConfig, directory: Path, device: str, data_dir: Path | None, processes: Processes
 ) -> dict[str, Any]:
     result: dict[str, Any] | None = processes.first(lambda: _saved_result(config, directory), RunError)
+    split = processes.first(lambda: _find_split(config, directory), RunError, ValueError)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = processes.own_device(pick_device(device))
@@ -102,6 +105,8 @@ def _train_or_return(
                     advice += f", or smaller `{name}` (the largest is {values[-1]:g})"
             with ExitStack() as held, _memory(advice):
                 processes.first(lambda: held.enter_context(_claim(config, directory)), BusyError, RunError)
+                if split is not None and processes.rank == 0:
+                    files.write_atomically(directory / SPLIT_FILE, split.encode())
                 result = processes.first(lambda: _saved_result(config, directory), RunError)
                 result = result or _train(config, directory, state, parts, test, processes)
     if result["status"] == "finished" and processes.rank == 0:  # no run resumes from these any more
@@ -132,6 +137,7 @@ def _train(
             return processes.first(dict)  # type: ignore[no-any-return]  # what the first one returns
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
+            about |= {"task": task_of(state.model)._asdict()}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
@@ -142,18 +148,29 @@ def _train(
         return processes.first(lambda: result)  # type: ignore[no-any-return]
 
 
-def load(config: RunConfig, part: str, data_dir: Path | None = None) -> ImageSet:
-    """The images of a run."""
-    images = load_split(part=part, data_dir=data_dir, **vars(config.data))
+def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Sequence[str] | None = None) -> ImageSet:
+    """The images of a run. `classes`: what the labels of your own pictures mean to a model."""
+    if isinstance(config.data, FolderSpec):
+        images = load_folder(config.data, part, classes=classes)
+        if part == "train":
+            config.check_count(len(images))
+    else:
+        images = load_split(part=part, data_dir=data_dir, **vars(config.data))
     return images.first(config.train_images) if part == "train" and config.train_images else images
 
 
-def load_part(config: RunConfig, part: str, device: torch.device, data_dir: Path | None = None) -> Iterable[ImageSet]:
+def load_part(
+    config: RunConfig,
+    part: str,
+    device: torch.device,
+    data_dir: Path | None = None,
+    classes: Sequence[str] | None = None,
+) -> Iterable[ImageSet]:
     """The images of a run on a device: all at once, or of a few test sizes at a time where they are many."""
-    if part != "test" or isinstance(config.data, SplitSpec):
-        return [load(config, part, data_dir).to(device)]
+    if part != "test" or not isinstance(config.data, SizedSpec):
+        return [load(config, part, data_dir, classes).to(device)]
     task, sizes = DATASETS[config.dataset], config.data.test_sizes
-    count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size)))
+    count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size or ())))
     groups = [sizes[i : i + count] for i in range(0, len(sizes), count)]
     return (load(replace(config, test_sizes=group), part, data_dir).to(device) for group in groups)
 
@@ -176,15 +193,25 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
     try:
+        task = _read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
         with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
-            expected = create_model(config.model, config.dataset, **config.model_options).state_dict()
-    except (TypeError, ValueError) as error:
+            expected = make_model(config, task).state_dict()
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} names a model that cannot be: {error}") from error
     if wrong := misfits(expected, tensors):
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(wrong)}.")
-    model = create_model(config.model, config.dataset, **config.model_options)
+    model = make_model(config, task)
     model.load_state_dict(tensors)
     return model.eval(), config
+
+
+def _read_task(about: Mapping[str, Any]) -> Task:
+    """The task that a file describes, if it can be one."""
+    classes = tuple(about["classes"])
+    if len(classes) != about["num_classes"] or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"`classes` must be {about['num_classes']} names (got {classes!r:.200}).")
+    size, fit = _checks.pair("image_size", about["image_size"], minimum=1), _checks.choice("fit", about["fit"], FITS)
+    return Task(about["in_chans"], len(classes), size, classes, fit)
 
 
 def read_checkpoint(path: Path) -> files.Content:
@@ -230,6 +257,20 @@ def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
         unlike = ", ".join(f"{k}: {there[k]!r} there, {here[k]!r} here" for k in here if there[k] != here[k])
         raise RunError(f"{directory} holds another run ({unlike}); choose another directory.")
     return result
+
+
+def _find_split(config: RunConfig, directory: Path) -> str | None:
+    """How your own pictures are divided, as a table; if they are not those that the run began with, a RunError."""
+    if not isinstance(config.data, FolderSpec):
+        return None
+    split, path = scan_folder(config.data).table(), directory / SPLIT_FILE
+    if path.exists() and (before := path.read_bytes()) != split:
+        there, here = set(before.splitlines()), set(split.splitlines())
+        raise RunError(
+            f"the pictures in {config.images} are not those that the run in {directory} began with "
+            f"({len(here - there)} new or changed, {len(there - here)} gone or changed); choose another directory."
+        )
+    return split.decode()
 
 
 @contextmanager
@@ -281,11 +322,17 @@ class _Keeper:
 
     def after_step(self, state: State) -> None:
         self.bar.update()
+        if state.step < len(state.losses):  # an epoch's own line comes after it
+            self._log(f"epoch {state.epoch + 1} of {self.config.epochs}: step {state.step} of {len(state.losses)}")
         if time.perf_counter() - self.saved > SAVE_EVERY_S:
             self.save(state)
-        self.between_batches(state)
+        self._leave_if_asked(state)
 
     def between_batches(self, state: State) -> None:
+        self._log("measuring the error")
+        self._leave_if_asked(state)
+
+    def _leave_if_asked(self, state: State) -> None:
         # All stop at the same step; and here, where there is time, they wait for the one that saves.
         if requested := self.processes.largest(self.stop.requested):
             self.save(state)
@@ -303,9 +350,13 @@ class _Keeper:
         _write_metrics(state, self.directory)
         loss, error = f"{entry['loss']:.3f}", f"{100 * entry['val_error']:.2f}%"
         self.bar.set_postfix(loss=loss, val_error=error)
-        if self.bar.disable and now - self.logged >= LOG_EVERY_S:  # there is no terminal
-            log.info("epoch %d of %d: loss %s, validation error %s", state.epoch, self.config.epochs, loss, error)
-            self.logged = now
+        self._log(f"epoch {state.epoch} of {self.config.epochs}: loss {loss}, validation error {error}")
+
+    def _log(self, message: str) -> None:
+        """Say where there is no terminal how far it is, not too often."""
+        if self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= LOG_EVERY_S:
+            log.info("%s", message)
+            self.logged = time.perf_counter()
 
     def save(self, state: State) -> None:
         """Write a checkpoint beside the previous one, which stays until the next; the first process does it for all."""
@@ -315,6 +366,7 @@ class _Keeper:
             return
         about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
         about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
+        about |= {"task": task_of(state.model)._asdict()}
         tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in state.best.items()}
         for name, parameter in state.model.named_parameters():

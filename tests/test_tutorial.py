@@ -1,0 +1,71 @@
+"""The tutorials' blocks of commands, each in a real shell, one after the other."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(document):
+    return re.findall(r"^```sh\n(.*?)^```", (ROOT / document).read_text(), flags=re.S | re.M)
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs commands in an empty directory in which `scalesteer` is this checkout's."""
+    program = tmp_path / "bin" / "scalesteer"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scalesteer "$@"\n')
+    program.chmod(0o755)
+    paths = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    (tmp_path / "work").mkdir()
+
+    def run(commands):
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            cwd=tmp_path / "work",
+            env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+
+    run.folder = tmp_path / "work"
+    return run
+
+
+def take_photos(folder):
+    """Sixty pictures of stripes that lie or stand, of several sizes and formats."""
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("cats", "dogs")):
+        (folder / name).mkdir(parents=True)
+        for i in range(30):
+            height, width = rng.integers(24, 60, 2)
+            stripes = np.sin((np.arange(height)[:, None], np.arange(width))[label] / rng.uniform(0.8, 1.5))
+            pixels = 128 + 90 * np.broadcast_to(stripes, (height, width)) + rng.normal(0, 20, (height, width))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{i}.{('jpg', 'png')[i % 2]}")
+
+
+@pytest.mark.slow
+def test_every_block_of_your_own_images_runs(shell):
+    take_photos(shell.folder / "photos")
+    trained, kept, *others = blocks("docs/your-own-images.md")
+    done = shell(trained)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"test error \d", done.stdout)
+    assert float(done.stdout.split()[2]) < 20  # half by chance
+    done = shell(kept)
+    assert done.returncode == 0, done.stderr
+    *files, error, cats, dogs = done.stdout.splitlines()
+    assert {"config.json", "metrics.jsonl", "model.safetensors", "result.json", "split.csv"} <= set(files)
+    assert error.startswith("test error ")
+    assert [cats.split()[0], dogs.split()[0]] == ["cats", "dogs"]
+    for commands in others:
+        done = shell(commands)
+        assert done.returncode == 0, done.stderr
