@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -32,10 +34,16 @@ ENGINES = ("local", "ray")
 RETRIES = 8  # of a run whose process or machine dies; each goes on from the run's last checkpoint
 # An NFS server keeps a dead machine's locks until its lease ends, on Linux after 90 seconds.
 BUSY_WAIT_S, BUSY_STEP_S = 150.0, 2.0
+CONNECT_WAIT_S = 10.0
 CANCEL_WAIT_S = 10.0  # a run that is told to stop saves a checkpoint within three seconds
 LOOK_EVERY_S, LOG_EVERY_S = 5.0, 60.0  # how often progress is shown, on a terminal and elsewhere
 OBJECT_STORE_BYTES = 80_000_000  # little more than Ray's least: only configurations and results go through it
 PASSED_ON = ("SCALESTEER_CACHE", "SCALESTEER_DATA")  # variables that hold for the workers too
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to its makers
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns of a change to come
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or it prints pages to stdout when a node dies, where our tables go
+}
 
 log = logging.getLogger("scalesteer.training")
 
@@ -95,6 +103,8 @@ def make_runs(
         _checks.choice("device", device, ("auto", "cpu", "cuda"))
         if gpus_per_run is not None and not 0 < _checks.real("gpus_per_run", gpus_per_run) <= 1:
             raise ValueError(f"`gpus_per_run` must be above 0 and at most 1, one GPU (got {gpus_per_run}).")
+        if address not in (None, "auto") and not re.fullmatch(r"[^/]+:\d{1,5}", address):
+            raise ValueError(f"`address` must be HOST:PORT or auto (got {address!r}).")
         if gpus_per_run is not None and device == "cpu":
             raise ValueError(f"`gpus_per_run` (got {gpus_per_run}) needs device 'cuda' or 'auto' (got 'cpu').")
     _check_writable(results_dir / "runs")
@@ -175,11 +185,15 @@ def _ray(
         common["data_dir"] = options["data_dir"] and str(Path(options["data_dir"]).absolute())
         common["environment"] = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         pending = {task.remote(config.to_dict(), str(runs / config.name), **common): config for config in todo}
+        machines = _machines(ray)
         try:
             while pending:
                 ready, _ = ray.wait(list(pending), timeout=1)
                 if stop:
                     raise SystemExit(128 + stop[0])
+                before, machines = machines, _machines(ray)
+                for machine in before.keys() - machines.keys():
+                    log.warning("%s has gone; its runs go on elsewhere from their last checkpoints", before[machine])
                 yield None
                 for reference in ready:
                     yield pending[reference], _outcome(ray, reference)
@@ -192,8 +206,10 @@ def _outcome(ray: Any, reference: Any) -> dict[str, Any] | RunError:
     """What a task returned; what makes all others fail too is raised."""
     try:
         kind, value = ray.get(reference)
-    except ray.exceptions.RayTaskError:  # a mistake in the program
-        raise
+    except ray.exceptions.RayTaskError as error:  # also where the package or one of its functions is missing
+        why = str(error).strip().rpartition("\n")[2]
+        need = f"all machines need the same Python, torch and scalesteer ({scalesteer.__version__})"
+        raise RunError(f"a worker of Ray failed ({why}); {need}.") from error
     except ray.exceptions.RayError as error:
         why = " ".join(str(error).split())[:300]
         return RunError(f"its process or machine died {RETRIES + 1} times, or it was cancelled ({why})")
@@ -201,6 +217,11 @@ def _outcome(ray: Any, reference: Any) -> dict[str, Any] | RunError:
         # A machine without data, disk or package fails at once, and would take and fail one run after the other.
         raise RunError(value)
     return RunError(value) if kind == "problem" else value
+
+
+def _machines(ray: Any) -> dict[str, str]:
+    """Names of the cluster's machines that are alive, by Ray's numbers."""
+    return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
 
 
 def _cancel(ray: Any, references: list[Any]) -> None:
@@ -229,15 +250,18 @@ def _connected(address: str | None) -> Iterator[tuple[Any, list[int]]]:
 
     Ray's own handler would end the process before runs are told to stop. Nor may ours raise: Ray loses the exit status.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to its makers
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it Ray warns about a change to come
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)  # before Ray is loaded
     ray = files.require("ray")
     before, stop = signal.getsignal(signal.SIGTERM), []
     here = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     where = here if address is None else {"address": address}
     try:
+        if address not in (None, "auto"):  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_WAIT_S).close()
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except (RuntimeError, ValueError, OverflowError, OSError, ray.exceptions.RayError) as error:
         place = "be started here" if address is None else f"be reached at `address` {address!r}"
         raise RunError(f"Ray cannot {place}: {' '.join(str(error).split())[:300]}") from error
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
