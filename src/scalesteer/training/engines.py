@@ -31,7 +31,7 @@ from scalesteer.training.run import BusyError, RunError, train
 
 EngineName = Literal["local", "ray"]
 ENGINES = ("local", "ray")
-RETRIES = 8  # of a run whose process or machine dies; each goes on from the run's last checkpoint
+RETRIES = 20  # of a run whose process or machine dies; each goes on from the run's last checkpoint
 # An NFS server keeps a dead machine's locks until its lease ends, on Linux after 90 seconds.
 BUSY_WAIT_S, BUSY_STEP_S = 150.0, 2.0
 CONNECT_WAIT_S = 10.0
