@@ -330,7 +330,31 @@ def test_stopped_sweep_saves_its_runs_and_goes_on(ray_folder, grid, expected, tm
         assert lines(directory)[: len(before)] == before
 
 
+@pytest.mark.slow
+def test_cluster_without_a_gpu_or_with_another_package_is_told(ray_folder, cache, tiny, tmp_path, monkeypatch):
+    from ray.cluster_utils import Cluster
+
+    (tmp_path / "other" / "scalesteer").mkdir(parents=True)
+    (tmp_path / "other" / "scalesteer" / "__init__.py").write_text("__version__ = '0.0.1'\n")
+    node = {"num_cpus": 1, "object_store_memory": engines.OBJECT_STORE_BYTES, "include_dashboard": False}
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "other"))
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        where = {"runs": tmp_path / "runs", "engine": "ray", "address": cluster.address}
+        with pytest.raises(RunError, match=r"`gpus_per_run` 0\.5 needs a GPU, and the Ray cluster has none"):
+            make_runs([tiny], tmp_path, gpus_per_run=0.5, **where)
+        with pytest.raises(
+            RunError, match=r"a worker of Ray failed \(ModuleNotFoundError: .*; all machines need the same"
+        ):
+            make_runs([tiny], tmp_path, **where)
+    finally:
+        cluster.shutdown()
+    assert not list((tmp_path / "runs").iterdir())
+
+
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_runs_share_a_gpu(cache, tiny, ray_folder, tmp_path):
     configs = [replace(tiny, split=split, epochs=2) for split in (0, 1)]
     made = make_runs(configs, tmp_path, runs=tmp_path / "runs", device="cuda", engine="ray", gpus_per_run=0.5)

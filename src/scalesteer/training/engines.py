@@ -168,7 +168,8 @@ def _local(configs: list[RunConfig], runs: Path, options: dict[str, Any]) -> Out
 def _ray(
     configs: list[RunConfig], runs: Path, options: dict[str, Any], address: str | None, gpus_per_run: float | None
 ) -> Outcomes:
-    ended = [config for config in configs if (runs / config.name / "result.json").exists()]
+    files_of_ended = ("config.json", "result.json")
+    ended = [c for c in configs if all((runs / c.name / name).exists() for name in files_of_ended)]
     yield from _local(ended, runs, options | {"device": "cpu"})  # returns what is there
     todo = [config for config in configs if config not in ended]
     if not todo:
