@@ -121,6 +121,12 @@ def test_token_of_a_killed_process_is_removed_and_that_of_another_kept(tmp_path)
         assert {path.name for path in tmp_path.glob(".ray-*.lock")} == {".ray-1.lock", token.name}
 
 
+def test_folder_of_runs_that_cannot_be_written_to_is_told(tiny, tmp_path):
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(RunError, match=r"runs cannot be written to \(File exists\)"):
+        make_runs([tiny], tmp_path / "results", runs=tmp_path / "runs", device="cpu", engine="ray")
+
+
 def in_worker(config, directory, tmp_path, **changed):
     with engines._token(tmp_path) as token:
         options = {"token": str(token), "version": engines.scalesteer.__version__, "device": "cpu", "data_dir": None}

@@ -18,9 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import scalesteer
 from scalesteer import _checks, files
@@ -30,15 +30,14 @@ from scalesteer.training.device import pick_device
 from scalesteer.training.run import BusyError, RunError, train
 
 EngineName = Literal["local", "ray"]
-ENGINES = ("local", "ray")
 RETRIES = 20  # of a run whose process or machine dies; each goes on from the run's last checkpoint
-# An NFS server keeps a dead machine's locks until its lease ends, on Linux after 90 seconds.
+# An NFS server keeps a dead machine's locks until its lease ends, often after 90 seconds.
 BUSY_WAIT_S, BUSY_STEP_S = 150.0, 2.0
 CONNECT_WAIT_S = 10.0
 CANCEL_WAIT_S = 10.0  # a run that is told to stop saves a checkpoint within three seconds
 LOOK_EVERY_S, LOG_EVERY_S = 5.0, 60.0  # how often progress is shown, on a terminal and elsewhere
 OBJECT_STORE_BYTES = 80_000_000  # little more than Ray's least: only configurations and results go through it
-PASSED_ON = ("SCALESTEER_CACHE", "SCALESTEER_DATA")  # variables that hold for the workers too
+PASSED_ON = ("SCALESTEER_CACHE", "SCALESTEER_DATA", "SCALESTEER_COMMIT")  # variables that hold for the workers too
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to its makers
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns of a change to come
@@ -93,20 +92,7 @@ def make_runs(
         RunError: If results cannot be written, or no run can be made because of the cluster: it cannot be reached, has
             no GPU, or a machine of it does not share the disk or has another version.
     """
-    _checks.choice("engine", engine, ENGINES)
-    if engine == "local":
-        for name, value in (("address", address), ("gpus_per_run", gpus_per_run)):
-            if value is not None:
-                raise ValueError(f"`{name}` (got {value!r}) is for engine='ray' only.")
-        pick_device(device)
-    else:
-        _checks.choice("device", device, ("auto", "cpu", "cuda"))
-        if gpus_per_run is not None and not 0 < _checks.real("gpus_per_run", gpus_per_run) <= 1:
-            raise ValueError(f"`gpus_per_run` must be above 0 and at most 1, one GPU (got {gpus_per_run}).")
-        if address not in (None, "auto") and not re.fullmatch(r"[^/]+:\d{1,5}", address):
-            raise ValueError(f"`address` must be HOST:PORT or auto (got {address!r}).")
-        if gpus_per_run is not None and device == "cpu":
-            raise ValueError(f"`gpus_per_run` (got {gpus_per_run}) needs device 'cuda' or 'auto' (got 'cpu').")
+    _check_place(device, engine, address, gpus_per_run)
     _check_writable(results_dir / "runs")
     todo, made = list(dict.fromkeys(configs)), Made({}, [])
     options = {"device": device, "data_dir": data_dir}
@@ -135,6 +121,23 @@ def make_runs(
             line = f"{config.name}: {said} ({number} of {len(todo)})"
             log.info("%s", line) if bar.disable else bar.write(line, file=sys.stderr)
     return made
+
+
+def _check_place(device: str, engine: str, address: str | None, gpus_per_run: float | None) -> None:
+    _checks.choice("engine", engine, get_args(EngineName))
+    if engine == "local":
+        for name, value in (("address", address), ("gpus_per_run", gpus_per_run)):
+            if value is not None:
+                raise ValueError(f"`{name}` (got {value!r}) is for engine='ray' only.")
+        pick_device(device)
+        return
+    _checks.choice("device", device, ("auto", "cpu", "cuda"))
+    if address not in (None, "auto") and not re.fullmatch(r"[^/]+:\d{1,5}", address):
+        raise ValueError(f"`address` must be HOST:PORT or auto (got {address!r}).")
+    if gpus_per_run is not None and not 0 < _checks.real("gpus_per_run", gpus_per_run) <= 1:
+        raise ValueError(f"`gpus_per_run` must be above 0 and at most 1, one GPU (got {gpus_per_run}).")
+    if gpus_per_run is not None and device == "cpu":
+        raise ValueError(f"`gpus_per_run` (got {gpus_per_run}) needs device 'cuda' or 'auto' (got 'cpu').")
 
 
 def _show_progress(bar: Any, configs: list[RunConfig], runs: Path) -> None:
@@ -168,9 +171,8 @@ def _local(configs: list[RunConfig], runs: Path, options: dict[str, Any]) -> Out
 def _ray(
     configs: list[RunConfig], runs: Path, options: dict[str, Any], address: str | None, gpus_per_run: float | None
 ) -> Outcomes:
-    files_of_ended = ("config.json", "result.json")
-    ended = [c for c in configs if all((runs / c.name / name).exists() for name in files_of_ended)]
-    yield from _local(ended, runs, options | {"device": "cpu"})  # returns what is there
+    ended = [c for c in configs if all((runs / c.name / f"{name}.json").exists() for name in ("config", "result"))]
+    yield from _local(ended, runs, options | {"device": "cpu"})  # trains nothing: returns what is there
     todo = [config for config in configs if config not in ended]
     if not todo:
         return
@@ -276,19 +278,18 @@ def _connected(address: str | None) -> Iterator[tuple[Any, list[int]]]:
 @contextmanager
 def _token(runs: Path) -> Iterator[Path]:
     """A locked file in the folder of runs, by which a machine proves that it has the same disk and sees its locks."""
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-        for left in runs.glob(".ray-*.lock"):  # by a process that was killed
-            with suppress(files.LockedError), files.locked(left):
-                left.unlink()
-        token = runs / f".ray-{secrets.token_hex(8)}.lock"
-        with files.locked(token, BUSY_STEP_S):
-            try:
-                yield token
-            finally:
-                token.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"{runs} cannot be written to ({error.strerror or error}).") from error
+    token = runs / f".ray-{secrets.token_hex(8)}.lock"
+    with ExitStack() as held:
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            for left in runs.glob(".ray-*.lock"):  # by a process that was killed
+                with suppress(files.LockedError), files.locked(left):
+                    left.unlink()
+            held.enter_context(files.locked(token, BUSY_STEP_S))
+        except OSError as error:
+            raise RunError(f"{runs} cannot be written to ({error.strerror or error}).") from error
+        held.callback(token.unlink, missing_ok=True)
+        yield token
 
 
 def _check_token(token: Path) -> None:
