@@ -73,6 +73,9 @@ def make_runs(
     """Make runs that are not finished yet, and publish each result when it is there, in this process, once.
 
     It may be interrupted at any time; the same call goes on. A run that another process has in hand is passed over.
+    Two runs that share one GPU, for example::
+
+        make_runs([RunConfig(lr=0.001), RunConfig(lr=0.005)], Path("results"), engine="ray", gpus_per_run=0.5)
 
     Args:
         configs: The runs. Each is made once, however often it is named.
