@@ -1,4 +1,4 @@
-"""Speed and memory beside plain convolutions: `python -m benchmarks`."""
+"""Speed and memory beside plain convolutions, and a simulation of large sweeps: `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ class Bench:
         only = None if self.only is None else ",".join(self.only).split(",")
         print(bench.render(bench.run(self.output, device=self.device, quick=self.quick, only=only)), end="")
         print(self.output)
+
+
+@app.command(name="simulate")
+@dataclass(frozen=True)
+class Simulate:
+    """Simulate a sweep of many runs on many GPUs whose machines die now and then, from measured times of runs.
+
+    Example: python -m benchmarks simulate
+    """
+
+    def run(self) -> None:
+        """Simulate, keep the numbers in results/bench and print them."""
+        from benchmarks import simulation
+
+        simulation.measure()
+        print(simulation.sweep_table())
 
 
 if __name__ == "__main__":

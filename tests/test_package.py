@@ -30,6 +30,7 @@ ORDER = (
     {"models"},
     {"__init__"},  # the public names
     {"training", "export", "demo", "suggest"},
+    {"sweep"},
     {"cli"},
     {"__main__"},
 )

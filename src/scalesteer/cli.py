@@ -26,7 +26,7 @@ except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from scalesteer import __version__, files, training
+from scalesteer import __version__, files, sweep, training
 from scalesteer._checks import choice
 from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
@@ -38,6 +38,7 @@ from scalesteer.training import RunConfig, maps, results
 from scalesteer.training import predict as predicting
 from scalesteer.training.config import Join
 from scalesteer.training.distributed import started
+from scalesteer.training.engines import EngineName, make_runs
 from scalesteer.training.run import LOG_EVERY_S
 
 log = logging.getLogger("scalesteer")
@@ -50,6 +51,9 @@ Originals = Annotated[Path | None, arg(metavar="DIR", help="The original files; 
 Folder = Annotated[Path, arg(metavar="DIR")]
 Part = Literal["train", "val", "test"]
 Result = TypeVar("Result")
+Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
+Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
+GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
 Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
 
 
@@ -414,6 +418,46 @@ class Suggest:
         print(found.text())
         if self.plot is not None:
             draw_histogram(found, self.plot)
+
+
+@app.command(name="sweep")
+@dataclass(frozen=True)
+class Sweep:
+    """Make the runs of your own grid, and print their errors, the lowest validation error first.
+
+    FILE is TOML. [base] has what all runs share and [grid] lists of values to combine, both with the flags of
+    `scalesteer train` as names (batch_size, not batch-size); `seeds = [0, 1, 2]` above them makes each combination once
+    for each seed. Put `tuning = true` into [base] while you choose: the test set is then not looked at. The table is
+    never sorted by test error. Finished runs are skipped and interrupted ones go on: repeat the command.
+
+    With --engine ray the folder --runs must be on a disk that all machines of the cluster share.
+
+    Example: scalesteer sweep grid.toml --engine ray --gpus-per-run 0.25
+    """
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]  # The grid.
+    dry_run: bool = False  # Print the runs, and start nothing.
+    engine: Engine = "local"
+    address: Address = None
+    gpus_per_run: GpusPerRun = None
+    device: Device = "auto"
+    data_dir: Originals = None
+    runs: Folder = Path("runs")  # Where runs are kept.
+    results: Folder = Path("results")  # Where results are published.
+
+    def run(self) -> None:
+        settings = sweep.read_grid(self.file)
+        configs = [config for setting in settings for config in setting.runs]
+        print(*(config.command for config in configs), sep="\n", flush=True)
+        if self.dry_run:
+            return
+        where = {
+            name: getattr(self, name) for name in ("engine", "address", "gpus_per_run", "device", "data_dir", "runs")
+        }
+        made = make_runs(configs, self.results, **where)
+        print(f"\n{sweep.table(settings, made.results)}")
+        if made.problems:
+            raise training.RunError(f"not finished: {'; '.join(made.problems)}")
 
 
 def _percent(share: float) -> str:
