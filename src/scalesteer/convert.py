@@ -131,6 +131,8 @@ def convert(
     memo: dict[int, Any] = {}
     tied: dict[tuple[int, int], nn.Parameter] = {}
     for name, conv in model.named_modules():
+        # Old weight norms and pruning keep what they made last, part of a graph, which torch does not copy.
+        memo |= {id(t): t.detach() for t in vars(conv).values() if isinstance(t, Tensor) and not t.is_leaf}
         _refuse_quantised(name, conv)
         if not isinstance(conv, nn.modules.conv._ConvNd):
             continue
