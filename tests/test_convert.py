@@ -1,7 +1,9 @@
 """Conversion of existing networks: ten architectures, what is kept, what is projected, what is refused."""
 
 import copy
+import doctest
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -405,3 +407,10 @@ def test_the_report_is_a_table():
         "0      3 x 3   3 x 3       0.0 %     x 6.44",
         "1      1 x 1   left alone: one pixel has no size",
     ]
+
+
+def test_the_guides_examples_run():
+    guide = Path(__file__).parents[1] / "docs" / "guide" / "convert.md"
+    failed, tried = doctest.testfile(str(guide), module_relative=False)
+    assert failed == 0
+    assert tried > 5
