@@ -99,7 +99,7 @@ def processor_seconds(step: Step) -> float:
 
 
 def run(output: Path, *, device: str = "auto", rounds: int = 15, limit_s: float = 110.0) -> Record:
-    """Measure in turns and write what is known after every round; the last begins within `limit_s` processor seconds."""
+    """Measure in turns, write what is known after every round; the last begins within `limit_s` processor seconds."""
     place = pick_device(device)
     torch.set_num_threads(1)
     result: Record = {

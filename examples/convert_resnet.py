@@ -27,6 +27,7 @@ from scalesteer import ScaleChannels, convert
 from scalesteer.channels import at_sizes, resize
 from scalesteer.data.packages import fetch_package
 from scalesteer.files import write_atomically
+from scalesteer.training.device import commit
 
 SIZES = (0.5, 0.71, 1.0, 1.41, 2.0)  # of the photographs in a test, relative to training
 SCALES = (0.71, 1.0, 1.41, 2.0)  # of the converted layers
@@ -113,7 +114,7 @@ def train(
             optimizer.step()
             schedule.step()
     loss.item()  # waits for the device
-    return (time.perf_counter() - began) / epochs
+    return round((time.perf_counter() - began) / epochs, 3)
 
 
 @torch.no_grad()
@@ -173,7 +174,8 @@ def main(arguments: list[str] | None = None) -> None:
     parts = load(options.data_dir, options.device, options.train, options.test)
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     result: dict[str, Any] = {name: getattr(options, name) for name in counts}
-    result |= {"device": device, "torch": torch.__version__, "sizes": SIZES, "scales": SCALES, "channels": CHANNELS}
+    result |= {"device": device, "torch": torch.__version__, "commit": commit()}
+    result |= {"sizes": SIZES, "scales": SCALES, "channels": CHANNELS}
     result["rows"] = []
     began = time.perf_counter()
     for row in study(*parts, width=options.width, epochs=options.epochs, batch=options.batch):

@@ -295,6 +295,27 @@ def test_weight_norm_goes_on_with_the_coefficients():
     torch.testing.assert_close(convert(model, scales=(1.0,))[0](images), model(images))
 
 
+@torch.no_grad()
+def test_what_was_trained_is_trained_and_what_was_frozen_is_not_even_without_gradients():
+    model = weight_normed().append(nn.Conv2d(4, 4, 3)).append(nn.Conv2d(4, 4, 3))
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    first, second, third, fourth = convert(model, scales=SCALES)[0]
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+    assert all(parameter.requires_grad for parameter in (*second.parameters(), *fourth.parameters()))
+    assert [third.coefficients.requires_grad, third.bias.requires_grad] == [False, True]
+
+
+def test_filters_that_are_a_buffer_are_converted():
+    conv = nn.Conv2d(2, 2, 3, bias=False)
+    weight = conv.weight.detach()
+    del conv.weight
+    conv.register_buffer("weight", weight)
+    layer, _ = convert(conv, scales=(1.0,))
+    torch.testing.assert_close(layer.filters()[0].detach(), weight)
+    assert not layer.coefficients.requires_grad
+
+
 def test_hooks_are_kept():
     model, calls = nn.Sequential(nn.Conv2d(1, 1, 3)), []
     model[0].register_forward_hook(lambda module, inputs, output: calls.append(type(module)))
@@ -391,7 +412,7 @@ def test_subclasses_and_lazy_ones_that_know_their_channels_are_converted():
         ({"kernel_size": 4}, ValueError, "`kernel_size` must be odd"),
         ({"kernel_size": "5"}, TypeError, "`kernel_size"),
         ({"scales": (1.0, 0.5)}, ValueError, "`scales` must be positive and strictly ascending"),
-        ({"scales": (0.1, 1.0)}, ValueError, "single pixel"),
+        ({"scales": (0.1, 1.0)}, ValueError, r"the convolution cannot be converted: the window of scale 0\.1 is"),
         ({"basis": "smoth"}, ValueError, "`basis`"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,9 @@ def convert(
         a maximum over scales is larger than one response. Measure batch statistics again
         (`torch.optim.swa_utils.update_bn`) and train; docs/guide/convert.md says when that pays.
 
+    Note:
+        A converted layer has `coefficients` and `filters()`, no `weight`: code that reads ``conv.weight`` must change.
+
     Args:
         model: Any network, or a single convolution. It is not changed.
         where: Which ones, ``where(name, conv)``; by default all that can be. ``name`` is that of `named_modules`.
@@ -173,7 +177,7 @@ def _why_not(conv: nn.Module) -> str:
         return "one pixel has no size"
     if height % 2 == 0:
         return "an even window has no centre pixel"
-    dtype = next(conv.parameters()).dtype
+    dtype = next(itertools.chain(conv.parameters(), conv.buffers())).dtype
     return "" if dtype in _DTYPES else f"its weights are {dtype}"
 
 
@@ -211,9 +215,13 @@ def _steerable(
     arguments: dict[str, Any] = {name: getattr(conv, name) for name in names}
     arguments |= {"kernel_size": size, "padding": padding, "bias": conv.bias is not None}
     arguments |= {"device": "meta", "dtype": weight.dtype}  # no random numbers are drawn there
-    layer = ScaleSteerableConv2d(**arguments, scales=scales, basis=basis)
+    try:
+        layer = ScaleSteerableConv2d(**arguments, scales=scales, basis=basis)
+    except ValueError as error:
+        raise ValueError(f"{name or 'the convolution'} cannot be converted: {error}") from error
     start, residual = _project(weight, layer)
-    coefficients = nn.Parameter(start.to(weight.device), requires_grad=weight.requires_grad)
+    trained = any(p.requires_grad for name, p in conv.named_parameters() if name != "bias")
+    coefficients = nn.Parameter(start.to(weight.device), requires_grad=trained)
     learned = conv._parameters.get("weight")
     layer.coefficients = coefficients if learned is None else tied.setdefault((id(learned), size), coefficients)
     layer.bias = copy.deepcopy(conv.bias, memo)
