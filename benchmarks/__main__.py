@@ -60,5 +60,26 @@ class Simulate:
         print(simulation.sweep_table())
 
 
+@app.command(name="convert")
+@dataclass(frozen=True)
+class Convert:
+    """Measure what conversion costs: a small ResNet as it is, in scale channels, and converted in several ways."""
+
+    device: Device = "auto"
+    """Of the training step; ONNX Runtime is measured on the CPU."""
+    output: Path = Path("convert.json")
+    """The file to write; results/bench/convert.json is what docs/guide/convert.md shows."""
+
+    def run(self) -> None:
+        """Measure and print how many times the network's time each takes."""
+        from benchmarks import convert
+
+        found = convert.run(self.output, device=self.device)
+        for name in found["training"]:
+            times = (found[work][name]["times_network"] for work in ("training", "inference"))
+            print(f"{name:40}", *(f"x {one:8.3g}" for one in times))
+        print(self.output)
+
+
 if __name__ == "__main__":
     sys.exit(main(commands=app, prog="python -m benchmarks"))

@@ -499,9 +499,7 @@ TARGETS: dict[str, Claim] = {
     "size": Claim(
         "STIR MNIST: rank correlation of the size that answered with the true one at least 0.9, whatever was trained",
         "size-that-answered",
-        tuple(
-            Pair(ours("stir", f"MNIST {protocol}", "1 - size correlation"), 0.1) for protocol in list(PROTOCOLS)[:3]
-        ),
+        tuple(Pair(ours("stir", f"MNIST {protocol}", "1 - size correlation"), 0.1) for protocol in list(PROTOCOLS)[:3]),
     ),
 }
 """What networks for any size should reach, set before they were tested. Errors in %; a claim is that one is below."""

@@ -58,6 +58,7 @@ def test_public_names_are_these():
         "LogRadialBasis",
         "ScaleChannels",
         "ScaleSteerableConv2d",
+        "convert",
         "create_model",
         "fold",
         "list_models",

@@ -1,6 +1,7 @@
 """Scale-steerable convolutions for PyTorch: one set of weights for things of many sizes."""
 
 from scalesteer.channels import ScaleChannels
+from scalesteer.convert import convert
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import create_model, list_models
 from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
@@ -11,6 +12,7 @@ __all__ = [
     "LogRadialBasis",
     "ScaleChannels",
     "ScaleSteerableConv2d",
+    "convert",
     "create_model",
     "fold",
     "list_models",

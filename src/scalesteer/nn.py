@@ -305,6 +305,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
 
     def reset_parameters(self) -> None:
         """Draw new coefficients and set the bias to zero; the class's note explains the distribution."""
+        if self.coefficients.is_meta:  # without numbers; the size of random ones would be found at some cost
+            return
         mixing = initial_mixing(self.basis, self.geometry.kernel_size, self.scales)
         with torch.no_grad(), no_autocast(self.coefficients.device):
             unit = self.coefficients.normal_()
