@@ -40,8 +40,8 @@ class ScaleChannels(nn.Module):
     channel has no part in the answer; the largest one answers everywhere.
 
     Note:
-        Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of ``round(H * s)``, by
-        Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
+        Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of H s, rounded (halves
+        up), by Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
 
     Note:
         Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
@@ -380,7 +380,8 @@ def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
     """Height and width of an image in a channel."""
     if scale == 1:
         return image  # a compiler's sizes do not say by themselves that rounding changes nothing
-    height, width = (round(length * scale) for length in image)
+    # Neither `round` nor `math.floor` of a dynamic size can be saved in an exported program.
+    height, width = (math.trunc(length * scale + 0.5) for length in image)
     if height < 1 or width < 1:
         raise ValueError(
             f"the channel of scale {scale:.4g} would show images of {image[0]} x {image[1]} as {height} x {width}"
