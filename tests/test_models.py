@@ -36,7 +36,7 @@ def images(model, count=2):
 def test_names_are_these():
     pooled = [f"{kind}-{net}" for kind in ("pooled", "steered") for net in ("cnn", "cnn-large", "resnet")]
     assert list_models() == sorted(NAMES + pooled)
-    assert DATASETS == {
+    assert {name: task[:3] for name, task in DATASETS.items()} == {
         "mnist-scale": (1, 10, (28, 28)),
         "fmnist-scale": (1, 10, (28, 28)),
         "mnist-scale-local-2": (1, 10, (28, 40)),

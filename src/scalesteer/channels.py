@@ -110,6 +110,21 @@ class ScaleChannels(nn.Module):
         """Time and memory relative to the network on the image alone: the sum of the areas of all channels."""
         return sum(scale**2 for scale in self.scales)
 
+    @property
+    def task(self) -> Any:
+        """What a network of `create_model` is for."""
+        return self.net.task
+
+    @task.setter
+    def task(self, task: Any) -> None:
+        self.net.task = task
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `create_model` that make the same network again, at these sizes."""
+        own = {"channels": list(self.scales), "join": self.join, "drop": self.drop}
+        return {**self.net.arguments, **own}  # type: ignore[dict-item]
+
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
         return twin(self, scales=_checks.scales(scales))

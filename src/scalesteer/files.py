@@ -23,6 +23,7 @@ log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
 LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
+EXTRAS = {"huggingface_hub": "hub", "onnx": "export", "onnxruntime": "export", "onnxscript": "export"}  # others: cli
 FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
 
 _DTYPES = {
@@ -40,12 +41,13 @@ class LockedError(DataError):
 
 
 def require(module: str) -> Any:
-    """Import a module of the `cli` extra, or say how to install it."""
+    """Import a module of an extra, or say how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{package} is needed here and not installed: pip install 'scalesteer[cli]'.") from error
+        extra = EXTRAS.get(package, "cli")
+        raise ImportError(f"{package} is needed here and not installed: pip install 'scalesteer[{extra}]'.") from error
 
 
 def progress_bar(*items: Any, **options: Any) -> Any:

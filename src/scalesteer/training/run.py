@@ -15,7 +15,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from scalesteer import files
 from scalesteer.data import ImageSet, SplitSpec, load_split
 from scalesteer.models import DATASETS, count_parameters, create_model
-from scalesteer.training.config import RunConfig
+from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config
+from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.loop import State, fit, initial_state
 
@@ -120,7 +121,7 @@ def load_part(config: RunConfig, part: str, device: torch.device, data_dir: Path
     if part != "test" or isinstance(config.data, SplitSpec):
         return [load(config, part, data_dir).to(device)]
     task, sizes = DATASETS[config.dataset], config.data.test_sizes
-    count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size)))
+    count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size or ())))
     groups = [sizes[i : i + count] for i in range(0, len(sizes), count)]
     return (load(replace(config, test_sizes=group), part, data_dir).to(device) for group in groups)
 
@@ -129,7 +130,11 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     """A trained model, in evaluation mode on the CPU; if there is none, whole and finite, a CheckpointError.
 
     `path` is a run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).
+    Or it is what :func:`scalesteer.from_pretrained` reads; if that does not say how it was trained, the configuration
+    is the default for such a network.
     """
+    if is_pretrained(path):
+        return _load_pretrained(path)
     if path.is_dir():
         found = [*_checkpoints(path).values(), *path.glob("model.safetensors")]
         if not found:
@@ -154,6 +159,19 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     return model.eval(), config
 
 
+def _load_pretrained(path: Path) -> tuple[nn.Module, RunConfig]:
+    try:
+        model, told = from_pretrained(path), read_config(path).get("run")
+        if told is None:
+            arguments: Any = model.arguments
+            told = {"model": arguments["name"]} | {name: arguments[name] for name in MODEL_FIELDS if name in arguments}
+            if isinstance(told.get("basis"), dict):  # a run names presets only
+                del told["basis"]
+        return model, RunConfig.from_dict(told)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
 def read_checkpoint(path: Path) -> files.Content:
     """The tensors of a checkpoint, on the CPU, and its description; any other file is a CheckpointError."""
     try:
@@ -163,21 +181,6 @@ def read_checkpoint(path: Path) -> files.Content:
     except files.DataError as error:
         raise CheckpointError(str(error)) from error
     return tensors, meta["about"]
-
-
-def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is missing, unexpected, of another shape or type than expected, or not finite."""
-    wrong = [f"missing {name}" for name in expected if name not in tensors]
-    wrong += [f"unexpected {name}" for name in tensors if name not in expected]
-    for name in expected.keys() & tensors.keys():
-        own, other = expected[name], tensors[name]
-        if own.shape != other.shape:
-            wrong.append(f"{name} is {tuple(other.shape)}, not {tuple(own.shape)}")
-        elif own.dtype != other.dtype:
-            wrong.append(f"{name} is {other.dtype}, not {own.dtype}")
-        elif other.is_floating_point() and not bool(torch.isfinite(other).all()):
-            wrong.append(f"{name} has values that are not finite")
-    return sorted(wrong)
 
 
 def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
