@@ -125,7 +125,7 @@ def test_channels_classes_and_image_size_may_be_others(name, upsample):
 @pytest.mark.parametrize("name", NAMES)
 def test_new_datasets_fill_in_channels_classes_and_size_unless_they_are_given(name):
     for dataset in set(DATASETS) - set(PAPER_DATASETS):
-        in_chans, classes, size = DATASETS[dataset]
+        in_chans, classes, size = DATASETS[dataset][:3]
         model = create_model(name, dataset, upsample=1, **SMALL).eval()
         assert model(torch.rand(1, in_chans, *size)).shape == (1, classes)
     model = create_model(name, "stir-emoji", in_chans=2, num_classes=3, image_size=8, upsample=1, **SMALL).eval()
