@@ -17,6 +17,7 @@ from scalesteer.geometry import no_autocast
 from scalesteer.nn import twin
 
 JOINS = ("mean", "max", "logsumexp")
+PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
 Grid = tuple[float, float]
 
 
@@ -395,8 +396,9 @@ def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
     """Height and width of an image in a channel."""
     if scale == 1:
         return image  # a compiler's sizes do not say by themselves that rounding changes nothing
-    # Neither `round` nor `math.floor` of a dynamic size can be saved in an exported program.
-    height, width = (math.trunc(length * scale + 0.5) for length in image)
+    # Integers alone: an exported program has the same sizes everywhere, also where it computes with single precision.
+    factor = round(scale * PARTS)
+    height, width = ((2 * length * factor + PARTS) // (2 * PARTS) for length in image)
     if height < 1 or width < 1:
         raise ValueError(
             f"the channel of scale {scale:.4g} would show images of {image[0]} x {image[1]} as {height} x {width}"
