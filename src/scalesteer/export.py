@@ -163,7 +163,7 @@ def _export(model: nn.Module, x: Tensor, dims: dict[int, Any]) -> torch.export.E
 
 
 def _to_onnx(program: torch.export.ExportedProgram, file: Path, about: str) -> Run:
-    axes = {i: name for i, name in ((0, "batch"), (2, "height"), (3, "width"))}
+    axes = {0: "batch", 2: "height", 3: "width"}  # names of those that are free
     names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "dynamic_shapes": (axes,)}
     written: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     for node in written.model.graph.all_nodes():
