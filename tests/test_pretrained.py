@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import json
 import logging
+import re
 import shutil
 import threading
 from dataclasses import asdict, replace
@@ -103,7 +104,8 @@ def test_arguments_and_task_follow_channels():
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_network_comes_back(name, tmp_path):
-    lean = {"widths": (2, 3, 4)} if "large" not in name else {"widths": (2, 3, 4, 5)}
+    lean = {"widths": (2, 3, 4, 5) if "large" in name else (2, 3, 4)}
+    lean |= {"scales": (1.0, 1.5), "upsample": 1} if name == "ss-cnn" else {}
     model = create_model(name, in_chans=3, **lean).eval()
     other = from_pretrained(save_pretrained(model, tmp_path / "net"))
     x = torch.rand(2, 3, 28, 28)
@@ -307,6 +309,48 @@ def test_a_name_that_is_unknown_is_refused(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PretrainedError, match="no network is found at"):
         from_pretrained(source)
+
+
+# Networks that come with the package
+
+
+@pytest.mark.parametrize("name", scalesteer.list_pretrained())
+def test_a_shipped_network_is_small_and_has_a_card(name):
+    folder = pretrained.SHIPPED / name
+    assert (folder / "model.safetensors").stat().st_size < 1_000_000
+    card = (folder / "README.md").read_text()
+    for word in ("- Data: ", "- Command: `scalesteer train ", "- Commit: ", "- Test error: ", "| size |"):
+        assert word in card
+    model, config = training.load_model(Path(name))
+    assert config.command in card
+    assert model.task.num_classes == from_pretrained(name).task.num_classes
+    assert "-dirty" not in card
+
+
+def card_error(name):
+    """The test error that a shipped network claims."""
+    found = re.search(r"- Test error: ([0-9.]+) %", (pretrained.SHIPPED / name / "README.md").read_text())
+    return float(found[1]) / 100
+
+
+def test_digits_are_read_with_the_error_that_is_claimed(filled_cache):
+    model, config = training.load_model(Path("digits"))
+    images = training.load(config, "test").first(1000)
+    assert training.evaluate(model, [images], config.precision)["error"] < card_error("digits") + 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", scalesteer.list_pretrained())
+def test_a_shipped_network_has_the_error_that_is_claimed(name, filled_cache):
+    model, config = training.load_model(Path(name))
+    if config.test_channels is not None:
+        model = training.with_channels(model, config.test_channels, config.join)
+    try:
+        images = training.load_part(config, "test", torch.device("cpu"))
+        error = training.evaluate(model, images, config.precision)["error"]
+    except files.DataError as problem:
+        pytest.skip(f"its images are not here: {problem}")
+    assert error == pytest.approx(card_error(name), abs=5e-4)  # weights of half precision, rounded
 
 
 # The Hub
