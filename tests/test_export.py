@@ -31,8 +31,6 @@ def network(name="pooled-cnn", **options):
         for key, tensor in model.state_dict().items():
             if "running" in key:
                 tensor.add_(torch.rand_like(tensor))
-            elif tensor.is_floating_point():
-                tensor.mul_(2)  # logits of some size
     set_input_statistics(model, 0.3)
     return model.eval()
 

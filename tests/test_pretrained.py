@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import shutil
+import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -327,6 +328,12 @@ def test_a_shipped_network_is_small_and_has_a_card(name):
     assert "-dirty" not in card
 
 
+def test_a_shipped_network_needs_torch_and_numpy_alone(monkeypatch):
+    for module in ("safetensors", "safetensors.torch", "huggingface_hub", "filelock", "platformdirs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert from_pretrained("digits")(torch.rand(1, 1, 40, 50)).shape == (1, 10)
+
+
 def card_error(name):
     """The test error that a shipped network claims."""
     found = re.search(r"- Test error: ([0-9.]+) %", (pretrained.SHIPPED / name / "README.md").read_text())
@@ -424,7 +431,7 @@ def test_pushing_uploads_what_saving_writes(saved, monkeypatch):
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"scalesteer\[hub\]"):
         from_pretrained("someone/net")
     with pytest.raises(ImportError, match=r"scalesteer\[hub\]"):
