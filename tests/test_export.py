@@ -1,7 +1,9 @@
 """Exported networks: the same logits in ONNX Runtime and torch's programs at any batch and size; none bad is kept."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,6 +154,19 @@ def test_command_exports_a_run_and_checks_with_its_images(undisturbed, cache, tm
 def test_command_tells_what_is_wrong(tmp_path, capsys):
     assert cli.main(["export", str(tmp_path), "--to", "onnx"]) == 2
     assert "holds no model" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
+    page = Path(__file__).parents[1] / "docs" / "guide" / "deploy.md"
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    for example in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
+        exec(example, scope)
+    assert scope["logits"].shape == (4, 10)
+    assert "digits" in scope["names"]
+    assert scope["done"].any_size
+    assert scope["difference"] < 1e-4
 
 
 # Slow: all networks, and the compiler
