@@ -101,7 +101,10 @@ def test_each_axis_has_its_own_factor():
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net.register_forward_pre_hook(lambda _, x: seen.append(tuple(x[0].shape[-2:])))
     ScaleChannels(net, (0.5, 0.7, 1.0, 1.3)).eval()(torch.rand(1, 2, 21, 33))
-    assert seen == [(round(21 * s), round(33 * s)) for s in (0.5, 0.7, 1.0, 1.3)]
+    assert seen == [(11, 17), (15, 23), (21, 33), (27, 43)]  # 10.5 and 16.5 are rounded up
+    seen.clear()
+    ScaleChannels(net, (0.7, 2**0.5)).eval()(torch.rand(1, 2, 45, 35))
+    assert seen == [(32, 25), (64, 49)]  # 31.5 and 24.5, although 45 * 0.7 is less in floating point
     row = torch.arange(21.0)[:, None].expand(21, 33)[None, None]
     places = (torch.arange(10) + 0.5) * 2.1 - 0.5  # where the centres of ten pixels lie among 21
     torch.testing.assert_close(resize(row, (10, 16))[0, 0, 2:-2, 5], places[2:-2], rtol=0, atol=0.005)

@@ -28,6 +28,7 @@ ORDER = (
     {"nn"},
     {"channels", "convert", "baselines", "testing"},
     {"models"},
+    {"pretrained"},
     {"__init__"},  # the public names
     {"training", "export", "demo", "suggest"},
     {"sweep"},
@@ -61,7 +62,11 @@ def test_public_names_are_these():
         "convert",
         "create_model",
         "fold",
+        "from_pretrained",
         "list_models",
+        "list_pretrained",
+        "push_to_hub",
+        "save_pretrained",
     }
     assert all(hasattr(scalesteer, name) for name in scalesteer.__all__)
 

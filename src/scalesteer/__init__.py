@@ -5,6 +5,7 @@ from scalesteer.convert import convert
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.models import create_model, list_models
 from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
+from scalesteer.pretrained import from_pretrained, list_pretrained, push_to_hub, save_pretrained
 
 __all__ = [
     "PAPER_SCALES",
@@ -15,6 +16,10 @@ __all__ = [
     "convert",
     "create_model",
     "fold",
+    "from_pretrained",
     "list_models",
+    "list_pretrained",
+    "push_to_hub",
+    "save_pretrained",
 ]
 __version__ = "0.1.0"

@@ -17,6 +17,7 @@ from scalesteer.geometry import no_autocast
 from scalesteer.nn import evaluation_mode, twin
 
 JOINS = ("mean", "max", "logsumexp")
+PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
 Grid = tuple[float, float]
 
 
@@ -40,8 +41,8 @@ class ScaleChannels(nn.Module):
     channel has no part in the answer; the largest one answers everywhere.
 
     Note:
-        Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of ``round(H * s)``, by
-        Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
+        Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of H s, rounded (halves
+        up), by Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
 
     Note:
         Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
@@ -111,6 +112,21 @@ class ScaleChannels(nn.Module):
     def cost(self) -> float:
         """Time and memory relative to the network on the image alone: the sum of the areas of all channels."""
         return sum(scale**2 for scale in self.scales)
+
+    @property
+    def task(self) -> Any:
+        """What a network of `create_model` is for."""
+        return self.net.task
+
+    @task.setter
+    def task(self, task: Any) -> None:
+        self.net.task = task
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `create_model` that make the same network again, at these sizes."""
+        own = {"channels": list(self.scales), "join": self.join, "drop": self.drop}
+        return {**self.net.arguments, **own}  # type: ignore[dict-item]
 
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
@@ -409,7 +425,9 @@ def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
     """Height and width of an image in a channel."""
     if scale == 1:
         return image  # a compiler's sizes do not say by themselves that rounding changes nothing
-    height, width = (round(length * scale) for length in image)
+    # Integers alone: an exported program has the same sizes everywhere, also where it computes with single precision.
+    factor = round(scale * PARTS)
+    height, width = ((2 * length * factor + PARTS) // (2 * PARTS) for length in image)
     if height < 1 or width < 1:
         raise ValueError(
             f"the channel of scale {scale:.4g} would show images of {image[0]} x {image[1]} as {height} x {width}"

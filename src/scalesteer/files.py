@@ -23,7 +23,8 @@ log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
 LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
-EXTRAS = {"ray": "cluster"}  # which extra has a package; the others are in `cli`
+EXTRAS = {"huggingface_hub": "hub", "onnx": "export", "onnxruntime": "export", "onnxscript": "export", "ray": "cluster"}
+"""Which extra of this package has another one; those that are not named are in `cli`."""
 FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
 
 _DTYPES = {

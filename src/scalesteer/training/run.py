@@ -29,7 +29,8 @@ from scalesteer import _checks, files
 from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
 from scalesteer.models import DATASETS, Task, count_parameters
 from scalesteer.nn import evaluation_mode
-from scalesteer.training.config import RunConfig
+from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config
+from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
 from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
@@ -179,7 +180,11 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     """A trained model, in evaluation mode on the CPU; if there is none, whole and finite, a CheckpointError.
 
     `path` is a run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).
+    Or it is what :func:`scalesteer.from_pretrained` reads; if that does not say how it was trained, the configuration
+    is the default for such a network.
     """
+    if is_pretrained(path):
+        return _load_pretrained(path)
     if path.is_dir():
         found = [*_checkpoints(path).values(), *path.glob("model.safetensors")]
         if not found:
@@ -214,6 +219,19 @@ def _read_task(about: Mapping[str, Any]) -> Task:
     return Task(about["in_chans"], len(classes), size, classes, fit)
 
 
+def _load_pretrained(path: Path) -> tuple[nn.Module, RunConfig]:
+    try:
+        model, told = from_pretrained(path), read_config(path).get("run")
+        if told is None:
+            arguments: Any = model.arguments
+            told = {"model": arguments["name"]} | {name: arguments[name] for name in MODEL_FIELDS if name in arguments}
+            if isinstance(told.get("basis"), dict):  # a run names presets only
+                del told["basis"]
+        return model, RunConfig.from_dict(told)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
 def read_checkpoint(path: Path) -> files.Content:
     """The tensors of a checkpoint, on the CPU, and its description; any other file is a CheckpointError."""
     try:
@@ -223,21 +241,6 @@ def read_checkpoint(path: Path) -> files.Content:
     except files.DataError as error:
         raise CheckpointError(str(error)) from error
     return tensors, meta["about"]
-
-
-def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is missing, unexpected, of another shape or type than expected, or not finite."""
-    wrong = [f"missing {name}" for name in expected if name not in tensors]
-    wrong += [f"unexpected {name}" for name in tensors if name not in expected]
-    for name in expected.keys() & tensors.keys():
-        own, other = expected[name], tensors[name]
-        if own.shape != other.shape:
-            wrong.append(f"{name} is {tuple(other.shape)}, not {tuple(own.shape)}")
-        elif own.dtype != other.dtype:
-            wrong.append(f"{name} is {other.dtype}, not {own.dtype}")
-        elif other.is_floating_point() and not bool(torch.isfinite(other).all()):
-            wrong.append(f"{name} has values that are not finite")
-    return sorted(wrong)
 
 
 def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
