@@ -1,4 +1,4 @@
-"""Speed and memory beside plain convolutions: `python -m benchmarks`."""
+"""Speed and memory beside plain convolutions, and a simulation of large sweeps: `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,43 @@ class Bench:
 
         only = None if self.only is None else ",".join(self.only).split(",")
         print(bench.render(bench.run(self.output, device=self.device, quick=self.quick, only=only)), end="")
+        print(self.output)
+
+
+@app.command(name="simulate")
+@dataclass(frozen=True)
+class Simulate:
+    """Simulate a sweep of many runs on many GPUs whose machines die now and then, from measured times of runs.
+
+    Example: python -m benchmarks simulate
+    """
+
+    def run(self) -> None:
+        """Simulate, keep the numbers in results/bench and print them."""
+        from benchmarks import simulation
+
+        simulation.measure()
+        print(simulation.sweep_table())
+
+
+@app.command(name="convert")
+@dataclass(frozen=True)
+class Convert:
+    """Measure what conversion costs: a small ResNet as it is, in scale channels, and converted in several ways."""
+
+    device: Device = "auto"
+    """Of the training step; ONNX Runtime is measured on the CPU."""
+    output: Path = Path("convert.json")
+    """The file to write; results/bench/convert.json is what docs/guide/convert.md shows."""
+
+    def run(self) -> None:
+        """Measure and print how many times the network's time each takes."""
+        from benchmarks import convert
+
+        found = convert.run(self.output, device=self.device)
+        for name in found["training"]:
+            times = (found[work][name]["times_network"] for work in ("training", "inference"))
+            print(f"{name:40}", *(f"x {one:8.3g}" for one in times))
         print(self.output)
 
 

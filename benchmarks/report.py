@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks import simulation
 from benchmarks.bench import RIVALS, describe
 from paper.markdown import table
 
@@ -296,4 +297,5 @@ VIEWS = {
     "speed_numbers": speed_numbers,
     "speed_section": speed_section,
     "speed_table": speed_table,
+    **simulation.VIEWS,
 }

@@ -13,7 +13,7 @@ from tyro.extras import SubcommandApp
 
 from paper import RESULTS, grids
 from scalesteer._checks import choice
-from scalesteer.cli import Device, Folder, Originals, main
+from scalesteer.cli import Address, Device, Engine, Folder, GpusPerRun, Originals, main
 
 app = SubcommandApp()
 NAMES = "{" + ",".join(grids.EXPERIMENTS) + "}"
@@ -31,6 +31,8 @@ class Run:
     trains table 2's methods for more epochs. stir, large-scale and rescaled-cifar10 test networks at sizes that were
     not trained, with several seeds; new-networks has such networks on the paper's data. Repeat the command after an
     interruption.
+
+    With --engine ray the folder --runs must be on a disk that all machines of the cluster share.
 
     Example: python -m paper run 1 --splits 0 --methods SS-CNN "Plain CNN"
     """
@@ -51,6 +53,9 @@ class Run:
     """Where runs are kept."""
     results: Folder = RESULTS
     """Where results are kept, one line for each run."""
+    engine: Engine = "local"
+    address: Address = None
+    gpus_per_run: GpusPerRun = None
 
     def run(self) -> None:
         """Run, then print the table."""
@@ -58,9 +63,8 @@ class Run:
 
         experiment = grids.EXPERIMENTS[choice("name", self.name, tuple(grids.EXPERIMENTS))]
         part = run.select(experiment, self.splits, self.methods, self.datasets, self.seeds)
-        problems = run.make(
-            self.name, part, runs=self.runs, results=self.results, device=self.device, data_dir=self.data_dir
-        )
+        names = ("runs", "results", "device", "data_dir", "engine", "address", "gpus_per_run")
+        problems = run.make(self.name, part, **{name: getattr(self, name) for name in names})
         print(aligned(report.table(report.load(self.results), self.name)))
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")

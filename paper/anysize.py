@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paper import RESULTS, figures, grids, report
 from paper.grids import (
@@ -30,7 +30,7 @@ from paper.grids import (
 from paper.markdown import table as markdown
 from paper.quickstart import PENDING
 from paper.report import GAP, Data, decide, lines, values
-from scalesteer.data import SIZED_DATASETS
+from scalesteer.data import SIZED_DATASETS, SizedSpec
 from scalesteer.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def new_networks(data: Data) -> str:
 def size_correlations(data: Data) -> str:
     """Rank correlation of the size that answered with the true size, by protocol of STIR."""
     rows = [["rank correlation with the true size", *PROTOCOLS]]
-    for title, line in itertools.product(STIR, (*OURS, *(line + AUGMENTED for line in OURS))):
+    for title, line in itertools.product(STIR, (*OURS, LEADING["stir"] + AUGMENTED)):
         cells = [Cell("stir", line, f"{title} {protocol}", "1 - size correlation") for protocol in PROTOCOLS]
         rows.append(_row(f"{title}, {line}", (spread(correlations(data, cell), 2) for cell in cells)))
     return markdown(rows)
@@ -285,10 +285,10 @@ def mean_error(data: Data, name: str, line: str, column: str = "", measure: str 
 
 @view
 def best_rival(data: Data, name: str, column: str = "", measure: str = "outside") -> str:
-    """The rival with the lowest mean error in a column, and that error in %."""
+    """The rival with the lowest mean error in a column, of those that were measured, and that error in %."""
     cells = [Cell(name, line, column, measure) for line in grids.RIVALS if line in lines(name)]
     means = {cell.line: float(values(data, cell).mean()) for cell in cells if values(data, cell).notna().all()}
-    if len(means) < len(cells):
+    if not means:
         return PENDING
     best = min(means, key=means.__getitem__)
     return f"{best}, {means[best]:.1f} %"
@@ -330,8 +330,20 @@ def channels_of(data: Data, name: str, line: str = "") -> str:
 @view
 def resizing_of(data: Data, name: str) -> str:
     """The factors of random resizing."""
-    low, high = _config(name, LEADING[name] + AUGMENTED).resize or (1.0, 1.0)
+    low, high = _config(name, grids.RESIZED).resize or (1.0, 1.0)
     return f"{low:g} to {high:g}"
+
+
+@view
+def epochs_of(data: Data, name: str, column: str) -> str:
+    """How many epochs the runs of a column have."""
+    return str(next(row.config.epochs for row in grids.EXPERIMENTS[name].rows if row.column == column))
+
+
+@view
+def images_of(data: Data, name: str) -> str:
+    """How many training images an experiment has."""
+    return f"{_config(name).train_images:,}"
 
 
 @view
@@ -353,26 +365,30 @@ def plots(folder: Path = RESULTS) -> dict[str, Figure]:
     for title, dataset in STIR.items():
         panels = {}
         for protocol, span in list(PROTOCOLS.items())[:3]:
-            curves = _curves(data, "stir", f"{title} {protocol}", dataset)
+            curves = _curves(data, "stir", f"{title} {protocol}")
             if curves:
                 best = published("stir")["networks"][BEST_PUBLISHED[title]]["accuracy"][title][protocol]
                 curves[f"{BEST_PUBLISHED[title]} (published)"] = [[1 - value / 100 for value in best["by_size"]]]
                 panels[protocol] = curves, span
         if panels:
-            sizes = SIZED_DATASETS[dataset].sizes
-            drawn[dataset] = figures.plot_error_panels(panels, sizes, "size of the object, pixels")
+            drawn[dataset] = figures.plot_error_panels(panels, _tested("stir"), "size of the object, pixels")
     for name, dataset in (("large-scale", "mnist-large-scale"), ("rescaled-cifar10", "rescaled-cifar10")):
-        if curves := _curves(data, name, "", dataset):
-            figure = figures.plot_errors(curves, SIZED_DATASETS[dataset].sizes, "size of the object (training: 1)")
+        if curves := _curves(data, name, ""):
+            figure = figures.plot_errors(curves, _tested(name), "size of the object (training: 1)")
             figure.axes[0].set_xscale("log", base=2)
             figure.axes[0].xaxis.set_major_formatter("{x:g}")
             drawn[dataset] = figure
     return {f"figures/{name}.png": figure for name, figure in drawn.items()}
 
 
-def _curves(data: Data, name: str, column: str, dataset: str) -> dict[str, list[list[float]]]:
+def _tested(name: str) -> tuple[float, ...]:
+    """The sizes of the objects that an experiment tests."""
+    return cast(SizedSpec, _config(name).data).test_sizes
+
+
+def _curves(data: Data, name: str, column: str) -> dict[str, list[list[float]]]:
     """Errors of the finished runs of our leading line and of its rivals at every size, from 0 to 1."""
-    measures = [f"size {size:.3g}" for size in SIZED_DATASETS[dataset].sizes]
+    measures = [f"size {size:.3g}" for size in _tested(name)]
     found = report.runs(data, name)
     curves = {}
     for line in (LEADING[name], TWIN, grids.RESIZED):

@@ -9,7 +9,7 @@ A new experiment is an entry of `EXPERIMENTS`; `python -m paper run NAME` makes 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -333,23 +333,24 @@ PAPERS = "SS-CNN, as in the paper"
 OURS = (STEERED, PLAIN)
 RIVALS = (TWIN, RESIZED, SEVERAL, PAPERS)
 AUGMENTED = ", random resizing"  # what is added to the name of a line of ours
-LEADING = {"stir": PLAIN, "large-scale": PLAIN, "rescaled-cifar10": STEERED, "new-networks": PLAIN}
-"""The line of ours that targets are about, chosen on validation images or on objects that are in none of the tables."""
-OUR_SEEDS, RIVAL_SEEDS, FEW_SEEDS = range(10), range(5), range(3)
+LEADING = {"stir": PLAIN, "large-scale": PLAIN, "rescaled-cifar10": PLAIN + AUGMENTED, "new-networks": PLAIN}
+"""The line of ours that targets are about, chosen on validation images or on objects that are in none of the tables;
+of photographs, where the strongest rival resizes at random, the one that does so too."""
 
 PROTOCOLS = {"Small2Large": (17, 32), "Mid2Rest": (33, 48), "Large2Small": (49, 64), "All2All": (17, 64)}
-"""Sizes of STIR's training objects in pixels; the others of 17 to 64 are tested only."""
+"""Sizes of STIR's training objects in pixels; the others of 17 to 64 are tested only. All2All is a check."""
 STIR = {"MNIST": "stir-mnist", "Emoji": "stir-emoji"}
 ANY_SIZE: Options = {**PROTOCOL, "lr": 0.01, "weight_decay": 0.01, "batch_size": 100, "epochs": 15, "drop": 0.4}
 OF_SS_CNN: Options = CHOSEN["SS-CNN", "mnist-scale"]._asdict() | {"upsample": 1}
 CHANNELS_STIR = half_octaves(-4, 1)
-CHANNELS_LARGE = half_octaves(-6, 2)
-CHANNELS_CIFAR = half_octaves(-2, 2)
+CHANNELS_LARGE = half_octaves(-6, 1)
+CHANNELS_CIFAR = half_octaves(-2, 1)
 CHANNELS_SCALE = half_octaves(-1, 2)
 TEST_CHANNELS = half_octaves(-2, 2)  # of a network that was trained without
-EMOJI_EPOCHS = 240  # 36 icons: as many steps as with STIR's 500 digits
+EMOJI_EPOCHS = 100  # 36 icons: a fourteenth of STIR's 500 digits
 LARGE_SIZES = (0.5, 1, 2, 4, 8)  # those with published numbers
-CIFAR: Options = {"epochs": 30, "lr": 0.005, "weight_decay": 0.05, "flip": True, "shift": 4}
+CIFAR: Options = {"train_images": 20_000, "epochs": 10, "batch_size": 128, "precision": "bf16"}
+CIFAR |= {"lr": 0.005, "weight_decay": 0.05, "flip": True, "shift": 4}
 
 
 def _any_size(
@@ -370,19 +371,25 @@ def _any_size(
     lines: dict[str, Options] = {}
     for line, model in zip(OURS, ("steered", "pooled"), strict=True):
         lines[line] = {**shared, "model": f"{model}-{kind}", "channels": channels}
-        lines[line + AUGMENTED] = {**lines[line], "resize": resize}
+    lines[PLAIN + AUGMENTED] = {**lines[PLAIN], "resize": resize}
     lines |= {TWIN: twin, RESIZED: {**twin, "resize": resize}}
     lines[SEVERAL] = {**twin, "test_channels": tested or channels, "join": "mean"}
     return lines | {PAPERS: {**alone, "model": "ss-cnn", **OF_SS_CNN}}
 
 
-def _seeded(lines: dict[str, Options], columns: dict[str, Options], seeds: dict[str, range]) -> tuple[Row, ...]:
-    """One run for each line, column and seed; `seeds` of a line, or else `RIVAL_SEEDS`."""
+def _seeded(
+    lines: dict[str, Options], columns: dict[str, Options], seeds: Callable[[str, str], int]
+) -> tuple[Row, ...]:
+    """One run for each line, column and seed, of which a line has so many in a column."""
     return tuple(
         Row(line, column, RunConfig(**{**own, **more, "seed": seed}))
         for (line, own), (column, more) in itertools.product(lines.items(), columns.items())
-        for seed in seeds.get(line, RIVAL_SEEDS)
+        for seed in range(seeds(line, column))
     )
+
+
+def _stir_seeds(line: str, column: str) -> int:
+    return 1 if "All2All" in column else 10 if line == LEADING["stir"] else 3
 
 
 _STIR_COLUMNS: dict[str, Options] = {
@@ -393,33 +400,37 @@ _STIR_COLUMNS: dict[str, Options] = {
     }
     for (title, data), (protocol, sizes) in itertools.product(STIR.items(), PROTOCOLS.items())
 }
-_FEW = dict.fromkeys((*OURS, *(line + AUGMENTED for line in OURS), *RIVALS), FEW_SEEDS)
-_SCALE_LINES = _any_size("cnn-large", CHANNELS_SCALE, (0.5, 2.0), {"epochs": 60, "batch_size": 128, "lr": 0.005})
+_SCALE_LINES = _any_size(
+    "cnn-large", CHANNELS_SCALE, (0.5, 2.0), {"epochs": 60, "batch_size": 128, "lr": 0.005, "precision": "bf16"}
+)
 
 EXPERIMENTS |= {
     "stir": Experiment(
         "Accuracy at sizes that training did not show, in brackets at those that it did",
-        _seeded(
-            _any_size("cnn", CHANNELS_STIR, (0.5, 2.0), {}, TEST_CHANNELS),
-            _STIR_COLUMNS,
-            dict.fromkeys(OURS, OUR_SEEDS),
-        ),
+        _seeded(_any_size("cnn", CHANNELS_STIR, (0.5, 2.0), {}, TEST_CHANNELS), _STIR_COLUMNS, _stir_seeds),
     ),
     "large-scale": Experiment(
         "MNIST digits, trained at size 1, accuracy at others",
         _seeded(
-            _any_size("cnn", CHANNELS_LARGE, (0.5, 8.0), {"epochs": 10}), {"": {"dataset": "mnist-large-scale"}}, _FEW
+            _any_size("cnn", CHANNELS_LARGE, (0.5, 8.0), {"epochs": 5}),
+            {"": {"dataset": "mnist-large-scale", "test_sizes": LARGE_SIZES}},
+            lambda line, _: 2 if line == LEADING["large-scale"] else 1,
         ),
     ),
     "rescaled-cifar10": Experiment(
         "Trained at size 1, error at others",
-        _seeded(_any_size("resnet", CHANNELS_CIFAR, (0.5, 2.0), CIFAR), {"": {"dataset": "rescaled-cifar10"}}, _FEW),
+        _seeded(
+            _any_size("resnet", CHANNELS_CIFAR, (0.5, 2.0), CIFAR),
+            {"": {"dataset": "rescaled-cifar10"}},
+            lambda line, _: 1 if line in OURS else 2,
+        ),
     ),
     "new-networks": Experiment(
         "The paper's datasets with networks that read out by pooling",
         tuple(
             Row(line, title, RunConfig(**{**_SCALE_LINES[line], "dataset": data, "split": split}))
-            for line, (data, title), split in itertools.product(_SCALE_LINES, DATASETS.items(), SPLITS)
+            for line, (data, title) in itertools.product(_SCALE_LINES, DATASETS.items())
+            for split in (SPLITS if line.startswith(PLAIN) else FEW_SPLITS)
             if line != PAPERS  # Table 1 has it
         ),
     ),
@@ -486,9 +497,9 @@ TARGETS: dict[str, Claim] = {
         (Pair(ours("new-networks", "FMNIST-Scale", "test error"), 12.0),),
     ),
     "size": Claim(
-        "STIR MNIST: rank correlation of the size that answered with the true one at least 0.9, in every protocol",
+        "STIR MNIST: rank correlation of the size that answered with the true one at least 0.9, whatever was trained",
         "size-that-answered",
-        tuple(Pair(ours("stir", f"MNIST {protocol}", "1 - size correlation"), 0.1) for protocol in PROTOCOLS),
+        tuple(Pair(ours("stir", f"MNIST {protocol}", "1 - size correlation"), 0.1) for protocol in list(PROTOCOLS)[:3]),
     ),
 }
 """What networks for any size should reach, set before they were tested. Errors in %; a claim is that one is below."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 
+from benchmarks import convert
 from benchmarks import report as speed
 from paper import RESULTS, ROOT, anysize, figures, grids, measures, quickstart, report
 from scalesteer.files import write_atomically
@@ -21,6 +22,7 @@ from scalesteer.files import write_atomically
 TEMPLATES = Path("paper", "pages")
 MODULES: tuple[ModuleType, ...] = (
     anysize,
+    convert,
     measures,
     quickstart,
     report,

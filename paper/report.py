@@ -262,12 +262,13 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
 def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
     """Whether all pairs are as claimed (holds, fails, undecided), and the pair that decides that.
 
-    One pair that fails is enough; a missing number is a gap. Differences are weighed as shares of the second error, so
-    that strong distortion counts no more than mild.
+    One pair that fails is enough, also where others lack numbers; else a missing number is a gap. Differences are
+    weighed as shares of the second error, so that strong distortion counts no more than mild.
     """
     found = [(pair, minus(data, *pair)) for pair in pairs]
     verdicts = {result.verdict for _, result in found}
-    verdict = next((word for word in (GAP, "fails", "undecided") if word in verdicts), "holds")
+    verdict = next((word for word in ("fails", GAP, "undecided") if word in verdicts), "holds")
+    found = [entry for entry in found if entry[1].verdict == verdict]
     end = "low" if verdict == "fails" else "high"
 
     def share(entry: tuple[Pair, Interval]) -> float:

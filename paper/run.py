@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from paper import RESULTS
 from paper import results as published
 from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
 from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA, ImageSet
 from scalesteer.data.elastic import warp
-from scalesteer.training import RunError, environment, evaluate, load, load_model, pick_device, train
+from scalesteer.training import environment, evaluate, load, load_model, pick_device
 from scalesteer.training.config import RunConfig
+from scalesteer.training.engines import make_runs
 
 
 def select(
@@ -61,26 +60,30 @@ def make(
     device: str = "auto",
     data_dir: Path | None = None,
     fresh: bool = False,
+    engine: str = "local",
+    address: str | None = None,
+    gpus_per_run: float | None = None,
 ) -> list[str]:
     """Make every run of an experiment, or of a part of it, that has no result yet, and publish the results.
 
     It may be interrupted at any time, and several processes, on one machine or on many with a common disk, may work on
     one experiment: a run that another one has in hand is passed over. With `fresh` results that were published before
-    do not count, only what is in `runs`. Returns what kept runs from being finished, one line for each.
+    do not count, only what is in `runs`. `engine`, `address` and `gpus_per_run` say on which machines, as in
+    :func:`scalesteer.training.engines.make_runs`. Returns what kept runs from being finished, one line for each.
     """
     experiment = experiment or EXPERIMENTS[name]
-    pick_device(device)
-    _check_writable(results / "runs")
     known = {} if fresh else dict(published.read(results))
-    problems = []
-    for config in tqdm([c for c in experiment.runs if c not in known], desc=name, unit="run", disable=None):
-        try:
-            result = train(config, runs / config.name, device=device, data_dir=data_dir)
-            published.publish(result, results)
-            if result["status"] != "finished":
-                problems.append(f"{config.name}: {result['reason']}")
-        except RunError as error:
-            problems.append(f"{config.name}: {error}")
+    problems = make_runs(
+        [config for config in experiment.runs if config not in known],
+        results,
+        publish=published.publish,
+        runs=runs,
+        device=device,
+        data_dir=data_dir,
+        engine=engine,
+        address=address,
+        gpus_per_run=gpus_per_run,
+    ).problems
     if experiment.distorted:
         ended = {config for config, result in published.read(results) if result["status"] == "finished"}
         tested = {} if fresh else dict(published.read(results, "distortion"))
@@ -145,12 +148,3 @@ def forecast(todo: Iterable[RunConfig], results: Path = RESULTS) -> str:
 def _alike(config: RunConfig) -> RunConfig:
     """The same for runs that cost the same."""
     return replace(config, split=0, seed=0, lr=1.0, weight_decay=0.0, tuning=False)
-
-
-def _check_writable(folder: Path) -> None:
-    """Tell before hours of training, not after."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written to ({error.strerror or error}).") from error

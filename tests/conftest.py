@@ -114,7 +114,7 @@ def undisturbed(_kept_splits, tmp_path_factory):
 def forks():
     """Starts processes in which the package is loaded already, but nothing has run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.jobs"])
+    context.set_forkserver_preload(["tests.training.ranks"])
     first = context.Process()  # loads it
     first.start()
     first.join(60)

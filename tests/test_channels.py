@@ -101,7 +101,10 @@ def test_each_axis_has_its_own_factor():
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net.register_forward_pre_hook(lambda _, x: seen.append(tuple(x[0].shape[-2:])))
     ScaleChannels(net, (0.5, 0.7, 1.0, 1.3)).eval()(torch.rand(1, 2, 21, 33))
-    assert seen == [(round(21 * s), round(33 * s)) for s in (0.5, 0.7, 1.0, 1.3)]
+    assert seen == [(11, 17), (15, 23), (21, 33), (27, 43)]  # 10.5 and 16.5 are rounded up
+    seen.clear()
+    ScaleChannels(net, (0.7, 2**0.5)).eval()(torch.rand(1, 2, 45, 35))
+    assert seen == [(32, 25), (64, 49)]  # 31.5 and 24.5, although 45 * 0.7 is less in floating point
     row = torch.arange(21.0)[:, None].expand(21, 33)[None, None]
     places = (torch.arange(10) + 0.5) * 2.1 - 0.5  # where the centres of ten pixels lie among 21
     torch.testing.assert_close(resize(row, (10, 16))[0, 0, 2:-2, 5], places[2:-2], rtol=0, atol=0.005)
@@ -269,7 +272,28 @@ def test_without_a_channel_of_scale_one_the_map_has_the_size_of_the_images_own(s
     for net in (nn.Conv2d(3, 2, 5), nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(3, 2, 3, 2, 1), nn.Conv2d(3, 2, 7, 1)):
         model = ScaleChannels(net, scales, grid=(net.stride[0], (net.kernel_size[0] - 1) / 2 - net.padding[0]))
         assert model(x).shape == net(x).shape
-        assert len(scales) == 1 or ScaleChannels(net, scales)(x).shape == net(x).shape
+        assert ScaleChannels(net, scales)(x).shape == net(x).shape
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.7, 2.0])
+def test_one_channel_is_read_at_the_places_of_the_image(scale):
+    x = torch.randn(2, 3, 41, 41)
+    net = nn.Sequential(nn.Conv2d(3, 2, 5, 2, 2), nn.BatchNorm2d(2), nn.Dropout(0.5)).eval()
+    model = ScaleChannels(net, (scale,))
+    torch.testing.assert_close(model(x), ScaleChannels(net, (scale,), grid=(2, 0))(x))
+    model.train()
+    before = net[1].num_batches_tracked.item()
+    assert model(x).shape == net.eval()(x).shape
+    assert net[1].num_batches_tracked == before + 1  # the look at the image itself leaves no trace
+    covering = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(2))  # the same places at every size
+    assert torch.equal(
+        ScaleChannels(covering, (scale,))(x), covering(resize(x, (round(41 * scale), round(41 * scale))))
+    )
+
+
+def test_one_channel_without_a_grid_cannot_be_exported():
+    with pytest.raises(ValueError, match="need `grid` to be compiled or exported"):
+        torch.export.export(ScaleChannels(nn.Conv2d(3, 2, 3), (2.0,)), (torch.rand(1, 3, 8, 8),), strict=False)
 
 
 def test_a_channel_has_no_part_where_its_window_reaches_beyond_the_image():
@@ -661,9 +685,11 @@ def test_resizing_keeps_the_answers_of_a_trained_network_better_than_steering_it
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_recorded_graph_drops_other_channels_each_time():
-    net = Flat().cuda().eval()
-    model = ScaleChannels(net, SCALES, "max", drop=0.5).train()
-    net.eval()
+    # Channels are dropped in training mode only, where batch normalisation would change what it keeps.
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)
+    )
+    model = ScaleChannels(net.cuda(), SCALES, "max", drop=0.5).train()
     x = torch.randn(64, 3, 16, 16, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from examples import mixed_sizes, own_images
+from examples import convert_resnet, mixed_sizes, own_images
 from examples.mixed_sizes import FRAME, STRIDE, Digit
 from scalesteer import ScaleChannels
 from scalesteer.data import FolderSpec, load_folder, scan_folder
@@ -84,6 +84,31 @@ def test_a_short_training_runs_and_its_network_takes_every_size(digits):
     score = mixed_sizes.evaluate(ScaleChannels(net, (0.5, 1.0)).eval(), *digits, pictures=1)
     assert score.digits == 8
     assert math.isfinite(score.false_alarms)
+
+
+def test_photographs_come_once_each_mirrored_or_not_and_moved():
+    images = torch.arange(40.0)[:, None, None, None] + torch.linspace(0, 0.5, 32).expand(40, 3, 32, 32)
+    found = list(convert_resnet.batches(images, torch.arange(40), 16))
+    x, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    assert x.shape == (40, 3, 32, 32)
+    assert sorted(labels.tolist()) == list(range(40))
+    assert torch.equal(x.amin((1, 2, 3)).floor().long(), labels)
+    grows = x[:, 0, 0, 24] > x[:, 0, 0, 8]
+    assert 0 < grows.sum() < 40
+    assert len(x[:, 0, 0, 8].frac().unique()) > 4
+
+
+def test_the_study_of_conversion_has_a_row_for_each_model_before_and_after_its_epoch(monkeypatch):
+    monkeypatch.setattr(convert_resnet, "SCALES", (1.0, 1.41))
+    monkeypatch.setattr(convert_resnet, "CHANNELS", (0.5, 1.0))
+    images, labels = torch.rand(16, 3, 32, 32), torch.arange(16) % 10
+    rows = list(convert_resnet.study((images, labels), (images, labels), width=2, epochs=1, batch=8))
+    right = [16 * (1 - error / 100) for row in rows for error in row["errors"].values()]
+    assert right == pytest.approx([round(count) for count in right], abs=0.01)  # of 16 photographs
+    trained = [row["model"] for row in rows if row["epochs"]]
+    assert trained[0] == "network"
+    assert sum("converted" in name for name in trained) == 3
+    assert all(row["epoch_s"] > 0 for row in rows if row["epochs"])
 
 
 @pytest.mark.slow

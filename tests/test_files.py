@@ -5,6 +5,7 @@ import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -282,6 +283,13 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing(path, monkeypatch, s
         files.cached(path, "", lambda meta: False, lambda: ({"a": torch.zeros(9)}, {}))
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.glob(".*") if p.suffix != ".lock"] == []
+
+
+def test_the_home_of_nobody_is_an_error(monkeypatch):
+    assert files.expand_home("~/x", "it") == Path.home() / "x"
+    monkeypatch.setenv("SCALESTEER_CACHE", "~nobody-of-that-name/cache")
+    with bad("SCALESTEER_CACHE names the home of a user who is not here .got '~nobody-of-that-name/cache'"):
+        files.cache_dir()
 
 
 def test_cache_that_cannot_be_written_is_an_error(tmp_path):

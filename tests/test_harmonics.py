@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalesteer import PAPER_SCALES, LogRadialBasis, harmonics
+from scalesteer import PAPER_SCALES, LogRadialBasis, ScaleSteerableConv2d, harmonics
 from tests import reference
 
 numbers = st.floats(-4, 4)
@@ -98,6 +98,15 @@ def test_a_core_that_does_not_grow_with_the_scale_is_noticed():
     inside = harmonics.support(basis, 7, 2.0)
     assert np.abs(grown - fixed)[inside].max() < 1e-12
     assert np.abs(wrong - fixed)[inside].max() > 0.01
+
+
+def test_a_core_too_small_at_a_scale_is_told_by_the_users_own_number():
+    basis = dataclasses.replace(LogRadialBasis.preset("smooth"), core=0.1)
+    ScaleSteerableConv2d(1, 1, basis=basis, scales=(0.5, 1.0))
+    with pytest.raises(
+        ValueError, match=r"`core` \(=0.1\) has 0.04 pixels at scale 0.4 .*`core` of 0 or at least 0.125"
+    ):
+        ScaleSteerableConv2d(1, 1, basis=basis, scales=(0.4, 1.0))
 
 
 def test_functions_with_a_core_are_smooth_at_the_centre():

@@ -46,7 +46,7 @@ def expected_count(name, in_chans, classes):
         taps = [24 if steered else 25] * (len(widths) - 1) + [9]  # of 5 x 5 and 3 x 3; 2 x 6 complex coefficients
         weights = sum(n * fan * width for n, fan, width in zip(taps, (in_chans, *widths), widths, strict=False))
         return weights + 2 * sum(widths) + (widths[-1] + 1) * classes
-    widths, taps = ((32, 64, 128), 24) if steered else ((29, 58, 116), 9)
+    widths, taps = ((32, 64, 128), 24) if steered else ((32, 64, 112), 9)
     total = widths[0] * (in_chans * taps + 2) + (widths[-1] + 1) * classes
     for before, width in zip((widths[0], *widths), widths, strict=False):
         for fan in (before, width):
@@ -268,9 +268,11 @@ def test_input_statistics_are_checked_and_reach_a_network_inside_another():
     flat = create_model("plain-cnn", in_chans=2)
     set_input_statistics(flat, 0.5, [0.1, 0.2])
     assert flat.input_std == 0.5
+    set_input_statistics(flat, [1.0, 2.0])
+    assert flat.input_std == 1.5  # one number, for all channels
     for network, std, message in (
         (model, [1.0, 2.0], r"`std` must be one number or have shape \(3,\) \(got \[1.0, 2.0\]\)"),
-        (flat, [1.0, 2.0], r"`std` must be one number or have shape \(\)"),
+        (flat, [1.0, 2.0, 3.0], r"`std` must be one number or have shape \(\)"),
         (model, 0.0, r"`std` must be finite, and a deviation positive \(got 0.0\)"),
         (model, math.nan, r"`std` must be finite"),
     ):

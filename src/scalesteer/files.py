@@ -23,6 +23,8 @@ log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
 LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
+EXTRAS = {"huggingface_hub": "hub", "onnx": "export", "onnxruntime": "export", "onnxscript": "export", "ray": "cluster"}
+"""Which extra of this package has another one; those that are not named are in `cli`."""
 FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
 
 _DTYPES = {
@@ -40,12 +42,13 @@ class LockedError(DataError):
 
 
 def require(module: str) -> Any:
-    """Import a module of the `cli` extra, or say how to install it."""
+    """Import a module of an extra, or say how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{package} is needed here and not installed: pip install 'scalesteer[cli]'.") from error
+        extra = EXTRAS.get(package, "cli")
+        raise ImportError(f"{package} is needed here and not installed: pip install 'scalesteer[{extra}]'.") from error
 
 
 def progress_bar(*items: Any, **options: Any) -> Any:
@@ -57,7 +60,17 @@ def progress_bar(*items: Any, **options: Any) -> Any:
 def cache_dir() -> Path:
     """Where everything is kept: `SCALESTEER_CACHE`, or the platform's cache directory."""
     named = os.environ.get("SCALESTEER_CACHE")
-    return Path(named).expanduser() if named else Path(require("platformdirs").user_cache_dir("scalesteer"))
+    if named:
+        return expand_home(named, "SCALESTEER_CACHE")
+    return Path(require("platformdirs").user_cache_dir("scalesteer"))
+
+
+def expand_home(path: str | Path, name: str) -> Path:
+    """A path, with ~ as the home directory; `name` is what gave it."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise DataError(f"{name} names the home of a user who is not here (got {str(path)!r}).") from error
 
 
 def tensor_digest(tensor: Tensor) -> str:

@@ -35,6 +35,7 @@ WIDE_SCALES: tuple[float, ...] = tuple(1.4**i for i in range(-3, 6))
 _ROUNDING = 1e-9
 # A basis of 24 functions then takes 100 MB: scales that come from a file cannot ask for all memory.
 _LARGEST_WINDOW = 511
+_LEAST_CORE = 0.05  # pixels; less cannot be averaged over pixels with care
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _FEW_NODES, _FEW_WEIGHTS = np.polynomial.legendre.leggauss(12)
 
@@ -122,9 +123,9 @@ class LogRadialBasis:
                 put(name, _checks.integer(name, getattr(self, name), minimum=3))
         if self.core < 0:
             raise ValueError(f"`core` must not be negative (got {self.core}): it is a radius in pixels.")
-        if 0 < self.core < 0.05 or (self.core > 0 and self.sigma < 0.02):
+        if 0 < self.core < _LEAST_CORE or (self.core > 0 and self.sigma < 0.02):
             raise ValueError(
-                f"`core` must be 0 or at least 0.05 pixels, with `sigma` at least 0.02 (got core={self.core}, "
+                f"`core` must be 0 or at least {_LEAST_CORE} pixels, with `sigma` at least 0.02 (got core={self.core}, "
                 f"sigma={self.sigma}): less cannot be averaged over pixels with care."
             )
         if self.support == "averaged" and self.sampling == "point":
@@ -522,6 +523,11 @@ def support(basis: LogRadialBasis, kernel_size: int, scale: float) -> NDArray[np
 def _sample_at(basis: LogRadialBasis, kernel_size: int, scale: float) -> Complex:
     """:func:`sample` on the window of a scale: core and edge have grown with it."""
     radius = kernel_size / 2 * scale if basis.support == "averaged" else math.inf
+    if 0 < basis.core * scale < _LEAST_CORE:
+        raise ValueError(
+            f"`core` (={basis.core:g}) has {basis.core * scale:.3g} pixels at scale {scale:.4g} and must have at least "
+            f"{_LEAST_CORE}: use a `core` of 0 or at least {_LEAST_CORE / scale:.3g}, or larger `scales`."
+        )
     return sample(replace(basis, core=basis.core * scale), window_size(kernel_size, scale, basis), radius)
 
 

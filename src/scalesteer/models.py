@@ -18,11 +18,12 @@ import inspect
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, overload
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -319,8 +320,12 @@ def create_model(
         options: Those of the network, :func:`list_options`; None for the default. The paper's networks have `widths`
             (of the three convolutions), `hidden` (256), `dropout` (0.7) and `upsample` (enlarge the input by 1 or 2;
             SS-CNN 2, the others 1); the others what :class:`PooledPlan` has. Beside these, `scales` where a method
-            has them; `basis` (a LogRadialBasis or the name of a preset) and `backend` where filters are steered;
-            `antialias` where images are resized.
+            has them; `basis` (a LogRadialBasis, its fields as a mapping, or the name of a preset) and `backend` where
+            filters are steered; `antialias` where images are resized.
+
+    Returns:
+        The network, with two attributes. `task` says what it is for (:class:`Task`). `arguments` are those that make
+        the same network again, ready for JSON; they hold defaults too, so that another default later changes nothing.
 
     Example:
         >>> model = create_model("ss-cnn", basis="area")
@@ -329,6 +334,8 @@ def create_model(
         >>> model = create_model("pooled-cnn", in_chans=3, num_classes=5)
         >>> model(torch.rand(2, 3, 40, 50)).shape
         torch.Size([2, 5])
+        >>> create_model(**model.arguments).task
+        Task(in_chans=3, num_classes=5, image_size=None, classes=(), fit='pad')
     """
     known = list_options(name)
     options = {option: value for option, value in options.items() if value is not None}
@@ -337,14 +344,33 @@ def create_model(
             _checks.choice("options", option, known)
         except ValueError as error:
             raise TypeError(f"{name} has no option {option!r}: {error}") from None
-    task = {} if dataset is None else DATASETS[_checks.choice("dataset", dataset, list(DATASETS))]._asdict()
     given = {"in_chans": in_chans, "num_classes": num_classes, "image_size": image_size}
-    task |= {key: value for key, value in given.items() if value is not None}
-    task = {key: value for key, value in task.items() if key in given}
+    usual_task = None if dataset is None else DATASETS[_checks.choice("dataset", dataset, list(DATASETS))]
+    task: dict[str, Any] = {key: getattr(usual_task, key, None) if n is None else n for key, n in given.items()}
     build, usual = _MODELS[name]
     shared = {f.name: options.pop(f.name) for f in dataclasses.fields(usual) if f.name in options}
-    plan = dataclasses.replace(usual, **task, **shared)
-    return plan.network(build(plan, **options))
+    plan = dataclasses.replace(usual, **shared, **{key: value for key, value in task.items() if value is not None})
+    if isinstance(options.get("basis"), Mapping):
+        options["basis"] = LogRadialBasis(**options["basis"])
+    own = [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    model = plan.network(build(plan, **options))
+    network: Any = model.net if isinstance(model, ScaleChannels) else model
+    network.task = Task(plan.in_chans, plan.num_classes, plan.image_size)
+    arguments = {"name": name, **vars(plan), **{p.name: p.default for p in own}, **options}
+    arguments |= dict.fromkeys(("channels", "join", "drop"))  # which `ScaleChannels` adds as they are
+    network.arguments = {key: _to_json(value) for key, value in arguments.items() if value is not None}
+    return model
+
+
+def _to_json(value: Any) -> Any:
+    """An option of a network as JSON has it."""
+    if isinstance(value, LogRadialBasis):
+        return _to_json({key: part for key, part in vars(value).items() if part is not None})
+    if isinstance(value, Mapping):
+        return {key: _to_json(part) for key, part in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_to_json(part) for part in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -357,7 +383,7 @@ def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
 
     Args:
         model: Made by :func:`create_model`.
-        std: Of the training images, a number; or one for each channel, where the network reads out by pooling.
+        std: Of the training images, a number; or one for each channel, of which the paper's networks take the mean.
         mean: Likewise; the paper's networks do not subtract it.
     """
     networks = [module for module in model.modules() if isinstance(module, Network)]
@@ -368,6 +394,8 @@ def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
             buffer, value = network._buffers.get(f"input_{name}"), torch.as_tensor(numbers)
             if buffer is None:
                 continue
+            if buffer.ndim == 0 and value.shape == (network.in_chans,):
+                value = value.mean()
             if value.ndim and value.shape != buffer.shape:
                 raise ValueError(f"`{name}` must be one number or have shape {tuple(buffer.shape)} (got {numbers!r}).")
             if not value.isfinite().all() or (name == "std" and not (value > 0).all()):
@@ -385,6 +413,8 @@ class Network(nn.Module):
         features: The convolutional part, an `nn.Sequential` with names.
         classifier: What turns features into scores of classes.
         image_size: Height and width of the images that the network is meant for, or None.
+        task: What the network is for.
+        arguments: Those of :func:`create_model` that make the same network again.
         input_std: What the input is divided by, 1 until training code sets it to that of the training set; in the
             state dict, so that a checkpoint is complete.
         first: The first convolution; ``model.first(model.prepare(x))`` is its response, except behind a spatial
@@ -392,6 +422,8 @@ class Network(nn.Module):
     """
 
     input_std: Tensor
+    task: Task
+    arguments: dict[str, Any]
 
     def __init__(self, features: nn.Sequential, plan: Plan) -> None:
         super().__init__()
@@ -483,7 +515,8 @@ class PooledNetwork(Network):
         if any(n < self.smallest for n in x.shape[-2:]):
             least = f"at least {self.smallest} x {self.smallest} pixels"
             raise ValueError(f"the image must have {least} (got shape {tuple(x.shape)}): enlarge it or pad it.")
-        return (x - self.input_mean.view(-1, 1, 1)) / self.input_std.view(-1, 1, 1)
+        x = (x - self.input_mean.view(-1, 1, 1)) / self.input_std.view(-1, 1, 1)
+        return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x  # as its kernels read maps
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits for a batch of images, or their maps of scores."""
@@ -718,7 +751,7 @@ def steered_resnet(
     return _residual_features(plan, conv, blocks, body)
 
 
-@register_model("pooled-resnet", PooledPlan, widths=(29, 58, 116), kernel_size=3, subsample=(1, 2), readout="mean")
+@register_model("pooled-resnet", PooledPlan, widths=(32, 64, 112), kernel_size=3, subsample=(1, 2), readout="mean")
 def pooled_resnet(plan: PooledPlan, *, blocks: int = 2) -> nn.Sequential:
     """The plain twin of :func:`steered_resnet`: the usual residual blocks of two convolutions."""
 

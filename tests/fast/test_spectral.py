@@ -341,11 +341,25 @@ def test_a_basis_that_changes_at_every_step_is_not_kept():
     assert len(kept) == 1
 
 
-def test_tables_of_a_basis_are_not_kept_for_every_size_of_image():
+def test_tables_of_a_basis_are_not_kept_for_every_size_of_image(monkeypatch):
     layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast", basis="paper")
-    for size in range(12, 12 + 2 * spectral.MOST_TABLES):
+    monkeypatch.setattr(spectral, "TABLES_BYTES", 1 << 21)
+
+    def tensors(value):
+        return [value] if isinstance(value, torch.Tensor) else [t for part in value or () for t in tensors(part)]
+
+    counts = []
+    for size in range(12, 44):
         layer(torch.randn(1, 4, size, 12))
-        assert len(spectral._tables[layer.steered_basis][1]) <= spectral.MOST_TABLES
+        kept = spectral._tables[layer.steered_basis][1]
+        assert sum(t.nbytes for value in kept.values() for t in tensors(value)) <= 1 << 21
+        assert any(axis.length == size for axis in list(kept)[-1][1])  # that of the last image
+        counts.append(len(kept))
+    assert max(counts) > 2
+    monkeypatch.setattr(spectral, "TABLES_BYTES", 1)
+    for size in (50, 51, 50):
+        layer(torch.randn(1, 4, size, 12))
+    assert len(spectral._tables[layer.steered_basis][1]) == 2  # used in turn
 
 
 @both_symmetries

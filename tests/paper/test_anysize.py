@@ -95,17 +95,18 @@ def test_stir_has_its_protocols_and_tests_at_every_size():
     sizes = {row.column: row.config.train_sizes for row in EXPERIMENTS["stir"].rows}
     assert {column.split()[1]: own for column, own in sizes.items()} == PROTOCOLS
     assert len(sizes) == 8
-    seeds = {row.line: row.config.seed + 1 for row in EXPERIMENTS["stir"].rows}
-    assert all(seeds[line] == (10 if line in grids.OURS else 5) for line in seeds)
+    seeds = {row.line: row.config.seed + 1 for row in EXPERIMENTS["stir"].rows if row.column.endswith("Mid2Rest")}
+    assert all(seeds[line] == (10 if line == LEADING["stir"] else 3) for line in seeds)
     for name in SIZED:
-        assert all(row.config.test_sizes is None and row.config.split == 0 for row in EXPERIMENTS[name].rows)
+        tested = grids.LARGE_SIZES if name == "large-scale" else None
+        assert all(row.config.test_sizes == tested and row.config.split == 0 for row in EXPERIMENTS[name].rows)
     steps = {
         row.config.dataset: row.config.epochs
         * (len(row.config.data.sizes_of("train")) * row.config.data.sizes[0] // 100)
         for row in EXPERIMENTS["stir"].rows
         if row.column.endswith("Mid2Rest")
     }
-    assert steps == {"stir-mnist": 1200, "stir-emoji": 1200}
+    assert steps == {"stir-mnist": 1200, "stir-emoji": 500}
 
 
 def test_targets_are_about_cells_that_exist():
@@ -121,11 +122,11 @@ def test_targets_are_about_cells_that_exist():
 
 def test_seeds_are_compared_by_welchs_interval(load):
     rng = np.random.default_rng(0)
-    noise = {row.config: rng.normal(0, 0.01) for row in EXPERIMENTS["stir"].rows}
+    noise = {row.config: rng.normal(0, 0.001) for row in EXPERIMENTS["stir"].rows}
     data = load(result(c, outside=0.1 + 0.05 * (c.channels is None) + wobble) for c, wobble in noise.items())
     ours, twin = (Cell("stir", line, "MNIST Mid2Rest", "outside") for line in (LEADING["stir"], grids.TWIN))
     first, second = (list(report.values(data, cell)) for cell in (ours, twin))
-    assert (len(first), len(second)) == (10, 5)
+    assert (len(first), len(second)) == (10, 3)
     for times in (1.0, 0.8):
         found = report.minus(data, ours, twin, times)
         expected = stats.ttest_ind(first, times * np.array(second), equal_var=False).confidence_interval(0.95)
@@ -178,7 +179,7 @@ def test_without_results_every_view_says_so(tmp_path):
         for line in report.lines(name):
             assert [cell.strip() for cell in rows[line].strip("|").split("|")[1:] if cell.strip()] == [PENDING]
     assert anysize.targets(data).count(PENDING) == len(TARGETS)
-    assert anysize.size_correlations(data).count(PENDING) == 8
+    assert anysize.size_correlations(data).count(PENDING) == 6
     assert {anysize.outcome(data, claim.evidence) for claim in TARGETS.values()} == {PENDING}
     assert anysize.accuracy(data, "stir", "ours", "MNIST Mid2Rest") == PENDING
     assert (
@@ -191,10 +192,10 @@ def test_without_results_every_view_says_so(tmp_path):
 def test_tables_show_accuracy_outside_and_inside_beside_every_published_row(load):
     data = load(made("stir", lambda line: 0.1))
     table = anysize.stir(data, "MNIST")
-    deviation = statistics.stdev([0.1 * i for i in range(5)])
+    deviation = statistics.stdev([0.1 * i for i in range(3)])
     row = next(line for line in table.splitlines() if line.startswith(f"| {grids.TWIN} |"))
-    assert row.startswith(f"| {grids.TWIN} | 89.8 ± {deviation:.1f} (95.0) | ")
-    assert "| 95.0 ± 0.0 | 10 | not measured yet |" in row  # all sizes were trained; weights; time of an epoch
+    assert row.startswith(f"| {grids.TWIN} | 89.9 ± {deviation:.1f} (95.0) | ")
+    assert "| 95.0 | 10 | not measured yet |" in row  # all sizes were trained; weights; time of an epoch
     assert table.count("(published)") == 11
     assert (
         "| Pyramid ensemble (published) | 92.7 ± 1.5 (95.2) | 90.9 ± 1.5 (94.2) | 84.9 ± 2.0 (92.6) | 94.8 ± 0.7 |"
@@ -219,12 +220,12 @@ def test_a_time_per_epoch_is_relative_to_the_plain_network(load, tmp_path, monke
 def test_other_tables_show_each_size(load):
     data = load([*made("large-scale", lambda line: 0.02), *made("rescaled-cifar10", lambda line: 0.3)])
     (row,) = (x for x in anysize.large_scale(data).splitlines() if x.startswith(f"| {grids.PLAIN} |"))
-    assert row == f"| {grids.PLAIN} | 97.90 ± 0.10 | 95.00 ± 0.00 | 97.90 ± 0.10 | 97.90 ± 0.10 | 97.90 ± 0.10 | 10 |"
+    assert row == f"| {grids.PLAIN} | 97.95 ± 0.07 | 95.00 ± 0.00 | 97.95 ± 0.07 | 97.95 ± 0.07 | 97.95 ± 0.07 | 10 |"
     assert "| FovAvg (published, not checked) | 98.58 |" in anysize.large_scale(data)
     (row,) = (x for x in anysize.rescaled_cifar10(data).splitlines() if x.startswith(f"| {grids.TWIN} |"))
-    assert row == f"| {grids.TWIN} {'| 30.1 ' * 4}| 5.0 {'| 30.1 ' * 4}| 30.1 ± 0.1 | 10 |"
+    assert row == f"| {grids.TWIN} {'| 30.0 ' * 4}| 5.0 {'| 30.0 ' * 4}| 30.0 ± 0.1 | 10 |"
     assert anysize.mean_error(data, "rescaled-cifar10", "ours", "", "inside") == "5.0"
-    assert anysize.best_rival(data, "rescaled-cifar10") == f"{grids.TWIN}, 30.1 %"
+    assert anysize.best_rival(data, "rescaled-cifar10") == f"{grids.TWIN}, 30.0 %"
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.7, "holds"), (0.8, "undecided"), (0.95, "fails")])
@@ -236,7 +237,7 @@ def test_a_target_follows_the_intervals(load, ratio, verdict):
     rows = [row for row in anysize.targets(data, "rescaled-cifar10").splitlines() if "at most 0.8 times" in row]
     assert len(rows) == 1
     assert rows[0].endswith(f"| {verdict} |")
-    assert f"{grids.RESIZED} 20.10" in rows[0]  # the rival that decides
+    assert f"{grids.RESIZED} 20.05" in rows[0]  # the rival that decides
     assert "(first minus 0.8 times second)" in rows[0]
     words = {"holds": "1 hold", "fails": "1 fail", "undecided": "2 undecided"}  # inside, all are the same
     assert words[verdict] in anysize.outcome(data, "rescaled-cifar10")
@@ -271,7 +272,7 @@ def test_plots_show_what_was_measured_beside_the_best_published(load, tmp_path):
     assert axes[0].get_ylim()[1] > 40  # the largest error of all panels is seen: the published one, trained on large
     lines = {line.get_label(): line.get_ydata() for line in axes[0].get_lines()}
     assert lines[grids.TWIN][0] == pytest.approx(5.0)
-    assert lines[grids.TWIN][-1] == pytest.approx(10.2)
+    assert lines[grids.TWIN][-1] == pytest.approx(10.1)
     assert 100 - lines["Pyramid ensemble (published)"][20:22] == pytest.approx(
         anysize.published("stir")["networks"]["Pyramid ensemble"]["accuracy"]["MNIST"]["Small2Large"]["by_size"][20:22]
     )
@@ -303,5 +304,5 @@ def test_pages_say_how_lines_were_trained():
         "15 epochs of AdamW with batches of 100, a one-cycle learning rate"
     )
     assert anysize.repeats_of(data, "stir", LEADING["stir"]) == "10"
-    assert set(LEADING.values()) <= set(grids.OURS)
+    assert set(LEADING.values()) <= {*grids.OURS, grids.PLAIN + grids.AUGMENTED}
     assert not set(RIVALS) & set(grids.OURS)

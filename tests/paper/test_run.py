@@ -171,6 +171,21 @@ def test_split_that_does_not_exist_is_an_error(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--engine", "ray", "--gpus-per-run", "2"), "`gpus_per_run` must be above 0 and at most 1, one GPU (got 2.0)"),
+        (("--engine", "ray", "--address", "head"), "`address` must be HOST:PORT or auto (got 'head')"),
+        (("--address", "auto"), "`address` (got 'auto') is for engine='ray' only"),
+    ],
+)
+def test_command_passes_on_where_to_run(capsys, tmp_path, flags, message):
+    code, out, err = paper(capsys, "run", 1, *flags, "--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_command_runs_an_experiment_and_prints_its_table(cache, grid, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, "1", grid._replace(distorted=False))
     flags = ("--runs", tmp_path / "runs", "--results", tmp_path / "results", "--device", "cpu")

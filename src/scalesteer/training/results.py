@@ -34,6 +34,31 @@ def publish(result: dict[str, Any], folder: Path) -> Path:
     return add_line(own if config.images else folder / "runs" / f"{config.dataset}.jsonl", config, line)
 
 
+def card(result: dict[str, Any]) -> str:
+    """What a reader of a trained network should know of its run, as Markdown: data, command, commit, error by size."""
+    made, config = result.get("environment", {}), RunConfig.from_dict(result["config"])
+    data, own = made.get("data", {}), getattr(config, "images", None)
+    name = f"own pictures ({Path(own).name})" if own else f"{config.dataset}, split {config.split}"
+    digest = f", SHA-256 {data['digest']}" if "digest" in data else ""
+    lines = [
+        f"- Data: {name}{digest}.",
+        f"- Command: `{made.get('command', config.command)}`",
+        f"- Commit: {made.get('commit') or 'unknown'}, with torch {made.get('torch', 'unknown')}.",
+        f"- Validation error: {100 * result['val_error']:.2f} %.",
+    ]
+    if "test_error" in result:
+        lines += [
+            f"- Test error: {100 * result['test_error']:.2f} %.",
+            "",
+            "| size | images | error in % |",
+            "|---|---|---|",
+        ]
+        for row in result["test_error_by_scale"]:
+            size = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} to {row['to']:g}"
+            lines.append(f"| {size} | {row['images']:,} | {100 * row['error']:.2f} |")
+    return "\n".join(lines)
+
+
 def to_line(result: dict[str, Any]) -> bytes:
     """A result as one line, small: the history as columns, rounded to five digits."""
     try:

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,12 @@ from torch import Tensor, nn
 from scalesteer import _checks, files
 from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
 from scalesteer.models import DATASETS, Task, count_parameters
-from scalesteer.training.config import RunConfig
+from scalesteer.nn import evaluation_mode
+from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config
+from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
-from scalesteer.training.loop import State, fit, initial_state, make_model, task_of
+from scalesteer.training.distributed import Processes, joined
+from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
@@ -60,7 +63,7 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
 
     `directory` is the run's own, made once data and device are known to be good. SIGINT and SIGTERM write a checkpoint
     and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also written after every epoch, if that takes
-    seconds, and every minute.
+    seconds, and every minute. Processes that torchrun started train together and all return the result.
 
     Returns:
         The content of result.json. Its `status` is "finished", or "failed" with a `reason` if the loss stopped being
@@ -70,36 +73,66 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         BusyError: If another process works on the directory.
         RunError: If the directory holds another configuration's run or cannot be written to, or the memory does not
             suffice. What was saved stays, and the same call goes on from there.
+        LostError: If another process of the training ended or does not answer.
     """
-    result = _saved_result(config, directory)
+    with joined() as processes:
+        if config.batch_size % processes.count:
+            got = f"got {config.batch_size} and {processes.count}"
+            raise ValueError(f"`batch_size` must be divisible by the number of processes ({got}).")
+        return _train_or_return(config, directory, device, data_dir, processes)
+
+
+def _train_or_return(
+    config: RunConfig, directory: Path, device: str, data_dir: Path | None, processes: Processes
+) -> dict[str, Any]:
+    result: dict[str, Any] | None = processes.first(lambda: _saved_result(config, directory), RunError)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
-        place = pick_device(device)
+        place = processes.own_device(pick_device(device))
         parts = {part: load(config, part, data_dir).to(place) for part in ("train", "val")}
         test = () if config.tuning else load_part(config, "test", place, data_dir)
+        about = json.dumps(parts["train"].about, sort_keys=True)
+        if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
+            raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
+        test, processes = processes.loaded(test), processes.ready(place)
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
+                _try_test_channels(state.model, config, parts["train"])
             advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
             for name in ("scales", "channels"):
                 if values := getattr(config, name):
                     advice += f", or smaller `{name}` (the largest is {values[-1]:g})"
-            with _claim(config, directory), _memory(advice):
-                result = _saved_result(config, directory) or _train(config, directory, state, parts, test)
-    if result["status"] == "finished":  # no run resumes from these any more
+            with ExitStack() as held, _memory(advice):
+                processes.first(lambda: held.enter_context(_claim(config, directory)), BusyError, RunError)
+                result = processes.first(lambda: _saved_result(config, directory), RunError)
+                result = result or _train(config, directory, state, parts, test, processes)
+    if result["status"] == "finished" and processes.rank == 0:  # no run resumes from these any more
         for path in [*_checkpoints(directory).values(), *directory.glob("damaged-*")]:
             path.unlink(missing_ok=True)
     return result
 
 
 def _train(
-    config: RunConfig, directory: Path, state: State, parts: dict[str, ImageSet], test: Iterable[ImageSet]
+    config: RunConfig,
+    directory: Path,
+    state: State,
+    parts: dict[str, ImageSet],
+    test: Iterable[ImageSet],
+    processes: Processes,
 ) -> dict[str, Any]:
-    _resume(state, config, directory)
+    begun = processes.share(_newest_checkpoint(state, config, directory) if processes.rank == 0 else None)
+    if begun is not None:
+        _restore(state, *begun)
+        if processes.rank == 0:
+            _write_metrics(state, directory)  # a crash may have come between the checkpoint and them
     steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
-    bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=None)
+    silent = True if processes.rank else None  # None: where there is no terminal
+    bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=silent)
     with _Stop() as stop, bar:
-        outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar))
+        outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar, processes), processes)
+        if processes.rank:
+            return processes.first(dict)  # type: ignore[no-any-return]  # what the first one returns
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
             about |= {"task": task_of(state.model)._asdict()}
@@ -107,9 +140,10 @@ def _train(
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
         made_by = {"command": config.command, **environment(parts["train"])}
+        made_by |= {"note": f"trained by {processes.count} processes"} if processes.count > 1 else {}
         result |= {"history": state.history, "environment": made_by}
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
-    return result
+        return processes.first(lambda: result)  # type: ignore[no-any-return]
 
 
 def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Sequence[str] | None = None) -> ImageSet:
@@ -143,7 +177,11 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     """A trained model, in evaluation mode on the CPU; if there is none, whole and finite, a CheckpointError.
 
     `path` is a run's directory, its model.safetensors, or a checkpoint of a run that goes on (its best model so far).
+    Or it is what :func:`scalesteer.from_pretrained` reads; if that does not say how it was trained, the configuration
+    is the default for such a network.
     """
+    if is_pretrained(path):
+        return _load_pretrained(path)
     if path.is_dir():
         found = [*_checkpoints(path).values(), *path.glob("model.safetensors")]
         if not found:
@@ -178,6 +216,19 @@ def _read_task(about: Mapping[str, Any]) -> Task:
     return Task(about["in_chans"], len(classes), size, classes, fit)
 
 
+def _load_pretrained(path: Path) -> tuple[nn.Module, RunConfig]:
+    try:
+        model, told = from_pretrained(path), read_config(path).get("run")
+        if told is None:
+            arguments: Any = model.arguments
+            told = {"model": arguments["name"]} | {name: arguments[name] for name in MODEL_FIELDS if name in arguments}
+            if isinstance(told.get("basis"), dict):  # a run names presets only
+                del told["basis"]
+        return model, RunConfig.from_dict(told)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
 def read_checkpoint(path: Path) -> files.Content:
     """The tensors of a checkpoint, on the CPU, and its description; any other file is a CheckpointError."""
     try:
@@ -187,21 +238,6 @@ def read_checkpoint(path: Path) -> files.Content:
     except files.DataError as error:
         raise CheckpointError(str(error)) from error
     return tensors, meta["about"]
-
-
-def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is missing, unexpected, of another shape or type than expected, or not finite."""
-    wrong = [f"missing {name}" for name in expected if name not in tensors]
-    wrong += [f"unexpected {name}" for name in tensors if name not in expected]
-    for name in expected.keys() & tensors.keys():
-        own, other = expected[name], tensors[name]
-        if own.shape != other.shape:
-            wrong.append(f"{name} is {tuple(other.shape)}, not {tuple(own.shape)}")
-        elif own.dtype != other.dtype:
-            wrong.append(f"{name} is {other.dtype}, not {own.dtype}")
-        elif other.is_floating_point() and not bool(torch.isfinite(other).all()):
-            wrong.append(f"{name} has values that are not finite")
-    return sorted(wrong)
 
 
 def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
@@ -272,29 +308,48 @@ def _memory(advice: str) -> Iterator[None]:
         raise RunError(f"out of memory {advice}; {KEPT}.") from error
 
 
+def _try_test_channels(model: nn.Module, config: RunConfig, images: ImageSet) -> None:
+    """Look at one image as the trained model will look at test images: after the training it would be too late."""
+    if config.test_channels is None or config.tuning:
+        return
+    try:
+        with torch.no_grad(), evaluation_mode(model):
+            with_channels(model, config.test_channels, config.join)(images.take(slice(1))[0])
+    except ValueError as error:
+        raise RunError(f"`test_channels` (got {config.test_channels}) cannot be used: {error}") from error
+
+
 class _Keeper:
     """Looks after a training: saves it from time to time and when it must stop, and shows how far it is."""
 
-    def __init__(self, config: RunConfig, directory: Path, stop: _Stop, bar: Any) -> None:
-        self.config, self.directory, self.stop, self.bar = config, directory, stop, bar
+    def __init__(self, config: RunConfig, directory: Path, stop: _Stop, bar: Any, processes: Processes) -> None:
+        self.config, self.directory, self.stop, self.bar, self.processes = config, directory, stop, bar, processes
         self.saved = self.logged = time.perf_counter()
 
     def after_step(self, state: State) -> None:
         self.bar.update()
         if state.step < len(state.losses):  # an epoch's own line comes after it
             self._log(f"epoch {state.epoch + 1} of {self.config.epochs}: step {state.step} of {len(state.losses)}")
-        if self.stop.requested or time.perf_counter() - self.saved > SAVE_EVERY_S:
-            if bool(state.losses[: state.step].isfinite().all()):  # what has failed stays as it was before
-                self.save(state)
-            self.stop.leave_if_requested()
+        if time.perf_counter() - self.saved > SAVE_EVERY_S:
+            self.save(state)
+        self._leave_if_asked(state)
 
     def between_batches(self, state: State) -> None:
         self._log("measuring the error")
-        if self.stop.requested:
+        self._leave_if_asked(state)
+
+    def _leave_if_asked(self, state: State) -> None:
+        # All stop at the same step; and here, where there is time, they wait for the one that saves.
+        if requested := self.processes.largest(self.stop.requested):
             self.save(state)
-            self.stop.leave_if_requested()
+            self.stop.leave(requested)
 
     def after_epoch(self, state: State) -> None:
+        if self.processes.rank == 0:
+            self._note_epoch(state)
+        self.processes.largest(0)  # wait for it
+
+    def _note_epoch(self, state: State) -> None:
         now, entry = time.perf_counter(), state.history[-1]
         if now - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
             self.save(state)
@@ -305,12 +360,16 @@ class _Keeper:
 
     def _log(self, message: str) -> None:
         """Say where there is no terminal how far it is, not too often."""
-        if self.bar.disable and time.perf_counter() - self.logged >= LOG_EVERY_S:
+        if self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= LOG_EVERY_S:
             log.info("%s", message)
             self.logged = time.perf_counter()
 
     def save(self, state: State) -> None:
-        """Write a checkpoint beside the previous one, which stays until the next."""
+        """Write a checkpoint beside the previous one, which stays until the next; the first process does it for all."""
+        if self.processes.rank:
+            return
+        if not bool(state.losses[: state.step].isfinite().all()):  # what has failed stays as it was before
+            return
         about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
         about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
         about |= {"task": task_of(state.model)._asdict()}
@@ -340,8 +399,8 @@ def _checkpoints(directory: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
-def _resume(state: State, config: RunConfig, directory: Path) -> None:
-    """Go on from the newest checkpoint that is whole, saying so if it is not the newest; put the others aside."""
+def _newest_checkpoint(state: State, config: RunConfig, directory: Path) -> files.Content | None:
+    """The newest checkpoint that is whole, saying so if it is not the newest; the others are put aside."""
     complaint = ""
     for path in reversed(_checkpoints(directory).values()):
         try:
@@ -354,11 +413,10 @@ def _resume(state: State, config: RunConfig, directory: Path) -> None:
             continue
         if complaint:
             log.warning("%sGoing on from %s, the one before.", complaint, path.name)
-        _restore(state, tensors, about)
-        _write_metrics(state, directory)  # a crash may have come between the checkpoint and them
-        return
+        return tensors, about
     if complaint:
         log.warning("%sThere is no other: starting from the beginning.", complaint)
+    return None
 
 
 def _problems(state: State, config: RunConfig, tensors: dict[str, Tensor], about: dict[str, Any]) -> list[str]:
@@ -426,15 +484,16 @@ class _Stop:
         for number, handler in self.before.items():
             signal.signal(number, handler)
         if kind is None:  # requested too late for the loop to see it
-            self.leave_if_requested()
+            self.leave(self.requested)
 
     def _note(self, number: int, frame: object) -> None:
         if self.requested:
-            self.leave_if_requested()
+            self.leave(self.requested)
         elif number != signal.SIGALRM:
             self.requested = number
             signal.setitimer(signal.ITIMER_REAL, STOP_WITHIN_S)
 
-    def leave_if_requested(self) -> None:
-        if self.requested:
-            raise KeyboardInterrupt if self.requested == signal.SIGINT else SystemExit(128 + self.requested)
+    def leave(self, number: int) -> None:
+        """End as that signal would; 0 is none."""
+        if number:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

@@ -1,0 +1,365 @@
+"""Networks as folders: what they are in config.json, their weights in model.safetensors, and a card, README.md.
+
+Nothing in such a folder can run code, and what it claims is checked before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalesteer import _checks, files
+from scalesteer.models import Task, count_parameters, create_model
+
+FORMAT = 1
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+FITS = ("pad", "crop", "resize")
+SHIPPED = Path(__file__).with_name("weights")
+# What a folder may ask for. Its network is built to be compared with its weights, which must not take all memory.
+LARGEST_CONFIG = 1 << 20
+MOST_VALUES, LONGEST_NAME = 32, 200
+LARGEST = {"kernel_size": 31, "scales": 16, "channels": 16, "widths": 2048, "blocks": 64, "image_size": 8192}
+LARGEST_NUMBER = 1 << 20
+LARGEST_BASIS = 1 << 20  # functions times pixels of their windows
+
+
+class PretrainedError(ValueError):
+    """A folder that holds no network, or not the one that it claims."""
+
+
+def save_pretrained(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    card: str = "",
+    half: bool = False,
+    run: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a network of :func:`scalesteer.create_model` to a folder, which :func:`from_pretrained` reads.
+
+    Args:
+        model: The network, also one inside `ScaleChannels`, in float32.
+        folder: Made if it is not there; an earlier network in it is replaced.
+        card: What a reader should know, as Markdown: data, command, commit, errors. It becomes part of README.md.
+        half: Keep weights in half precision: half the bytes, about three digits. Vectors (biases, statistics) stay as
+            they are.
+        run: The configuration of the training, to be kept in config.json.
+
+    Returns:
+        The folder.
+
+    Raises:
+        TypeError: If the model is not one of `create_model`, or not as it made it, as after `fold`.
+        ValueError: If weights are not finite, or the folder holds files of something else.
+
+    Example:
+        >>> import tempfile
+        >>> model = create_model("pooled-cnn", channels=(0.5, 1.0)).eval()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     other = from_pretrained(save_pretrained(model, folder))
+        >>> x = torch.rand(2, 1, 28, 28)
+        >>> torch.equal(other(x), model(x))
+        True
+    """
+    folder = Path(folder)
+    if (folder / CONFIG).exists() and not is_pretrained(folder):
+        raise ValueError(f"`folder` {folder} holds the {CONFIG} of something else: choose another one.")
+    arguments, tensors = _describe(model), model.state_dict()
+    task: Any = model.task
+    if half:
+        # Variances may lie beyond half precision, and all vectors together are small.
+        tensors = {name: t.half() if t.ndim > 1 and t.is_floating_point() else t for name, t in tensors.items()}
+    if wrong := ", ".join(name for name, t in tensors.items() if not bool(t.isfinite().all())):
+        raise ValueError(f"`model` has weights that are not finite{' in half precision' if half else ''}: {wrong}.")
+    weights = files.encode(tensors, {})
+    digests = {name: files.tensor_digest(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    config = {"format": FORMAT, "arguments": arguments, "task": task._asdict()}
+    config |= {"weights": files.combined_digest(digests)} | ({} if run is None else {"run": dict(run)})
+    text = json.dumps(config, indent=1, allow_nan=False) + "\n"
+    _check_config(json.loads(text))  # what is written can be read
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in ((WEIGHTS, weights), (CONFIG, text.encode()), (CARD, _card(model, folder, card).encode())):
+        files.write_atomically(folder / name, content)
+    return folder
+
+
+def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
+    """Read a network, in evaluation mode on the CPU.
+
+    Args:
+        source: A folder that :func:`save_pretrained` wrote; or the name of a network that comes with this package
+            (:func:`list_pretrained`); or, with the extra `hub`, the name of one on the Hugging Face Hub, "user/name".
+        hub: For the Hub: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`.
+
+    Raises:
+        PretrainedError: If there is no network, or the files are damaged, of a newer version, or do not fit each
+            other: missing or unknown tensors, other shapes, numbers that are not finite.
+    """
+    folder = _find(source)
+    if folder is None:
+        return _download(os.fspath(source), hub)
+    if hub:
+        raise TypeError(f"{', '.join(hub)} are for networks on the Hub ({source} is a folder).")
+    config = read_config(folder)
+    path, arguments = folder / WEIGHTS, config["arguments"]
+    try:
+        with torch.device("meta"):  # shapes alone: it may be a network that no memory holds
+            model: Any = create_model(**arguments)
+        expected = model.state_dict()
+        if path.stat().st_size > files.LARGEST_HEADER + sum(t.nbytes for t in expected.values()):
+            raise PretrainedError(f"{path} is larger than the network that {CONFIG} describes.")
+        tensors, meta = files.read(path)
+    except OSError as error:
+        raise PretrainedError(f"{path} cannot be read: {error.strerror}.") from error
+    except files.DataError as error:
+        raise PretrainedError(str(error)) from error
+    except (TypeError, ValueError) as error:
+        raise PretrainedError(f"{folder / CONFIG} names a network that cannot be: {error}") from error
+    if meta["digest"] != config["weights"]:
+        raise PretrainedError(f"{path} holds other weights than {CONFIG} describes: copy both files again.")
+    tensors = {
+        name: t.float() if t.dtype == torch.float16 and name in expected and expected[name].ndim > 1 else t
+        for name, t in tensors.items()
+    }
+    if wrong := misfits(expected, tensors):
+        raise PretrainedError(f"{path} does not fit the network: {'; '.join(wrong)}.")
+    task = _check_task(config["task"], model.task, folder / CONFIG)
+    model = create_model(**arguments)
+    model.load_state_dict(tensors)
+    model.task = task
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def list_pretrained() -> list[str]:
+    """The names of the networks that come with this package, in the order of the alphabet."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
+
+
+def push_to_hub(model: nn.Module, name: str, *, card: str = "", half: bool = False, **hub: Any) -> str:
+    """Put what :func:`save_pretrained` writes on the Hugging Face Hub, as "user/name"; needs the extra `hub`.
+
+    Args:
+        model: As in :func:`save_pretrained`, like `card` and `half`.
+        name: "user/name"; the repository is made if it is not there.
+        hub: `private`, `token`, `commit_message`, `branch`, `create_pr`.
+
+    Returns:
+        The address of the commit.
+    """
+    _describe(model)  # told before a repository is made
+    return str(_hub_class()(model, card, half).push_to_hub(name, **hub))
+
+
+def is_pretrained(source: str | Path) -> bool:
+    """Whether this names a network of this package or is a folder with one, rather than a run's."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return str(source) in list_pretrained()
+    try:
+        return "arguments" in _read_json(folder / CONFIG)
+    except (OSError, PretrainedError):
+        return False
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """The content of a network's config.json, checked."""
+    folder = _find(source)
+    if folder is None:
+        raise PretrainedError(f"{source} is not a folder.")
+    path = folder / CONFIG
+    try:
+        config = _read_json(path)
+        if "arguments" not in config and "model" in config:
+            raise PretrainedError(
+                f"{folder} is the directory of a run: `scalesteer export {folder} --to folder` makes a network of it."
+            )
+        _check_config(config)
+    except OSError as error:
+        raise PretrainedError(f"{folder} holds no network: {CONFIG} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise error if isinstance(error, PretrainedError) else PretrainedError(f"{path}: {error}") from error
+    return config
+
+
+def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is missing, unexpected, of another shape or type than expected, or not finite."""
+    wrong = [f"missing {name}" for name in expected if name not in tensors]
+    wrong += [f"unexpected {name}" for name in tensors if name not in expected]
+    for name in expected.keys() & tensors.keys():
+        own, other = expected[name], tensors[name]
+        if own.shape != other.shape:
+            wrong.append(f"{name} is {tuple(other.shape)}, not {tuple(own.shape)}")
+        elif own.dtype != other.dtype:
+            wrong.append(f"{name} is {other.dtype}, not {own.dtype}")
+        elif other.is_floating_point() and not bool(torch.isfinite(other).all()):
+            wrong.append(f"{name} has values that are not finite")
+    return sorted(wrong)
+
+
+def _find(source: str | Path) -> Path | None:
+    """The folder that is meant; None if it is on the Hub."""
+    name, folder = os.fspath(source), Path(source)
+    if folder.is_dir():
+        return folder
+    if name in list_pretrained():
+        return SHIPPED / name
+    if isinstance(source, str) and name.count("/") == 1 and not name.startswith((".", "/", "~")) and name[-1] != "/":
+        return None
+    known = ", ".join(list_pretrained()) or "none"
+    raise PretrainedError(
+        f"no network is found at {name}: give a folder, 'user/name' on the Hub, or a name of this package ({known})."
+    )
+
+
+def _describe(model: nn.Module) -> dict[str, Any]:
+    """The arguments that make this network again, after a check that they do."""
+    arguments = getattr(model, "arguments", None)
+    if arguments is None:
+        raise TypeError(f"`model` must be a network of create_model (got {type(model).__name__}).")
+    with torch.device("meta"):
+        other = create_model(**arguments)
+    network, same = getattr(model, "net", model), getattr(other, "net", other)
+    expected, own = same.state_dict(), network.state_dict()
+    shapes = {name: (t.shape, t.dtype) for name, t in own.items()}
+    if str(network) != str(same) or shapes != {name: (t.shape, t.dtype) for name, t in expected.items()}:
+        raise TypeError(
+            "`model` is not as create_model made it, in float32, so that its arguments do not make it again: save it"
+            " before it is folded, converted or otherwise changed."
+        )
+    return arguments  # type: ignore[no-any-return]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is no JSON")
+
+    if path.stat().st_size > LARGEST_CONFIG or not path.is_file():
+        raise PretrainedError(f"{path} is no file of at most {LARGEST_CONFIG:,} bytes.")
+    try:
+        config = json.loads(path.read_bytes(), parse_constant=refuse)
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
+    except (ValueError, RecursionError) as error:
+        raise PretrainedError(f"{path} is damaged: {error}.") from error
+    return config
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    """Raise a ValueError unless config.json says what it must, within limits."""
+    version = config.get("format")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"`format` must be {FORMAT} (got {version!r}).")
+    if version > FORMAT:
+        raise ValueError(
+            f"it has format {version}, of a newer version of scalesteer, and this one reads {FORMAT}: upgrade."
+        )
+    kinds = {"format": int, "arguments": dict, "task": dict, "weights": str, "run": dict}
+    if unknown := config.keys() - kinds:
+        raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}.")
+    for key, kind in kinds.items():
+        if not isinstance(config.get(key, {} if key == "run" else None), kind):
+            raise ValueError(f"`{key}` must be there, as {kind.__name__} (got {config.get(key)!r:.100}).")
+    arguments = config["arguments"]
+    if not isinstance(arguments.get("name"), str) or "dataset" in arguments:
+        raise ValueError("`arguments` must have the `name` of the network, and no `dataset`.")
+    basis = arguments.get("basis")
+    basis = basis if isinstance(basis, dict) else {}
+    for key, value in {**arguments, "basis": "", **basis}.items():
+        parts, limit = value if isinstance(value, list) else [value], LARGEST.get(key, LARGEST_NUMBER)
+        if len(parts) > MOST_VALUES or not all(isinstance(part, (str, int, float)) for part in parts):
+            raise ValueError(f"`{key}` must be a word, a number or up to {MOST_VALUES} of them (got {value!r:.100}).")
+        if not all(abs(number) <= limit for number in _numbers(value)):
+            raise ValueError(f"`{key}` must be at most {limit:,} (got {value!r:.100}).")
+    orders, orientations = basis.get("orders", [1] * 3), basis.get("orientations", [1] * 8)
+    functions = len(_numbers(orders)) * len(_numbers(orientations))
+    side = max(_numbers(arguments.get("kernel_size", 7)), default=7)
+    if functions * sum((side * scale) ** 2 for scale in _numbers(arguments.get("scales", 1))) > LARGEST_BASIS:
+        raise ValueError(
+            "`basis` and `scales` must be of fewer functions and smaller windows: memory would not suffice."
+        )
+
+
+def _numbers(value: Any) -> list[float]:
+    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, (int, float))]
+
+
+def _check_task(told: dict[str, Any], own: Task, path: Path) -> Task:
+    """The task that config.json tells of, if it is one for this network."""
+    try:
+        size = told.get("image_size")
+        task = Task(**{**told, "image_size": size and tuple(size), "classes": tuple(told.get("classes", ()))})
+        if task[:3] != own[:3]:
+            raise ValueError(f"its channels, classes and image size are {task[:3]}, those of the network {own[:3]}")
+        names = [name for name in task.classes if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME]
+        if len(names) not in (0, task.num_classes) or len(set(names)) != len(task.classes):
+            raise ValueError(f"`classes` must be {task.num_classes} different names, or none")
+        _checks.choice("fit", task.fit, FITS)
+    except (TypeError, ValueError) as error:
+        raise PretrainedError(f"{path}: `task` does not fit: {error}.") from error
+    return task
+
+
+def _card(model: Any, folder: Path, text: str) -> str:
+    task, arguments = model.task, model.arguments
+    pixels = "any size" if task.image_size is None else f"{task.image_size[0]} x {task.image_size[1]} pixels"
+    classes = f" ({', '.join(task.classes)})" if task.classes else ""
+    kind = "one channel" if task.in_chans == 1 else f"{task.in_chans} channels"
+    sizes = ", ".join(f"{scale:g}" for scale in arguments.get("channels", ()))
+    looks = f" It looks at each image at {len(arguments['channels'])} sizes ({sizes})." if sizes else ""
+    return (
+        f"""---
+library_name: scalesteer
+pipeline_tag: image-classification
+---
+
+# {folder.name}
+
+A network of scalesteer, `{arguments["name"]}`, for images of {pixels} with {kind}; {task.num_classes} classes{classes};
+{count_parameters(model):,} parameters.{looks}
+
+```python
+import scalesteer
+
+model = scalesteer.from_pretrained("{folder.name}")  # or the path of this folder
+logits = model(images)  # (B, {task.in_chans}, H, W), from 0 to 1
+```
+
+{text.strip()}
+""".rstrip()
+        + "\n"
+    )
+
+
+def _download(name: str, options: dict[str, Any]) -> nn.Module:
+    hub = _hub_class()
+    try:
+        return hub.from_pretrained(name, **options).network  # type: ignore[no-any-return]
+    except PretrainedError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # also of what it read
+        raise PretrainedError(f"{name} is no folder, and cannot be read from the Hub: {error}") from error
+
+
+def _hub_class() -> Any:
+    """A class with the mixin of huggingface_hub around a network; made here, so that the package does without it."""
+    library = files.require("huggingface_hub")
+
+    class OnHub(library.ModelHubMixin):  # type: ignore[misc,name-defined]
+        def __init__(self, network: nn.Module, card: str = "", half: bool = False) -> None:
+            self.network, self.card, self.half = network, card, half
+
+        def _save_pretrained(self, save_directory: Path) -> None:
+            save_pretrained(self.network, save_directory, card=self.card, half=self.half)
+
+        @classmethod
+        def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
+            folder = library.snapshot_download(model_id, allow_patterns=[CONFIG, WEIGHTS], **options)
+            return cls(from_pretrained(folder))
+
+    return OnHub

@@ -1,0 +1,141 @@
+"""What a network says at every place of a picture: class and size, drawn beside it."""
+
+from __future__ import annotations
+
+import colorsys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from scalesteer.channels import ScaleChannels
+from scalesteer.files import require
+from scalesteer.models import PooledNetwork
+from scalesteer.nn import twin
+from scalesteer.training.predict import network_of, printable
+
+SIDE, GAP, LINE = 384, 18, 19  # largest side of a panel, space between panels, height of a line of text; pixels
+MOST_NAMES = 12  # in a legend
+RAMP = ((38, 34, 98), (32, 110, 142), (48, 164, 120), (168, 206, 80), (250, 226, 96))  # colours from small to large
+INK = (40, 40, 40)
+
+
+class Maps(NamedTuple):
+    """What a model says at each place, `(h, w)` each."""
+
+    labels: NDArray[np.int64]
+    confidences: NDArray[np.float64]
+    sizes: NDArray[np.float64] | None  # that answered, if the model has scale channels
+    ends: tuple[float, float]  # of these sizes
+    stride: int  # pixels of the picture from one place to the next
+    classes: int
+
+
+def without_readout(model: nn.Module) -> nn.Module:
+    """A model that shares the weights of another and answers at every place, `(B, classes, h, w)`, instead of once.
+
+    Raises:
+        ValueError: If the network does not score the classes at every place, as those named steered and pooled do.
+    """
+    network = network_of(model)
+    if not isinstance(network, PooledNetwork):
+        kind = "its fully connected layers answer once for the whole picture"
+        raise ValueError(f"this network has no map of classes: {kind}; train one named steered-... or pooled-...")
+    dense = twin(network, dense=True)
+    if not isinstance(model, ScaleChannels):
+        return dense.eval()
+    grid = model.grid or (network.stride, (network.stride - 1) / 2)
+    return ScaleChannels(dense, model.scales, model.join, grid=grid).eval()
+
+
+@torch.no_grad()
+def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
+    """What a model :func:`without_readout` says of a picture, `(H, W)` or `(3, H, W)`, at every place."""
+    network = network_of(dense)
+    x = torch.from_numpy(pixels).to(network.input_std.device).float() / 255
+    x = x.view(1, network.in_chans, *pixels.shape[-2:])
+    sizes, ends = None, (1.0, 1.0)
+    if isinstance(dense, ScaleChannels):
+        logits, found = dense(x, return_scales=True)
+        sizes, ends = found[0].double().cpu().numpy(), (1 / dense.scales[-1], 1 / dense.scales[0])
+    else:
+        logits = dense(x)
+    confidences, labels = (part.cpu().numpy() for part in logits[0].double().softmax(0).max(0))
+    stride = network.stride if isinstance(network, PooledNetwork) else 1
+    return Maps(labels, confidences, sizes, ends, stride, logits.shape[1])
+
+
+def draw_maps(pixels: NDArray[np.uint8], maps: Maps, classes: Sequence[str] = ()) -> Any:
+    """A picture, `(H, W)` or `(3, H, W)`, with its maps of class and size and their legends: a Pillow image.
+
+    Colours are paler where the model is less certain. Classes without a name are numbers.
+    """
+    pil, pil_draw = require("PIL.Image"), require("PIL.ImageDraw")
+    height, width = pixels.shape[-2:]
+    zoom = SIDE / max(height, width)
+    zoom = zoom // 1 if zoom >= 1 else zoom  # whole numbers keep pixels square
+    panel = max(1, round(width * zoom)), max(1, round(height * zoom))
+    certainty = (maps.confidences * maps.classes - 1).clip(0) / max(1, maps.classes - 1)
+    palette = np.array([class_colour(label) for label in range(maps.classes)], np.float64)
+    layers = [("class, and its share of the picture", palette[maps.labels])]
+    if maps.sizes is not None:
+        layers.append(("size that answered", size_colours(maps.sizes, maps.ends)))
+    counts = Counter(maps.labels.flatten().tolist()).most_common()
+    room, lines = max(panel[0], 190), min(len(counts), MOST_NAMES + 1) + 2
+    step, top = room + GAP, GAP + LINE
+    sheet = pil.new("RGB", (step * (1 + len(layers)) + GAP, top + panel[1] + lines * LINE), "white")
+    draw, below = pil_draw.Draw(sheet), top + panel[1] + LINE // 2
+
+    shown = pil.fromarray(pixels if pixels.ndim == 2 else pixels.transpose(1, 2, 0)).convert("RGB")
+    sheet.paste(shown.resize(panel, pil.Resampling.NEAREST if zoom >= 1 else pil.Resampling.BICUBIC), (GAP, top))
+    _write(draw, (GAP, GAP - 2), "picture, as the network sees it", room)
+    _write(draw, (GAP, below), "paler: less certain", room)
+    for i, (title, colours) in enumerate(layers, start=1):
+        x = GAP + i * step
+        _write(draw, (x, GAP - 2), title, room)
+        faded = (255 + (colours - 255) * (0.15 + 0.85 * certainty)[..., None]).round().astype(np.uint8)
+        covered = [max(1, round(n * maps.stride * zoom)) for n in faded.shape[1::-1]]
+        size = min(covered[0], panel[0]), min(covered[1], panel[1])
+        sheet.paste(pil.fromarray(faded).resize(size, pil.Resampling.NEAREST), (x, top))
+        draw.rectangle((x - 1, top - 1, x + panel[0], top + panel[1]), outline=(200, 200, 200))
+
+    for line, (label, count) in enumerate(counts[:MOST_NAMES]):
+        x, y = GAP + step, below + line * LINE
+        draw.rectangle((x, y + 3, x + 11, y + 14), fill=class_colour(label))
+        name = classes[label] if classes else str(label)
+        _write(draw, (x + 18, y), f"{name}  {100 * count / maps.labels.size:.0f} %", room - 18)
+    if len(counts) > MOST_NAMES:
+        _write(draw, (GAP + step, below + MOST_NAMES * LINE), f"and {len(counts) - MOST_NAMES} more", room)
+    if maps.sizes is not None:
+        x, ramp = GAP + 2 * step, np.geomspace(*maps.ends, room - 30)
+        bar = size_colours(ramp[None].repeat(12, 0), maps.ends)
+        sheet.paste(pil.fromarray(bar.round().astype(np.uint8)), (x, below + 2))
+        for place in (0, len(ramp) // 2, len(ramp) - 1):
+            _write(draw, (x + max(0, place - 8), below + 17), f"{ramp[place]:.2g}", room)
+    return sheet
+
+
+def _write(draw: Any, at: tuple[int, int], text: str, room: int) -> None:
+    """Write one line, cut where it would be longer than `room` pixels."""
+    font, text = require("PIL.ImageFont").load_default(13), printable(text)
+    while len(text) > 3 and draw.textlength(text, font) > room:
+        text = text[:-3] + ".."
+    draw.text(at, text, fill=INK, font=font)
+
+
+def class_colour(label: int) -> tuple[int, int, int]:
+    """A colour for each class; neighbours differ most."""
+    red, green, blue = colorsys.hls_to_rgb(label * 0.6180339887 % 1, (0.42, 0.6, 0.32)[label % 3], 0.65)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def size_colours(values: NDArray[np.float64], ends: tuple[float, float]) -> NDArray[np.float64]:
+    """Colours of sizes on a logarithmic scale, `(h, w)` -> `(h, w, 3)`."""
+    low, high = np.log(ends)
+    share = (np.log(values) - low) / (high - low) if high > low else np.full(values.shape, 0.5)
+    steps, ramp = np.linspace(0, 1, len(RAMP)), np.array(RAMP, np.float64)
+    return np.stack([np.interp(share, steps, ramp[:, channel]) for channel in range(3)], -1)

@@ -1,0 +1,207 @@
+"""Exported networks: the same logits in ONNX Runtime and torch's programs at any batch and size; none bad is kept."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from scalesteer import cli, create_model, from_pretrained, list_models
+from scalesteer import export as exports
+from scalesteer.export import ExportError, export
+from scalesteer.models import set_input_statistics
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
+
+SHAPES = [(1, 28, 28), (7, 45, 33), (64, 31, 70)]  # 45 * 0.7 and 31 * 0.5 lie amid two whole numbers
+TINY = {"widths": (4,), "kernel_size": 5, "subsample": (), "channels": (0.7, 1.0)}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(exports, "TIME_S", 0.01)
+
+
+def network(name="pooled-cnn", **options):
+    """A network with statistics that are not those of a new one."""
+    torch.manual_seed(0)
+    model = create_model(name, **options)
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            if "running" in key:
+                tensor.add_(torch.rand_like(tensor))
+    set_input_statistics(model, 0.3)
+    return model.eval()
+
+
+def session(path):
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@torch.no_grad()
+def assert_same(model, run, shapes=SHAPES, in_chans=1):
+    for batch, *size in shapes:
+        x = torch.rand(batch, in_chans, *size)
+        expected = model(x)
+        assert expected.abs().max() > 0.1
+        torch.testing.assert_close(run(x), expected, rtol=0, atol=1e-4)
+
+
+def onnx_run(path):
+    own = session(path)
+    return lambda x: torch.from_numpy(own.run(None, {"images": x.numpy()})[0])
+
+
+def test_onnx_runtime_equals_eager_at_any_batch_and_size(tmp_path):
+    model = network(**TINY)
+    model.task = model.task._replace(classes=tuple("abcdefghij"))
+    path = tmp_path / "net.onnx"
+    done = export(model, path, examples=torch.rand(3, 1, 40, 44))
+    assert_same(model, onnx_run(path))
+    own = session(path)
+    assert own.get_inputs()[0].shape == ["batch", 1, "height", "width"]
+    told = json.loads(own.get_modelmeta().custom_metadata_map["scalesteer"])
+    assert told["arguments"] == model.arguments
+    assert told["task"]["classes"] == list("abcdefghij")
+    assert done.any_size
+    assert done.bytes == path.stat().st_size
+    assert {shape[0] for shape in done.shapes} == {1, 7}
+    assert {shape[2:] for shape in done.shapes} == {(40, 44), (49, 48), (30, 32)}
+    assert done.milliseconds.keys() == done.eager_milliseconds.keys() == {1, 32}
+    assert b".py" not in path.read_bytes()  # no paths of this machine
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_papers_networks_have_a_free_batch_alone(tmp_path):
+    model = network("plain-cnn", widths=(2, 3, 4), hidden=8)
+    done = export(model, tmp_path / "net.onnx")
+    assert not done.any_size
+    assert {shape[2:] for shape in done.shapes} == {(28, 28)}
+    assert_same(model, onnx_run(tmp_path / "net.onnx"), [(1, 28, 28), (7, 28, 28), (64, 28, 28)])
+    assert session(tmp_path / "net.onnx").get_inputs()[0].shape == ["batch", 1, 28, 28]
+
+
+def test_a_program_of_torch_equals_eager_at_any_batch_and_size(tmp_path):
+    model = network("steered-cnn", **{**TINY, "channels": None})
+    done = export(model, tmp_path / "net.pt2", to="pt2")
+    extra = {"scalesteer.json": ""}
+    program = torch.export.load(tmp_path / "net.pt2", extra_files=extra)
+    assert_same(model, program.module())
+    assert json.loads(extra["scalesteer.json"])["arguments"] == model.arguments
+    assert done.any_size
+    assert b"scalesteer/channels.py" not in (tmp_path / "net.pt2").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (lambda layer, x, y: y + torch.rand_like(y), "gives other logits than the network"),
+        (lambda layer, x, y: y * float(y.abs().max() > 1), "cannot be exported to pt2"),  # asks for a number
+    ],
+)
+def test_what_is_not_the_same_is_not_kept(hook, message, tmp_path):
+    model = network("plain-cnn", widths=(2, 2, 2), hidden=4)
+    model.classifier.register_forward_hook(hook)
+    path = tmp_path / "net.pt2"
+    path.write_text("an older file")
+    with pytest.raises(ExportError, match=message):
+        export(model, path, to="pt2")
+    assert path.read_text() == "an older file"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_wrong_arguments_are_told(tmp_path):
+    with pytest.raises(TypeError, match="must be a network of create_model"):
+        export(nn.Flatten(), tmp_path / "net.onnx")
+    with pytest.raises(ValueError, match="`to` must be one of 'onnx', 'pt2', 'aoti'"):
+        export(network(**TINY), tmp_path / "net.onnx", to="onxx")
+    with pytest.raises(FileNotFoundError):
+        export(network(**TINY), tmp_path / "nowhere" / "net.onnx")
+
+
+# The command
+
+
+def test_command_makes_a_folder_with_a_card_of_a_run(undisturbed, cache, tmp_path, capsys):
+    folder = tmp_path / "digits"
+    assert cli.main(["export", str(undisturbed), "--to", "folder", "--output", str(folder)]) == 0
+    assert "parameters" in capsys.readouterr().out
+    result = json.loads((undisturbed / "result.json").read_text())
+    card = (folder / "README.md").read_text()
+    assert result["environment"]["command"] in card
+    assert result["environment"]["data"]["digest"] in card
+    assert f"Test error: {100 * result['test_error']:.2f} %" in card
+    assert len([line for line in card.splitlines() if line.startswith("| 0.")]) == len(result["test_error_by_scale"])
+    assert from_pretrained(folder).arguments["name"] == "plain-cnn"
+    assert cli.main(["evaluate", str(folder), "--device", "cpu"]) == 0
+    assert f"test error {100 * result['test_error']:.2f} %" in capsys.readouterr().out
+
+
+def test_command_exports_a_run_and_checks_with_its_images(undisturbed, cache, tmp_path, capsys, caplog):
+    path = tmp_path / "net.pt2"
+    assert cli.main(["export", str(undisturbed), "--to", "pt2", "--output", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "any batch, images of 28 x 28" in shown
+    assert "batch 32:" in shown
+    assert not [record for record in caplog.records if record.name.startswith("scalesteer")]
+    model, _ = cli.training.load_model(undisturbed)
+    assert_same(model, torch.export.load(path).module(), [(5, 28, 28)])
+
+
+def test_command_tells_what_is_wrong(tmp_path, capsys):
+    assert cli.main(["export", str(tmp_path), "--to", "onnx"]) == 2
+    assert "holds no model" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
+    page = Path(__file__).parents[1] / "docs" / "guide" / "deploy.md"
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    for example in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
+        exec(example, scope)
+    assert scope["logits"].shape == (4, 10)
+    assert "digits" in scope["names"]
+    assert scope["done"].any_size
+    assert scope["difference"] < 1e-4
+
+
+# Slow: all networks, and the compiler
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_models())
+def test_every_network_runs_in_onnx_runtime(name, tmp_path):
+    model = network(name, in_chans=3, widths=(2, 3, 4, 5) if "large" in name else (2, 3, 4))
+    export(model, tmp_path / "net.onnx")
+    assert_same(model, onnx_run(tmp_path / "net.onnx"), SHAPES if model.task.image_size is None else SHAPES[:1], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "pt2"])
+@pytest.mark.parametrize("name", ["pooled-cnn", "steered-cnn"])
+def test_networks_with_channels_are_exported_as_they_are(name, to, tmp_path):
+    model = network(name, channels=(0.5, 0.7, 1.0, 1.4))
+    assert export(model, tmp_path / "net", to=to).any_size
+    assert_same(model, onnx_run(tmp_path / "net") if to == "onnx" else torch.export.load(tmp_path / "net").module())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [None, (0.5, 1.0, 1.4)])
+def test_maps_run_in_onnx_runtime_at_any_size(channels, tmp_path):
+    model = network("steered-cnn", dense=True, channels=channels, widths=(2, 3, 4))
+    assert export(model, tmp_path / "net.onnx").any_size
+    assert_same(model, onnx_run(tmp_path / "net.onnx"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler here")
+@pytest.mark.parametrize("channels", [None, (0.5, 1.0)])
+def test_a_compiled_program_runs(channels, tmp_path):
+    model = network("steered-cnn", widths=(2, 3), kernel_size=5, subsample=(1,), channels=channels)
+    done = export(model, tmp_path / "net.pt2", to="aoti")
+    assert done.any_size
+    assert_same(model, torch._inductor.aoti_load_package(str(tmp_path / "net.pt2")))

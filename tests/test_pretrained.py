@@ -1,0 +1,438 @@
+"""Networks as folders: what is written comes back, what is damaged is refused, and the Hub gets the same files."""
+
+import base64
+import hashlib
+import http.server
+import json
+import logging
+import re
+import shutil
+import sys
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import scalesteer
+from scalesteer import LogRadialBasis, ScaleChannels, create_model, files, fold, list_models, pretrained, training
+from scalesteer.models import set_input_statistics
+from scalesteer.pretrained import PretrainedError, from_pretrained, save_pretrained
+
+LEAN = {"widths": (2, 3, 4)}
+
+
+def network(**options):
+    """A small network whose every number differs from that of a new one."""
+    torch.manual_seed(1)
+    model = create_model("steered-cnn", **{**LEAN, "channels": (0.5, 1.0), **options})
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.add_(torch.rand(tensor.shape) if tensor.is_floating_point() else 1)
+    set_input_statistics(model, 0.3, 0.1)
+    return model.eval()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return save_pretrained(network(), tmp_path / "net")
+
+
+def change(folder, **entries):
+    """Give config.json other entries."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def change_arguments(folder, **entries):
+    change(folder, arguments=json.loads((folder / "config.json").read_text())["arguments"] | entries)
+
+
+# Arguments and task
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_arguments_are_ready_for_json_and_make_the_same_network(name):
+    model = create_model(name, in_chans=3, num_classes=4, **({"widths": (2, 3, 4)} if "large" not in name else {}))
+    arguments = json.loads(json.dumps(model.arguments))
+    assert arguments == model.arguments
+    assert arguments["name"] == name
+    other = create_model(**arguments)
+    assert str(other) == str(model)
+    assert other.arguments == arguments
+    assert other.task[:2] == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("basis", "kept"),
+    [("area", "area"), (replace(LogRadialBasis(), orders=(1, 2.5), window=9), {"orders": [1.0, 2.5]})],
+)
+def test_arguments_keep_the_basis(basis, kept):
+    arguments = create_model("ss-cnn", basis=basis, widths=(2, 2, 2), scales=np.array([1.0, 1.5])).arguments
+    assert arguments["scales"] == [1.0, 1.5]
+    assert kept == (arguments["basis"] if isinstance(kept, str) else {"orders": arguments["basis"]["orders"]})
+    first = create_model(**json.loads(json.dumps(arguments))).first.basis
+    assert asdict(first) == asdict(LogRadialBasis.of(basis))
+
+
+def test_arguments_hold_defaults_but_nothing_of_a_dataset():
+    model = create_model("pooled-cnn", "stir-emoji")
+    assert model.arguments["kernel_size"] == [5, 5, 3]
+    assert model.arguments["image_size"] == [64, 64]
+    assert "dataset" not in model.arguments
+    assert model.task == (1, 36, (64, 64), (), "pad")
+    assert create_model("pooled-cnn").task.image_size is None
+
+
+def test_arguments_and_task_follow_channels():
+    model = create_model("pooled-cnn", channels=(0.5, 1.0), drop=0.2, **LEAN)
+    model.task = model.task._replace(classes=tuple("abcdefghij"))
+    other = model.with_scales((1.0, 2.0))
+    assert other.arguments["channels"] == [1.0, 2.0]
+    assert other.arguments["drop"] == 0.2
+    assert other.task.classes[:2] == ("a", "b")
+    assert "channels" not in model.net.arguments
+    assert training.with_channels(model, (0.7, 1.0), "mean").arguments["join"] == "mean"
+    with pytest.raises(AttributeError, match="arguments"):
+        ScaleChannels(nn.Flatten(), (1.0,)).arguments  # noqa: B018
+
+
+# There and back
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_network_comes_back(name, tmp_path):
+    lean = {"widths": (2, 3, 4, 5) if "large" in name else (2, 3, 4)}
+    lean |= {"scales": (1.0, 1.5), "upsample": 1} if name == "ss-cnn" else {}
+    model = create_model(name, in_chans=3, **lean).eval()
+    other = from_pretrained(save_pretrained(model, tmp_path / "net"))
+    x = torch.rand(2, 3, 28, 28)
+    assert torch.equal(other(x), model(x))
+    assert not other.training
+
+
+def test_task_and_run_come_back(tmp_path):
+    model = network(num_classes=3, image_size=(28, 40))
+    model.task = model.task._replace(classes=("ein Hund", "猫", 'say "x"'), fit="crop")
+    folder = save_pretrained(model, tmp_path / "net", run={"seed": 1}, card="Trained on **nothing**.")
+    other = from_pretrained(str(folder))
+    assert other.task == model.task
+    assert isinstance(other, ScaleChannels)
+    assert (other.scales, other.join) == (model.scales, model.join)
+    assert pretrained.read_config(folder)["run"] == {"seed": 1}
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: scalesteer\n")
+    assert "Trained on **nothing**." in card
+    assert "猫" in card
+    assert "28 x 40" in card
+
+
+def test_half_precision_halves_the_file_and_keeps_vectors(tmp_path):
+    model = network(widths=(8, 16, 16))
+    whole = save_pretrained(model, tmp_path / "whole") / "model.safetensors"
+    half = save_pretrained(model, tmp_path / "half", half=True) / "model.safetensors"
+    assert half.stat().st_size < 0.7 * whole.stat().st_size
+    other = from_pretrained(half.parent)
+    for (name, own), kept in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert kept.dtype == own.dtype, name
+        assert torch.equal(kept, own.half().float() if own.ndim > 1 else own), name
+
+
+def test_saving_again_replaces_and_gives_the_same_bytes(saved, tmp_path):
+    before = [(saved / name).read_bytes() for name in ("config.json", "model.safetensors", "README.md")]
+    save_pretrained(network(num_classes=2), saved)
+    assert from_pretrained(saved).task.num_classes == 2
+    save_pretrained(network(), saved)
+    assert [(saved / name).read_bytes() for name in ("config.json", "model.safetensors", "README.md")] == before
+    assert sorted(path.name for path in saved.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_load_model_takes_a_folder(saved, tmp_path):
+    model, config = training.load_model(saved)
+    assert (config.model, config.channels, config.dataset) == ("steered-cnn", (0.5, 1.0), "mnist-scale")
+    assert config.widths == (2, 3, 4)
+    x = torch.rand(2, 1, 28, 28)
+    assert torch.equal(model(x), network()(x))
+    run = training.RunConfig(model="steered-cnn", channels=(0.5, 1.0), seed=7)
+    folder = save_pretrained(network(), tmp_path / "trained", run=run.to_dict())
+    assert training.load_model(folder)[1] == run
+    change(folder, run={"epochs": 0})
+    with pytest.raises(training.CheckpointError, match="epochs"):
+        training.load_model(folder)
+
+
+# What cannot be saved
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda m: nn.Flatten(), "must be a network of create_model"),
+        (lambda m: ScaleChannels(nn.Flatten(), (1.0,)), "must be a network of create_model"),
+        (fold, "not as create_model made it"),
+        (lambda m: m.double(), "not as create_model made it"),
+        (lambda m: (setattr(m.net, "dense", True), m)[1], "not as create_model made it"),
+    ],
+)
+def test_what_arguments_do_not_make_again_is_refused(spoil, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        save_pretrained(spoil(network()), tmp_path / "net")
+    assert not (tmp_path / "net").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    model = network()
+    with torch.no_grad():
+        model.net.classifier.fc2.weight[0, 0] = 1e5
+    with pytest.raises(ValueError, match=r"not finite in half precision: net\.classifier\.fc2\.weight"):
+        save_pretrained(model, tmp_path / "net", half=True)
+    with torch.no_grad():
+        model.net.classifier.fc2.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"not finite: net\.classifier\.fc2\.weight"):
+        save_pretrained(model, tmp_path / "net")
+
+
+def test_the_config_of_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "config.json").write_text('{"model": "ss-cnn"}')
+    with pytest.raises(ValueError, match="something else"):
+        save_pretrained(network(), tmp_path)
+    assert (tmp_path / "config.json").read_text() == '{"model": "ss-cnn"}'
+    with pytest.raises(PretrainedError, match="directory of a run"):
+        from_pretrained(tmp_path)
+
+
+# What cannot be loaded
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"format": 2}, "newer version"),
+        ({"format": "1"}, "`format` must be 1"),
+        ({"surprise": 1}, "unknown keys: surprise"),
+        ({"arguments": []}, "`arguments` must be there"),
+        ({"arguments": {}}, "must have the `name`"),
+        ({"arguments": {"name": "steered-cnn", "dataset": "mnist-scale"}}, "no `dataset`"),
+        ({"arguments": {"name": "unknown-cnn"}}, "network that cannot be: `name` must be one of"),
+        ({"weights": "0" * 64}, "holds other weights"),
+        ({"task": {}}, "`task` does not fit"),
+        ({"task": {"in_chans": 3, "num_classes": 10, "image_size": None}}, "those of the network"),
+        ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "classes": ["a"] * 10}}, "different names"),
+        ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "classes": [1] * 10}}, "different names"),
+        ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "fit": "squeeze"}}, "`fit` must be one of"),
+        ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "more": 1}}, "`task` does not fit"),
+    ],
+)
+def test_a_config_that_is_wrong_is_refused(entries, message, saved):
+    change(saved, **entries)
+    with pytest.raises(PretrainedError, match=message):
+        from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"widths": [2, 3, 5]}, "does not fit the network"),
+        ({"unknown": 1}, "has no option 'unknown'"),
+        ({"widths": [1] * 33}, "up to 32"),
+        ({"widths": [2, 3, 1 << 30]}, "`widths` must be at most 2,048"),
+        ({"kernel_size": 33}, "`kernel_size` must be at most 31"),
+        ({"scales": [1.0, 1e9]}, "`scales` must be at most 16"),
+        ({"channels": [[1.0]]}, "`channels` must be a word"),
+        ({"num_classes": 1 << 40}, "`num_classes` must be at most"),
+        (
+            {"basis": {"orders": list(range(1, 33)), "orientations": list(range(32))}, "scales": [1, 16]},
+            "fewer functions",
+        ),
+        ({"basis": {"orders": [1] * 33}}, "up to 32"),
+        ({"basis": {"strange": 1}}, "network that cannot be"),
+    ],
+)
+def test_a_network_that_is_too_large_or_another_is_refused(arguments, message, saved):
+    change_arguments(saved, **arguments)
+    with pytest.raises(PretrainedError, match=message):
+        from_pretrained(saved)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"format": NaN}', b"[" * 100_000, b" " * (1 << 20) + b"{}"])
+def test_a_damaged_config_is_refused(content, saved):
+    (saved / "config.json").write_bytes(content)
+    with pytest.raises(PretrainedError, match=r"config\.json"):
+        from_pretrained(saved)
+
+
+def test_a_large_network_is_refused_before_memory_is_taken(saved):
+    large = {"name": "pooled-cnn-large", "widths": [2048] * 32, "kernel_size": 31, "subsample": []}
+    change(saved, arguments=large)  # 250 GB
+    with pytest.raises(PretrainedError, match="does not fit the network: missing"):
+        from_pretrained(saved)
+
+
+def test_a_file_larger_than_its_network_is_refused_before_it_is_read(saved):
+    with open(saved / "model.safetensors", "r+b") as file:
+        file.truncate(files.LARGEST_FILE)  # of holes, which take no place on the disk
+    with pytest.raises(PretrainedError, match="larger than the network"):
+        from_pretrained(saved)
+
+
+def test_damaged_or_missing_weights_are_refused(saved):
+    path = saved / "model.safetensors"
+    content = path.read_bytes()
+    for wrong in (b"", content[:-1], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
+        path.write_bytes(wrong)
+        with pytest.raises(PretrainedError, match="damaged"):
+            from_pretrained(saved)
+    path.unlink()
+    with pytest.raises(PretrainedError, match="cannot be read"):
+        from_pretrained(saved)
+
+
+def test_weights_that_are_no_numbers_or_of_another_type_are_refused(saved):
+    path = saved / "model.safetensors"
+    tensors, _ = files.read(path)
+    for name, value, message in (
+        ("net.classifier.fc2.weight", torch.full((10, 4, 1, 1), torch.nan), "not finite"),
+        ("net.classifier.fc2.bias", torch.zeros(10).half(), "float16, not torch.float32"),
+        ("net.features.norm1.num_batches_tracked", torch.zeros(()), "float32, not torch.int64"),
+    ):
+        content = {**tensors, name: value}
+        path.write_bytes(files.encode(content, {}))
+        change(saved, weights=files.combined_digest({k: files.tensor_digest(t) for k, t in content.items()}))
+        with pytest.raises(PretrainedError, match=f"{name}.*{message}"):
+            from_pretrained(saved)
+
+
+@pytest.mark.parametrize("source", ["nowhere", "./nowhere/at", "/nowhere/at", Path("nowhere/at"), "a/b/c"])
+def test_a_name_that_is_unknown_is_refused(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PretrainedError, match="no network is found at"):
+        from_pretrained(source)
+
+
+# Networks that come with the package
+
+
+@pytest.mark.parametrize("name", scalesteer.list_pretrained())
+def test_a_shipped_network_is_small_and_has_a_card(name):
+    folder = pretrained.SHIPPED / name
+    assert (folder / "model.safetensors").stat().st_size < 1_000_000
+    card = (folder / "README.md").read_text()
+    for word in ("- Data: ", "- Command: `scalesteer train ", "- Commit: ", "- Test error: ", "| size |"):
+        assert word in card
+    model, config = training.load_model(Path(name))
+    assert config.command in card
+    assert model.task.num_classes == from_pretrained(name).task.num_classes
+    assert "-dirty" not in card
+
+
+def test_a_shipped_network_needs_torch_and_numpy_alone(monkeypatch):
+    for module in ("safetensors", "safetensors.torch", "huggingface_hub", "filelock", "platformdirs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert from_pretrained("digits")(torch.rand(1, 1, 40, 50)).shape == (1, 10)
+
+
+def card_error(name):
+    """The test error that a shipped network claims."""
+    found = re.search(r"- Test error: ([0-9.]+) %", (pretrained.SHIPPED / name / "README.md").read_text())
+    return float(found[1]) / 100
+
+
+def test_digits_are_read_with_the_error_that_is_claimed(filled_cache):
+    model, config = training.load_model(Path("digits"))
+    images = training.load(config, "test").first(1000)
+    assert training.evaluate(model, [images], config.precision)["error"] < card_error("digits") + 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", scalesteer.list_pretrained())
+def test_a_shipped_network_has_the_error_that_is_claimed(name, filled_cache):
+    model, config = training.load_model(Path(name))
+    if config.test_channels is not None:
+        model = training.with_channels(model, config.test_channels, config.join)
+    try:
+        images = training.load_part(config, "test", torch.device("cpu"))
+        error = training.evaluate(model, images, config.precision)["error"]
+    except files.DataError as problem:
+        pytest.skip(f"its images are not here: {problem}")
+    assert error == pytest.approx(card_error(name), abs=5e-4)  # weights of half precision, rounded
+
+
+# The Hub
+
+
+def test_the_cache_of_the_hub_is_read_without_a_network(saved, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    cache = tmp_path / "hub"
+    snapshot = cache / "models--someone--net" / "snapshots" / ("a" * 40)
+    shutil.copytree(saved, snapshot)
+    (cache / "models--someone--net" / "refs").mkdir()
+    (cache / "models--someone--net" / "refs" / "main").write_text("a" * 40)
+    model = from_pretrained("someone/net", cache_dir=cache, local_files_only=True)
+    x = torch.rand(2, 1, 28, 28)
+    assert torch.equal(model(x), network()(x))
+    with pytest.raises(PretrainedError, match="someone/other is no folder, and cannot be read from the Hub"):
+        from_pretrained("someone/other", cache_dir=cache, local_files_only=True)
+    change(snapshot, format=2)
+    with pytest.raises(PretrainedError, match="newer version"):
+        from_pretrained("someone/net", cache_dir=cache, local_files_only=True)
+    with pytest.raises(TypeError, match="revision are for networks on the Hub"):
+        from_pretrained(saved, revision="main")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the Hub as an upload of small files needs."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        address = f"http://{self.headers['Host']}/someone/net"
+        if self.path == "/api/repos/create":
+            answer = {"url": address}
+        elif self.path == "/api/validate-yaml":  # of the card
+            answer = {"errors": [], "warnings": []}
+        elif "/preupload/" in self.path:
+            files_told = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
+            answer = {"files": [{**file, "shouldIgnore": False, "oid": None} for file in files_told]}
+        else:
+            assert self.path == "/api/models/someone/net/commit/main"
+            lines = [json.loads(line) for line in body.splitlines()]
+            self.server.received = {line["value"]["path"]: line["value"] for line in lines if line["key"] == "file"}
+            answer = {"commitUrl": f"{address}/commit/1", "commitOid": "b" * 40}
+        self._answer(answer)
+
+    def do_GET(self):
+        self._answer({"id": "someone/net", "siblings": []})
+
+    def _answer(self, content):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+
+    def log_message(self, *words):
+        pass
+
+
+def test_pushing_uploads_what_saving_writes(saved, monkeypatch):
+    library = pytest.importorskip("huggingface_hub")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(library.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        address = scalesteer.push_to_hub(network(), "someone/net", token="hf_none")
+        server.shutdown()
+    assert address.endswith("/commit/1")
+    received = {name: base64.b64decode(value["content"]) for name, value in server.received.items()}
+    assert sorted(received) == ["README.md", "config.json", "model.safetensors"]
+    for name, content in received.items():
+        assert hashlib.sha256(content).digest() == hashlib.sha256((saved / name).read_bytes()).digest(), name
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"scalesteer\[hub\]"):
+        from_pretrained("someone/net")
+    with pytest.raises(ImportError, match=r"scalesteer\[hub\]"):
+        scalesteer.push_to_hub(network(), "someone/net")
