@@ -86,6 +86,17 @@ def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(t
     assert sum(data["counts"].values()) == 181
 
 
+def test_the_folder_to_deploy_is_the_same_network_and_the_page_names_the_classes(trained):
+    directory, config, result = trained
+    model, other = load_model(directory / "model")
+    assert other == config
+    assert model.task == Task(3, 3, (32, 32), CLASSES, "pad")
+    assert evaluate(model, load(config, "test"))["error"] == result["test_error"]
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in CLASSES)
+    assert f"{100 * result['test_error']:.2f}" in page
+
+
 def test_the_split_is_written_down(trained, pictures):
     directory, config, _ = trained
     with open(directory / "split.csv", encoding="utf-8", newline="") as file:
@@ -349,7 +360,7 @@ def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictu
     assert out.startswith("test error ")
     directory = Path(out.split(": ")[-1].strip())
     assert directory.name.startswith("my-pictures-pooled-cnn-")
-    kept = {"config.json", "metrics.jsonl", "model.safetensors", "result.json", "split.csv"}
+    kept = {"config.json", "metrics.jsonl", "model", "model.safetensors", "report.html", "result.json", "split.csv"}
     assert {path.name for path in directory.glob("[!.]*")} == kept
     assert said[0].startswith("scalesteer: my pictures: 3 classes; pictures: 1")
     assert said[1].startswith("scalesteer: my pictures/nothing/broken.png cannot be read: ")

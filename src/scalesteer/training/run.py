@@ -2,9 +2,9 @@
 
 The directory holds config.json, metrics.jsonl (one line per epoch), last-*.safetensors (checkpoints to go on from),
 model.safetensors (the model that validation chose) and result.json; of your own pictures also split.csv, which says
-which of them were trained on. Every file is written atomically, by one process
-at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one
-that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
+which of them were trained on, model/, a folder to deploy, and report.html. Every file is written atomically, by one
+process at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers
+as one that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from scalesteer import _checks, files
 from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
 from scalesteer.models import DATASETS, Task, count_parameters
 from scalesteer.nn import evaluation_mode
-from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config
+from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, save_pretrained
 from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
 from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
+from scalesteer.training.report import write_report
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
@@ -129,6 +130,7 @@ def _train(
     steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
     silent = True if processes.rank else None  # None: where there is no terminal
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=silent)
+    test = test if config.images is None else list(test)  # looked at once more, for the report
     with _Stop() as stop, bar:
         outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar, processes), processes)
         if processes.rank:
@@ -137,6 +139,8 @@ def _train(
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
             about |= {"task": task_of(state.model)._asdict()}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
+            if config.images is not None:
+                _write_pages(config, directory, state.history, parts["val"], test)
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
         made_by = {"command": config.command, **environment(parts["train"])}
@@ -144,6 +148,16 @@ def _train(
         result |= {"history": state.history, "environment": made_by}
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
         return processes.first(lambda: result)  # type: ignore[no-any-return]
+
+
+def _write_pages(
+    config: RunConfig, directory: Path, history: Sequence[Mapping[str, float]], val: ImageSet, test: Iterable[ImageSet]
+) -> None:
+    """For whoever uses the model: a folder to deploy, with a card, and a page about its errors."""
+    model, _ = load_model(directory / "model.safetensors")  # as it will be read, without what several processes add
+    card = f"Trained by `{config.command}`; the page report.html beside this folder shows its errors."
+    save_pretrained(model, directory / "model", card=card, run=config.to_dict())
+    write_report(directory, model.to(val.device), config, history, next(iter(test), val), val)
 
 
 def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Sequence[str] | None = None) -> ImageSet:
