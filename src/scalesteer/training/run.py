@@ -1,10 +1,10 @@
 """One run in its directory: trained, stopped and resumed at any moment, with the same numbers at the end.
 
 The directory holds config.json, metrics.jsonl (one line per epoch), last-*.safetensors (checkpoints to go on from),
-model.safetensors (the model that validation chose) and result.json; of your own pictures also split.csv, which says
-which of them were trained on. Every file is written atomically, by one process
-at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one
-that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
+model.safetensors (the model that validation chose) and result.json; of your own pictures also split.csv (which of them
+were trained on), report.html and model/, the network as a folder. Every file is written atomically, by one process at a
+time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one that
+was not (on a GPU, as far as cuDNN chooses the same algorithms again).
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from scalesteer import _checks, files
 from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
 from scalesteer.models import DATASETS, Task, count_parameters
 from scalesteer.nn import evaluation_mode
-from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config
+from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, save_pretrained
 from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
 from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
+from scalesteer.training.report import write_report
+from scalesteer.training.results import card
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
@@ -96,6 +98,7 @@ def _train_or_return(
         if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
             raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
         test, processes = processes.loaded(test), processes.ready(place)
+        test = test if config.images is None else list(test)  # few, and the report shows them again
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
@@ -145,8 +148,22 @@ def _train(
         made_by = {"command": config.command, **environment(parts["train"])}
         made_by |= {"note": f"trained by {processes.count} processes"} if processes.count > 1 else {}
         result |= {"history": state.history, "environment": made_by}
+        if config.images is not None and outcome["status"] == "finished":
+            _deliver(directory, state, config, parts["val"], test, result)
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
         return processes.first(lambda: result)  # type: ignore[no-any-return]
+
+
+def _deliver(
+    directory: Path, state: State, config: RunConfig, val: ImageSet, test: Iterable[ImageSet], result: dict[str, Any]
+) -> None:
+    """What a user of own pictures takes away: the network as a folder, and a page about it."""
+    model = state.model
+    model.load_state_dict(state.best)
+    write_report(directory, model, config, state.history, val if config.tuning else next(iter(test)), val)
+    if config.test_channels is not None:
+        model = with_channels(model, config.test_channels, config.join)
+    save_pretrained(model, directory / "model", card=card(result))
 
 
 def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Sequence[str] | None = None) -> ImageSet:
