@@ -496,7 +496,7 @@ class Export:
             saved = self.checkpoint / "result.json"
             told = results.card(json.loads(saved.read_text())) if saved.is_file() else ""
             folder = self.output or Path(f"{name}-model")
-            run = None if getattr(config, "images", None) else config.to_dict()  # paths are nobody else's business
+            run = None if config.images else config.to_dict()  # paths are nobody else's business
             save_pretrained(model, folder, card=told, half=self.half, run=run)
             size = (folder / "model.safetensors").stat().st_size
             print(f"{folder}: {size / 1e6:.2f} MB, {count_parameters(model):,} parameters")

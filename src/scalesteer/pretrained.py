@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, files
+from scalesteer.data.pictures import FITS
 from scalesteer.models import Task, count_parameters, create_model
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-FITS = ("pad", "crop", "resize")
 SHIPPED = Path(__file__).with_name("weights")
 # What a folder may ask for. Its network is built to be compared with its weights, which must not take all memory.
 LARGEST_CONFIG = 1 << 20

@@ -124,7 +124,7 @@ def own_pictures(model: nn.Module, config: RunConfig) -> tuple[str | None, tuple
     network = network_of(model)
     task = getattr(model, "task", None) or getattr(network, "task", None)
     classes = tuple(getattr(task, "classes", ()))
-    own = getattr(config, "images", None) is not None or network.image_size is None
+    own = config.images is not None or network.image_size is None
     own = own or bool(task and classes and task[:3] != DATASETS[config.dataset][:3])
     return (getattr(task, "fit", FITS[0]) if own else None), classes
 

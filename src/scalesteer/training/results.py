@@ -37,7 +37,7 @@ def publish(result: dict[str, Any], folder: Path) -> Path:
 def card(result: dict[str, Any]) -> str:
     """What a reader of a trained network should know of its run, as Markdown: data, command, commit, error by size."""
     made, config = result.get("environment", {}), RunConfig.from_dict(result["config"])
-    data, own = made.get("data", {}), getattr(config, "images", None)
+    data, own, rows = made.get("data", {}), config.images, list[tuple[str, dict[str, Any]]]()
     name = f"own pictures ({Path(own).name})" if own else f"{config.dataset}, split {config.split}"
     digest = f", SHA-256 {data['digest']}" if "digest" in data else ""
     lines = [
@@ -47,15 +47,14 @@ def card(result: dict[str, Any]) -> str:
         f"- Validation error: {100 * result['val_error']:.2f} %.",
     ]
     if "test_error" in result:
-        lines += [
-            f"- Test error: {100 * result['test_error']:.2f} %.",
-            "",
-            "| size | images | error in % |",
-            "|---|---|---|",
-        ]
-        for row in result["test_error_by_scale"]:
-            size = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} to {row['to']:g}"
-            lines.append(f"| {size} | {row['images']:,} | {100 * row['error']:.2f} |")
+        lines.append(f"- Test error: {100 * result['test_error']:.2f} %.")
+    for row in result.get("test_error_by_scale", ()):
+        size = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} to {row['to']:g}"
+        rows.append((size, row))
+    rows += [(str(row["class"]), row) for row in result.get("test_error_by_class", ())]
+    if rows:
+        lines += ["", "| size or class | images | error in % |", "|---|---|---|"]
+        lines += [f"| {name} | {row['images']:,} | {100 * row['error']:.2f} |" for name, row in rows]
     return "\n".join(lines)
 
 

@@ -1,10 +1,10 @@
 """One run in its directory: trained, stopped and resumed at any moment, with the same numbers at the end.
 
 The directory holds config.json, metrics.jsonl (one line per epoch), last-*.safetensors (checkpoints to go on from),
-model.safetensors (the model that validation chose) and result.json; of your own pictures also split.csv, which says
-which of them were trained on, model/, a folder to deploy, and report.html. Every file is written atomically, by one
-process at a time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers
-as one that was not (on a GPU, as far as cuDNN chooses the same algorithms again).
+model.safetensors (the model that validation chose) and result.json; of your own pictures also split.csv (which of them
+were trained on), report.html and model/, the network as a folder. Every file is written atomically, by one process at a
+time; a run that was killed at any moment goes on from its last checkpoint and ends with the same numbers as one that
+was not (on a GPU, as far as cuDNN chooses the same algorithms again).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
 from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
 from scalesteer.training.report import write_report
+from scalesteer.training.results import card
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
@@ -96,6 +97,7 @@ def _train_or_return(
         if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
             raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
         test, processes = processes.loaded(test), processes.ready(place)
+        test = test if config.images is None else list(test)  # few, and the report shows them again
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
@@ -130,7 +132,6 @@ def _train(
     steps, done = config.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
     silent = True if processes.rank else None  # None: where there is no terminal
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=config.name, disable=silent)
-    test = test if config.images is None else list(test)  # looked at once more, for the report
     with _Stop() as stop, bar:
         outcome = fit(state, config, parts, test, _Keeper(config, directory, stop, bar, processes), processes)
         if processes.rank:
@@ -139,25 +140,27 @@ def _train(
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
             about |= {"task": task_of(state.model)._asdict()}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
-            if config.images is not None:
-                _write_pages(config, directory, state.history, parts["val"], test)
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
         made_by = {"command": config.command, **environment(parts["train"])}
         made_by |= {"note": f"trained by {processes.count} processes"} if processes.count > 1 else {}
         result |= {"history": state.history, "environment": made_by}
+        if config.images is not None and outcome["status"] == "finished":
+            _deliver(directory, config, parts["val"], test, result)
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
         return processes.first(lambda: result)  # type: ignore[no-any-return]
 
 
-def _write_pages(
-    config: RunConfig, directory: Path, history: Sequence[Mapping[str, float]], val: ImageSet, test: Iterable[ImageSet]
+def _deliver(
+    directory: Path, config: RunConfig, val: ImageSet, test: Iterable[ImageSet], result: dict[str, Any]
 ) -> None:
-    """For whoever uses the model: a folder to deploy, with a card, and a page about its errors."""
-    model, _ = load_model(directory / "model.safetensors")  # as it will be read, without what several processes add
-    card = f"Trained by `{config.command}`; the page report.html beside this folder shows its errors."
-    save_pretrained(model, directory / "model", card=card, run=config.to_dict())
-    write_report(directory, model.to(val.device), config, history, next(iter(test), val), val)
+    """What a user of own pictures takes away: the network as a folder, and a page about it."""
+    model, _ = load_model(directory / "model.safetensors")  # as it was written, without what several processes add
+    model.to(val.device)
+    write_report(directory, model, config, result["history"], val if config.tuning else next(iter(test)), val)
+    if config.test_channels is not None:
+        model = with_channels(model, config.test_channels, config.join)
+    save_pretrained(model, directory / "model", card=card(result), run=config.to_dict())
 
 
 def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Sequence[str] | None = None) -> ImageSet:
