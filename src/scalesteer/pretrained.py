@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, files
-from scalesteer.data.pictures import FITS
 from scalesteer.models import Task, count_parameters, create_model
 
 FORMAT = 1
@@ -291,6 +290,8 @@ def _numbers(value: Any) -> list[float]:
 
 def _check_task(told: dict[str, Any], own: Task, path: Path) -> Task:
     """The task that config.json tells of, if it is one for this network."""
+    from scalesteer.data.pictures import FITS  # here, so that `import scalesteer` does not load all datasets
+
     try:
         size = told.get("image_size")
         task = Task(**{**told, "image_size": size and tuple(size), "classes": tuple(told.get("classes", ()))})
