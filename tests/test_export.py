@@ -11,6 +11,8 @@ from torch import nn
 
 from scalesteer import cli, create_model, from_pretrained, list_models
 from scalesteer import export as exports
+from scalesteer.channels import resize
+from scalesteer.data import load_split
 from scalesteer.export import ExportError, export
 from scalesteer.models import set_input_statistics
 
@@ -118,6 +120,8 @@ def test_wrong_arguments_are_told(tmp_path):
         export(nn.Flatten(), tmp_path / "net.onnx")
     with pytest.raises(ValueError, match="`to` must be one of 'onnx', 'pt2', 'aoti'"):
         export(network(**TINY), tmp_path / "net.onnx", to="onxx")
+    with pytest.raises(ValueError, match=r"`examples` must be images .* \(got shape \(0, 1, 28, 28\)\)"):
+        export(network(**TINY), tmp_path / "net.onnx", examples=torch.zeros(0, 1, 28, 28))
     with pytest.raises(FileNotFoundError):
         export(network(**TINY), tmp_path / "nowhere" / "net.onnx")
 
@@ -187,6 +191,17 @@ def test_networks_with_channels_are_exported_as_they_are(name, to, tmp_path):
     model = network(name, channels=(0.5, 0.7, 1.0, 1.4))
     assert export(model, tmp_path / "net", to=to).any_size
     assert_same(model, onnx_run(tmp_path / "net") if to == "onnx" else torch.export.load(tmp_path / "net").module())
+
+
+@pytest.mark.slow
+def test_real_digits_are_read_by_onnx_runtime_as_by_torch(filled_cache, tmp_path):
+    model = from_pretrained("digits")
+    images, _ = load_split(part="val", sizes=(1, 64, 1)).take(slice(None))
+    export(model, tmp_path / "net.onnx", examples=images)
+    run = onnx_run(tmp_path / "net.onnx")
+    for batch, *size in SHAPES:
+        x = resize(images[:batch], tuple(size))
+        torch.testing.assert_close(run(x), model(x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -81,6 +81,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     if examples is None:
         size = task.image_size or (max(least, USUAL_SIZE[0]), max(least, USUAL_SIZE[1]))
         examples = torch.rand(max(TIMED_BATCHES), task.in_chans, *size, generator=torch.Generator().manual_seed(0))
+    if examples.ndim != 4 or not len(examples):
+        raise ValueError(f"`examples` must be images (N, C, H, W), one or more (got shape {tuple(examples.shape)}).")
     any_size = isinstance(network, PooledNetwork)
     batches = list(_batches(examples, least, any_size))
     about = json.dumps({"arguments": model.arguments, "task": task._asdict()})
