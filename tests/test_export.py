@@ -115,6 +115,16 @@ def test_what_is_not_the_same_is_not_kept(hook, message, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_network_in_training_is_exported_as_it_answers_and_stays_as_it_is(tmp_path):
+    model = network("plain-cnn", widths=(2, 2, 2), hidden=4).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    export(model, tmp_path / "net.pt2", to="pt2")
+    assert model.training
+    assert model.classifier.dropout.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert_same(model.eval(), torch.export.load(tmp_path / "net.pt2").module(), [(3, 28, 28)])
+
+
 def test_wrong_arguments_are_told(tmp_path):
     with pytest.raises(TypeError, match="must be a network of create_model"):
         export(nn.Flatten(), tmp_path / "net.onnx")
