@@ -11,6 +11,8 @@ from torch import nn
 
 from scalesteer import cli, create_model, from_pretrained, list_models
 from scalesteer import export as exports
+from scalesteer.channels import resize
+from scalesteer.data import load_split
 from scalesteer.export import ExportError, export
 from scalesteer.models import set_input_statistics
 
@@ -113,11 +115,23 @@ def test_what_is_not_the_same_is_not_kept(hook, message, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_network_in_training_is_exported_as_it_answers_and_stays_as_it_is(tmp_path):
+    model = network("plain-cnn", widths=(2, 2, 2), hidden=4).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    export(model, tmp_path / "net.pt2", to="pt2")
+    assert model.training
+    assert model.classifier.dropout.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert_same(model.eval(), torch.export.load(tmp_path / "net.pt2").module(), [(3, 28, 28)])
+
+
 def test_wrong_arguments_are_told(tmp_path):
     with pytest.raises(TypeError, match="must be a network of create_model"):
         export(nn.Flatten(), tmp_path / "net.onnx")
     with pytest.raises(ValueError, match="`to` must be one of 'onnx', 'pt2', 'aoti'"):
         export(network(**TINY), tmp_path / "net.onnx", to="onxx")
+    with pytest.raises(ValueError, match=r"`examples` must be images .* \(got shape \(0, 1, 28, 28\)\)"):
+        export(network(**TINY), tmp_path / "net.onnx", examples=torch.zeros(0, 1, 28, 28))
     with pytest.raises(FileNotFoundError):
         export(network(**TINY), tmp_path / "nowhere" / "net.onnx")
 
@@ -187,6 +201,17 @@ def test_networks_with_channels_are_exported_as_they_are(name, to, tmp_path):
     model = network(name, channels=(0.5, 0.7, 1.0, 1.4))
     assert export(model, tmp_path / "net", to=to).any_size
     assert_same(model, onnx_run(tmp_path / "net") if to == "onnx" else torch.export.load(tmp_path / "net").module())
+
+
+@pytest.mark.slow
+def test_real_digits_are_read_by_onnx_runtime_as_by_torch(filled_cache, tmp_path):
+    model = from_pretrained("digits")
+    images, _ = load_split(part="val", sizes=(1, 64, 1)).take(slice(None))
+    export(model, tmp_path / "net.onnx", examples=images)
+    run = onnx_run(tmp_path / "net.onnx")
+    for batch, *size in SHAPES:
+        x = resize(images[:batch], tuple(size))
+        torch.testing.assert_close(run(x), model(x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

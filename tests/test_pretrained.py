@@ -195,6 +195,14 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         save_pretrained(model, tmp_path / "net")
 
 
+def test_a_task_that_does_not_fit_is_refused(tmp_path):
+    model = network()
+    model.task = model.task._replace(classes=("one", "two"))
+    with pytest.raises(ValueError, match="`classes` must be 10 different names"):
+        save_pretrained(model, tmp_path / "net")
+    assert not (tmp_path / "net").exists()
+
+
 def test_the_config_of_something_else_is_not_replaced(tmp_path):
     (tmp_path / "config.json").write_text('{"model": "ss-cnn"}')
     with pytest.raises(ValueError, match="something else"):
@@ -274,7 +282,7 @@ def test_a_large_network_is_refused_before_memory_is_taken(saved):
 def test_a_file_larger_than_its_network_is_refused_before_it_is_read(saved):
     with open(saved / "model.safetensors", "r+b") as file:
         file.truncate(files.LARGEST_FILE)  # of holes, which take no place on the disk
-    with pytest.raises(PretrainedError, match="larger than the network"):
+    with pytest.raises(PretrainedError, match=r"model\.safetensors is larger than the network"):
         from_pretrained(saved)
 
 

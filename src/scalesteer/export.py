@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from scalesteer import _checks, files
 from scalesteer.channels import ScaleChannels, resize
 from scalesteer.models import Network, PooledNetwork
-from scalesteer.nn import FoldedScaleConv2d, fold
+from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold
 
 Format = Literal["onnx", "pt2", "aoti"]
 SUFFIXES = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".pt2"}
@@ -81,6 +81,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     if examples is None:
         size = task.image_size or (max(least, USUAL_SIZE[0]), max(least, USUAL_SIZE[1]))
         examples = torch.rand(max(TIMED_BATCHES), task.in_chans, *size, generator=torch.Generator().manual_seed(0))
+    if examples.ndim != 4 or not len(examples):
+        raise ValueError(f"`examples` must be images (N, C, H, W), one or more (got shape {tuple(examples.shape)}).")
     any_size = isinstance(network, PooledNetwork)
     batches = list(_batches(examples, least, any_size))
     about = json.dumps({"arguments": model.arguments, "task": task._asdict()})
@@ -100,9 +102,10 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
             raise ExportError(f"{model.arguments['name']} cannot be exported to {to}: {reason}") from error  # type: ignore[index]
         if not any_size:
             batches = [x for x in batches if x.shape[2:] == batches[0].shape[2:]]
-        difference = max(_check(run, model, x) for x in batches)
-        timed = [_repeat(examples, count) for count in TIMED_BATCHES]
-        speed, eager = ({len(x): _time(of, x) for x in timed} for of in (run, model))
+        with evaluation_mode(model):
+            difference = max(_check(run, model, x) for x in batches)
+            timed = [_repeat(examples, count) for count in TIMED_BATCHES]
+            speed, eager = ({len(x): _time(of, x) for x in timed} for of in (run, model))
         with open(file, "rb+") as written:
             os.fsync(written.fileno())
         size_of_file = file.stat().st_size

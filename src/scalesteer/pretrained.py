@@ -81,7 +81,9 @@ def save_pretrained(
     config = {"format": FORMAT, "arguments": arguments, "task": task._asdict()}
     config |= {"weights": files.combined_digest(digests)} | ({} if run is None else {"run": dict(run)})
     text = json.dumps(config, indent=1, allow_nan=False) + "\n"
-    _check_config(json.loads(text))  # what is written can be read
+    written = json.loads(text)
+    _check_config(written)  # what is written can be read
+    _check_task(written["task"], task, folder / CONFIG)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in ((WEIGHTS, weights), (CONFIG, text.encode()), (CARD, _card(model, folder, card).encode())):
         files.write_atomically(folder / name, content)
@@ -110,7 +112,10 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
     try:
         with torch.device("meta"):  # shapes alone: it may be a network that no memory holds
             model: Any = create_model(**arguments)
-        expected = model.state_dict()
+    except (TypeError, ValueError) as error:
+        raise PretrainedError(f"{folder / CONFIG} names a network that cannot be: {error}") from error
+    expected = model.state_dict()
+    try:
         if path.stat().st_size > files.LARGEST_HEADER + sum(t.nbytes for t in expected.values()):
             raise PretrainedError(f"{path} is larger than the network that {CONFIG} describes.")
         tensors, meta = files.read(path)
@@ -118,8 +123,6 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
         raise PretrainedError(f"{path} cannot be read: {error.strerror}.") from error
     except files.DataError as error:
         raise PretrainedError(str(error)) from error
-    except (TypeError, ValueError) as error:
-        raise PretrainedError(f"{folder / CONFIG} names a network that cannot be: {error}") from error
     if meta["digest"] != config["weights"]:
         raise PretrainedError(f"{path} holds other weights than {CONFIG} describes: copy both files again.")
     tensors = {
