@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.bench import environment, seconds
+from benchmarks.report import number
 from examples.convert_resnet import resnet
 from paper.markdown import table
 from scalesteer import PAPER_SCALES, FoldedScaleConv2d, ScaleChannels, convert, fold
@@ -147,7 +148,7 @@ def conversion_costs() -> str:
     rows = [("", "training step", "ONNX Runtime, one image")]
     for name in result["training"]:
         found = [result[work][name] for work in ("training", "inference")]
-        rows.append((name, *(f"x {one['times_network']:.3g} ({one['ms']:.3g} ms)" for one in found)))
+        rows.append((name, *(f"x {one['times_network']:.3g} ({number(one['ms'])} ms)" for one in found)))
     where = f"{about['device']}, CPU threads: {about['threads']}, torch {about['torch']}; `{COMMAND}`."
     return f"{table(rows)}\n\n{result['method']} {where}"
 
