@@ -51,7 +51,8 @@ def card(result: dict[str, Any]) -> str:
     for row in result.get("test_error_by_scale", ()):
         size = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} to {row['to']:g}"
         rows.append((size, row))
-    rows += [(str(row["class"]), row) for row in result.get("test_error_by_class", ())]
+    for row in result.get("test_error_by_class", ()):
+        rows.append((" ".join(str(row["class"]).replace("|", "\\|").split()), row))
     if rows:
         lines += ["", "| size or class | images | error in % |", "|---|---|---|"]
         lines += [f"| {name} | {row['images']:,} | {100 * row['error']:.2f} |" for name, row in rows]
