@@ -95,7 +95,7 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     with torch.no_grad(), _quiet(), tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         file = Path(folder) / f"model{SUFFIXES[to]}"
         try:
-            program, any_size = _trace(finished, batches, least, any_size)
+            program, any_size = _trace(finished, batches, any_size)
             run = {"onnx": _to_onnx, "pt2": _to_pt2, "aoti": _to_aoti}[to](program, file, about)
         except Exception as error:  # torch has no common class for them
             reason = str(error).strip().partition("\n")[0]
@@ -139,15 +139,12 @@ def _batches(examples: Tensor, least: int, any_size: bool) -> Iterator[Tensor]:
             yield resize(_repeat(examples, count), size)
 
 
-def _trace(
-    model: nn.Module, batches: list[Tensor], least: int, any_size: bool
-) -> tuple[torch.export.ExportedProgram, bool]:
+def _trace(model: nn.Module, batches: list[Tensor], any_size: bool) -> tuple[torch.export.ExportedProgram, bool]:
     """The program of torch.export, and whether its images may have any size."""
     dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
     if any_size:
-        sides = {2: torch.export.Dim("height", min=least), 3: torch.export.Dim("width", min=least)}
-        try:
-            return _export(model, batches[-1], dims | sides), True
+        try:  # torch finds the least size by itself; given one, it would want to prove more than it can
+            return _export(model, batches[-1], dims | dict.fromkeys((2, 3), torch.export.Dim.DYNAMIC)), True
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
             shown = " x ".join(map(str, batches[0].shape[2:]))
