@@ -110,6 +110,7 @@ def measured_runs(results: Path = ROOT / "results" / "runs") -> list[Run]:
     """What each finished run of the repository took on a GPU, and how often it saved."""
     lines = [json.loads(line) for path in sorted(results.glob("*.jsonl")) for line in path.read_text().splitlines()]
     ended = [line for line in lines if line["status"] == "finished" and "NVIDIA" in line["environment"]["device"]]
+    ended = [line for line in ended if "shared the GPU" not in line["environment"].get("note", "")]
     return [_cost(line["seconds"], line["config"]["epochs"]) for line in ended]
 
 
