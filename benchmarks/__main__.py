@@ -44,6 +44,27 @@ class Bench:
         print(self.output)
 
 
+@app.command(name="epoch")
+@dataclass(frozen=True)
+class Epoch:
+    """Time a training epoch on STIR-MNIST: our networks beside STIR's plain CNN.
+
+    Example: python -m benchmarks epoch --output results/bench/stir-epoch.json
+    """
+
+    device: Device = "auto"
+    output: Path = Path("epoch.json")
+    """The file to write; results/bench/stir-epoch.json is what docs/evidence/stir.md shows."""
+
+    def run(self) -> None:
+        """Measure and print seconds."""
+        from benchmarks import epoch
+
+        for line, seconds in epoch.run(self.output, device=self.device).items():
+            print(f"{seconds:8.2f} s  {line}")
+        print(self.output)
+
+
 @app.command(name="simulate")
 @dataclass(frozen=True)
 class Simulate:

@@ -11,6 +11,7 @@ from scalesteer.geometry import Filters
 
 kernels = pytest.importorskip("scalesteer.fast.triton", reason="needs Triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SLOW = pytest.mark.slow if DEVICE == "cpu" else pytest.mark.gpu  # slow where kernels are interpreted
 SCALES = (1.0, 9 / 7, 11 / 7)
 # One lobe, so that filters are not point-symmetric; two orientations are opposite, one has no mirror image.
 ONE_LOBE = LogRadialBasis(orientations=(0.3, 0.3 + math.pi, 2.0), sigma=0.6, lobes="single")
@@ -126,7 +127,13 @@ def test_on_a_tie_the_lowest_scale_wins(fan_in):
 
 @pytest.mark.parametrize(
     ("fan_in", "options"),
-    [(1, {}), (3, {}), (40, {}), (6, {"stride": 2, "dilation": 2, "padding": 12}), (6, {"padding_mode": "circular"})],
+    [
+        (1, {}),
+        pytest.param(3, {}, marks=SLOW),
+        pytest.param(40, {}, marks=SLOW),
+        (6, {"stride": 2, "dilation": 2, "padding": 12}),
+        pytest.param(6, {"padding_mode": "circular"}, marks=SLOW),
+    ],
 )
 @pytest.mark.parametrize(("raw", "basis"), [(False, "paper"), (True, ONE_LOBE)])
 def test_where_parts_are_blank_winners_and_gradients_are_those_of_direct(fan_in, options, raw, basis):
@@ -152,6 +159,7 @@ def test_runs_are_bitwise_equal(fan_in):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@SLOW
 def test_pieces_and_tiles_match_direct(monkeypatch):
     layer = ScaleSteerableConv2d(5, 2, 3, padding=1, scales=(1.0, 2.0), basis=ONE_LOBE).to(DEVICE)
     monkeypatch.setattr(fast, "memory_budget", 1)  # one image or tile at a time

@@ -22,10 +22,10 @@ def test_every_experiment_has_its_runs():
         "ablations": 15 * 3,
         "choices": 16 * 3,
         "longer": 4 * 3 * 6,
-        "stir": 8 * (2 * 10 + 6 * 5),
-        "large-scale": 8 * 3,
-        "rescaled-cifar10": 8 * 3,
-        "new-networks": 7 * 2 * 6,
+        "stir": 6 * (10 + 6 * 3) + 2 * 7,
+        "large-scale": 2 + 6,
+        "rescaled-cifar10": 2 + 5 * 2,
+        "new-networks": 2 * (2 * 6 + 4 * 3),
     }
     assert {name for name, experiment in EXPERIMENTS.items() if experiment.distorted} == {"2", "longer"}
     assert [config.split for config in EXPERIMENTS["1"].runs] == sorted([*range(6)] * 10)

@@ -65,6 +65,7 @@ def test_filters_kept_at_a_sum_of_zero_stay_there_and_are_otherwise_free():
             torch.testing.assert_close(project(getattr(layer, name)), getattr(layer, name))  # nothing else is taken
 
 
+@pytest.mark.slow
 def test_a_short_training_changes_the_first_layer_and_is_the_same_twice(cache, monkeypatch):
     monkeypatch.setattr(measures, "FIRST_LAYERS", {"plain": measures.sum_zero_conv})
     found, again = (measures.measure_trained(images=1000, epochs=3) for _ in range(2))

@@ -91,7 +91,7 @@ def step_of(config, processes, device):
     """The loss and the gradients of the first step of a run."""
     images = load(config, "train").to(device)
     state = loop.initial_state(config, images)
-    update = loop._make_update(state, config, images, processes)
+    update = loop.make_update(state, config, images, processes)
     batch = torch.arange(config.batch_size, device=device).chunk(processes.count)[processes.rank]
     with arithmetic(config.precision):
         found = {"loss": processes.mean(update(batch, config.lr))}
@@ -128,7 +128,7 @@ def messages(cache, place, folder):
 def training(cache, place, config, directory, notes, stop_after=0, number=0):
     """Train; note the rows and the seed of each step; after so many steps the last process gets a signal."""
     enter(cache, place, os.devnull)
-    make = loop._make_update
+    make = loop.make_update
 
     def noting(state, config, images, processes):
         update = make(state, config, images, processes)
@@ -143,7 +143,7 @@ def training(cache, place, config, directory, notes, stop_after=0, number=0):
 
         return noted_update
 
-    loop._make_update = noting
+    loop.make_update = noting
     train(config, Path(directory), device="cpu")
 
 
@@ -160,7 +160,7 @@ def other_images(cache, place, config, directory, log):
     enter(cache, place)
     if place[0] == 1:
         config_there, original = replace(config, split=1), run.load
-        run.load = lambda config, part, data_dir: original(config_there, part, data_dir)
+        run.load = lambda config, *more: original(config_there, *more)
     try:
         train(config, Path(directory), device="cpu")
     except (ValueError, OSError) as error:

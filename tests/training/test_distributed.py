@@ -313,6 +313,7 @@ def process_of(rank, parent):
     raise ProcessLookupError(rank)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_torchrun_ends_when_a_process_is_killed_and_the_run_goes_on(cache, tmp_path):
     config = replace(STILL, epochs=30)

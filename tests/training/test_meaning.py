@@ -261,7 +261,7 @@ def test_colour_is_normalised_by_channel_and_mirrored_beyond_the_border():
     state.model.register_forward_pre_hook(lambda model, args: shown.append(args[0]))
     rows = torch.arange(20)
     torch.manual_seed(5)
-    loop._make_update(state, config, images)(rows, 0.1)
+    loop.make_update(state, config, images)(rows, 0.1)
     torch.manual_seed(5)
     expected = changed(images.images.float() / 255, vars(config))
     assert torch.equal(shown[0], expected)

@@ -208,7 +208,7 @@ def test_weighted_steps_follow_the_gradient_of_the_weighted_loss(pictures):
     images = load(config, "train")
     rows = torch.arange(20)
     state, twin = (loop.initial_state(config, images) for _ in range(2))
-    loss = loop._make_update(state, config, images)(rows, config.lr)
+    loss = loop.make_update(state, config, images)(rows, config.lr)
     x, labels = images.take(rows)
     counts = [int((images.labels == label).sum()) for label in range(3)]
     each = [F.cross_entropy(logits[None], label[None], label_smoothing=0.1) * len(images) / 3 / counts[label]

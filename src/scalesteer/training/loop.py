@@ -108,7 +108,7 @@ def fit(
     Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
     """
     model, images, steps = state.model, parts["train"], len(state.losses)
-    update = _make_update(state, config, images, processes)
+    update = make_update(state, config, images, processes)
     while state.epoch < config.epochs:
         model.train()
         if state.step == 0:
@@ -158,7 +158,7 @@ def fit(
     return outcome | {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
 
 
-def _make_update(
+def make_update(
     state: State, config: RunConfig, images: ImageSet, processes: Processes = ALONE
 ) -> Callable[[Tensor, float], Tensor]:
     """One step: train on the images of these rows with this learning rate, and return the loss."""
