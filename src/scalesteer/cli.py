@@ -332,9 +332,7 @@ class Predict:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
         model, config = training.load_model(self.checkpoint)
         fit, classes = predicting.own_pictures(model, config)
-        if config.test_channels is not None:  # as it was tested
-            model = training.with_channels(model, config.test_channels, config.join)
-        model = model.to(training.pick_device(self.device))
+        model = training.as_tested(model, config).to(training.pick_device(self.device))
         dense = None if self.save_maps is None else maps.without_readout(model)
         names, failed = predicting.find_files(self.pictures), 0
         with contextlib.ExitStack() as stack:
@@ -489,8 +487,7 @@ class Export:
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
-        if config.test_channels is not None:  # as it was tested
-            model = training.with_channels(model, config.test_channels, config.join)
+        model = training.as_tested(model, config)
         name = self.checkpoint.resolve().name
         if self.to == "folder":
             saved = self.checkpoint / "result.json"

@@ -146,7 +146,7 @@ def fit(
     outcome: dict[str, Any] = {"status": "finished"}
     if not config.tuning:  # the one look at the test set
         model.load_state_dict(state.best)
-        tested = model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
+        tested = as_tested(model, config)
         found = evaluate(tested, test, config.precision, lambda: watcher.between_batches(state), processes)
         outcome |= {"test_error": found["error"]}
         if config.images is None or len(found["by_scale"]) > 1:  # of own pictures the sizes may be unknown
@@ -310,6 +310,11 @@ def with_channels(model: nn.Module, scales: tuple[float, ...], join: str) -> Sca
     if isinstance(model, ScaleChannels):
         return ScaleChannels(model.net, scales, join, grid=model.grid)
     return ScaleChannels(model, scales, join)
+
+
+def as_tested(model: nn.Module, config: RunConfig) -> nn.Module:
+    """A trained network as its run tests it: at the sizes of `test_channels`, if it has them."""
+    return model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
 
 
 def evaluation_batch(model: nn.Module, images: ImageSet) -> int:

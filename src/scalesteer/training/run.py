@@ -33,7 +33,7 @@ from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_
 from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
-from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
+from scalesteer.training.loop import State, as_tested, fit, initial_state, make_model, task_of
 from scalesteer.training.report import write_report
 from scalesteer.training.results import card
 
@@ -156,10 +156,8 @@ def _deliver(
 ) -> None:
     """What a user of own pictures takes away: the network as a folder, and a page about it."""
     model, _ = load_model(directory / "model.safetensors")  # as it was written, without what several processes add
-    model.to(val.device)
+    model = as_tested(model.to(val.device), config)
     write_report(directory, model, config, result["history"], val if config.tuning else next(iter(test)), val)
-    if config.test_channels is not None:
-        model = with_channels(model, config.test_channels, config.join)
     save_pretrained(model, directory / "model", card=card(result), run=config.to_dict())
 
 
@@ -331,7 +329,7 @@ def _try_test_channels(model: nn.Module, config: RunConfig, images: ImageSet) ->
         return
     try:
         with torch.no_grad(), evaluation_mode(model):
-            with_channels(model, config.test_channels, config.join)(images.take(slice(1))[0])
+            as_tested(model, config)(images.take(slice(1))[0])
     except ValueError as error:
         raise RunError(f"`test_channels` (got {config.test_channels}) cannot be used: {error}") from error
 
