@@ -35,7 +35,7 @@ from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
 from scalesteer.export import SUFFIXES, export
-from scalesteer.models import DATASETS, count_parameters, create_model, list_models
+from scalesteer.models import DATASETS, count_parameters, create_model, list_models, network_of
 from scalesteer.suggest import draw_histogram, suggest
 from scalesteer.training import RunConfig, maps, results
 from scalesteer.training import predict as predicting
@@ -252,7 +252,7 @@ class Evaluate:
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
-        device, classes = training.pick_device(self.device), training.task_of(model).classes
+        device, classes = training.pick_device(self.device), network_of(model).task.classes
         config = replace(config, test_channels=self.channels or config.test_channels)
         scales = config.test_channels or (config.channels if self.join else None)
         if scales is not None:

@@ -9,13 +9,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, files
-from scalesteer.models import Task, count_parameters, create_model
+from scalesteer.models import Task, count_parameters, create_model, network_of
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -221,12 +221,9 @@ def _find(source: str | Path) -> Path | None:
 
 def _describe(model: nn.Module) -> dict[str, Any]:
     """The arguments that make this network again, after a check that they do."""
-    arguments = getattr(model, "arguments", None)
-    if arguments is None:
-        raise TypeError(f"`model` must be a network of create_model (got {type(model).__name__}).")
+    network, arguments = network_of(model), cast(Any, model).arguments
     with torch.device("meta"):
-        other = create_model(**arguments)
-    network, same = getattr(model, "net", model), getattr(other, "net", other)
+        same = network_of(create_model(**arguments))
     expected, own = same.state_dict(), network.state_dict()
     shapes = {name: (t.shape, t.dtype) for name, t in own.items()}
     if str(network) != str(same) or shapes != {name: (t.shape, t.dtype) for name, t in expected.items()}:

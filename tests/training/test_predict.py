@@ -311,7 +311,6 @@ class Task(NamedTuple):
 @pytest.mark.parametrize(
     ("task", "dataset", "expected"),
     [
-        (None, "mnist-scale", (None, ())),  # as of an older version
         (Task(1, 10, (28, 28)), "mnist-scale", (None, ())),
         (Task(1, 10, (64, 64), tuple("0123456789")), "stir-mnist", (None, tuple("0123456789"))),
         (Task(1, 2, (28, 28), ("cat", "dog"), "crop"), "mnist-scale", ("crop", ("cat", "dog"))),
@@ -319,17 +318,10 @@ class Task(NamedTuple):
     ],
 )
 def test_model_of_a_dataset_is_told_from_one_of_own_pictures(task, dataset, expected):
-    task_of = task or Task(1, 10, (28, 28))
     for channels in (None, (0.5, 1.0)):
-        model = create_model(
-            "pooled-cnn", num_classes=task_of.num_classes, image_size=task_of.image_size, channels=channels
-        )
-        network = getattr(model, "net", model)
-        network.task = task  # of the network inside, or of the whole
+        model = create_model("pooled-cnn", num_classes=task.num_classes, image_size=task.image_size, channels=channels)
+        model.task = task
         assert own_pictures(model, RunConfig("pooled-cnn", dataset)) == expected
-        if task is not None:
-            model.task, network.task = task, task
-            assert own_pictures(model, RunConfig("pooled-cnn", dataset)) == expected
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet, SizedSpec
-from scalesteer.models import DATASETS, Task, create_model, set_input_statistics
+from scalesteer.models import DATASETS, Task, create_model, network_of, set_input_statistics
 from scalesteer.training.augment import Augmentation
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, recorded
@@ -83,14 +83,8 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
     """The network of a run, with new weights; its `task` is that of the run."""
     size: Any = {"in_chans": task.in_chans, "num_classes": task.num_classes, "image_size": task.image_size}
     model: nn.Module = create_model(config.model, **size, **config.model_options)
-    cast(Any, model).task = task
+    network_of(model).task = task
     return model
-
-
-def task_of(model: nn.Module) -> Task:
-    """What a network of :func:`make_model` is for."""
-    task: Task = cast(Any, model).task
-    return task
 
 
 def fit(

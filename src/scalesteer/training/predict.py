@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
-from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, find_pictures, read_picture
+from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.files import require
-from scalesteer.models import DATASETS, Network
+from scalesteer.models import DATASETS, network_of
 from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic
@@ -121,20 +121,10 @@ def own_pictures(model: nn.Module, config: RunConfig) -> tuple[str | None, tuple
     A network that came without its run is one for pictures if it has no canvas, or if its classes have names and it is
     not one for the dataset of the configuration.
     """
-    network = network_of(model)
-    task = getattr(model, "task", None) or getattr(network, "task", None)
-    classes = tuple(getattr(task, "classes", ()))
-    own = config.images is not None or network.image_size is None
-    own = own or bool(task and classes and task[:3] != DATASETS[config.dataset][:3])
-    return (getattr(task, "fit", FITS[0]) if own else None), classes
-
-
-def network_of(model: nn.Module) -> Network:
-    """The network of :func:`scalesteer.create_model` that a model is, or that looks at several sizes in it."""
-    network = model.net if isinstance(model, ScaleChannels) else model
-    if not isinstance(network, Network):
-        raise TypeError(f"`model` must be a network of create_model (got {type(network).__name__}).")
-    return network
+    task = network_of(model).task
+    own = config.images is not None or task.image_size is None
+    own = own or bool(task.classes and task[:3] != DATASETS[config.dataset][:3])
+    return (task.fit if own else None), task.classes
 
 
 def reader(model: nn.Module, fit: str | None) -> Reader:

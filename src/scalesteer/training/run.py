@@ -27,13 +27,13 @@ from torch import Tensor, nn
 
 from scalesteer import _checks, files
 from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
-from scalesteer.models import DATASETS, Task, count_parameters
+from scalesteer.models import DATASETS, Task, count_parameters, network_of
 from scalesteer.nn import evaluation_mode
 from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, save_pretrained
 from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
-from scalesteer.training.loop import State, as_tested, fit, initial_state, make_model, task_of
+from scalesteer.training.loop import State, as_tested, fit, initial_state, make_model
 from scalesteer.training.report import write_report
 from scalesteer.training.results import card
 
@@ -138,7 +138,7 @@ def _train(
             return processes.first(dict)  # type: ignore[no-any-return]  # what the first one returns
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
-            about |= {"task": task_of(state.model)._asdict()}
+            about |= {"task": network_of(state.model).task._asdict()}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
@@ -387,7 +387,7 @@ class _Keeper:
             return
         about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
         about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
-        about |= {"task": task_of(state.model)._asdict()}
+        about |= {"task": network_of(state.model).task._asdict()}
         tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in state.best.items()}
         for name, parameter in state.model.named_parameters():
