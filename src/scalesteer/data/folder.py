@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from scalesteer import files
 from scalesteer._checks import boolean, choice, pair
-from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, read_picture
+from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, read_picture, walk
 from scalesteer.data.scale import PARTS
 from scalesteer.data.sources import Images
 from scalesteer.data.tensors import ImageSet
@@ -218,7 +218,8 @@ Found = tuple[str, str, str, str | None, float]  # path, name, label, part if it
 
 def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
     """The pictures in class folders, or in class folders of train, val and test."""
-    found, folders = _walk(root, notes)
+    found, folders, again = walk(root)
+    notes += _sentence("Links to folders that were found already, not followed", again)
     tops = {folder.split("/")[0] for folder in folders}
     named = {top: PART_NAMES[top.lower()] for top in tops if top.lower() in PART_NAMES}
     depth = 2 if "train" in named.values() and len(set(named.values())) > 1 else 1
@@ -243,35 +244,6 @@ def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
     notes += _sentence("Folders without pictures, which are no classes", empty)
     notes += _sentence("Pictures in no class folder, left out", outside)
     notes += _sentence(f"Files left out, since they do not end in {', '.join(SUFFIXES)}", strange)
-
-
-def _walk(root: str, notes: list[str]) -> tuple[list[str], list[str]]:
-    """All files and folders below a folder, as paths from there with slashes, but hidden ones.
-
-    Links are followed. Each real folder is visited once, through a link only if there is no other way, so that links in
-    circles end and no picture has two classes.
-    """
-    found, folders, again, visited = list[str](), list[str](), list[str](), set[tuple[int, int]]()
-    real, links = [""], list[str]()
-    while real or links:
-        place = real.pop() if real else links.pop(0)
-        stat = os.stat(os.path.join(root, place))
-        if (stat.st_dev, stat.st_ino) in visited:
-            again.append(place)
-            continue
-        visited.add((stat.st_dev, stat.st_ino))
-        folders += [place] if place else []
-        with os.scandir(os.path.join(root, place)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name.startswith("."):
-                    continue
-                is_link = entry.is_symlink()
-                is_folder = os.path.isdir(entry) if is_link else entry.is_dir()  # a link to itself is an error there
-                (found if not is_folder else links if is_link else real).append(
-                    f"{place}/{entry.name}" if place else entry.name
-                )
-    notes += _sentence("Links to folders that were found already, not followed", again)
-    return found, folders
 
 
 def _from_list(path: str, notes: list[str]) -> Iterator[Found]:
