@@ -13,11 +13,10 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 try:
     from tyro.conf import Positional, arg
@@ -42,7 +41,6 @@ from scalesteer.training import predict as predicting
 from scalesteer.training.config import Join
 from scalesteer.training.distributed import started
 from scalesteer.training.engines import EngineName, make_runs
-from scalesteer.training.run import LOG_EVERY_S
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
@@ -53,7 +51,6 @@ Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if 
 Originals = Annotated[Path | None, arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.")]
 Folder = Annotated[Path, arg(metavar="DIR")]
 Part = Literal["train", "val", "test"]
-Result = TypeVar("Result")
 Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
 Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
 GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
@@ -337,7 +334,7 @@ class Predict:
         names, failed = predicting.find_files(self.pictures), 0
         with contextlib.ExitStack() as stack:
             table = None if self.csv is None else stack.enter_context(_table(self.csv, predicting.RECORD))
-            for path, said in _shown_progress(predicting.predict_files(model, names, fit), len(names)):
+            for path, said in files.show_progress(predicting.predict_files(model, names, fit), len(names)):
                 try:
                     if isinstance(said, PictureError):
                         raise said
@@ -377,22 +374,6 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, A
         writer.writeheader()
         yield writer.writerow
         text.detach()  # what it holds is written; the file stays open until it is safe on the disk
-
-
-def _shown_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
-    """A bar on a terminal, a line in the log from time to time elsewhere."""
-    logged = time.perf_counter()
-    redirect = files.require("tqdm.contrib.logging").logging_redirect_tqdm  # lines stay clear of the bar
-    with (
-        files.progress_bar(total=total, unit="picture") as bar,
-        contextlib.nullcontext() if bar.disable else redirect(),
-    ):
-        for done, result in enumerate(results, start=1):
-            yield result
-            bar.update()
-            if bar.disable and time.perf_counter() - logged >= LOG_EVERY_S:
-                log.info("%d of %d pictures", done, total)
-                logged = time.perf_counter()
 
 
 @app.command(name="suggest")

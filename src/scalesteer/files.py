@@ -10,17 +10,19 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Content = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and what is said about them
+Result = TypeVar("Result")
 log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
+LOG_EVERY_S = 10.0  # how far something is, where there is no terminal
 LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
 EXTRAS = {"huggingface_hub": "hub", "onnx": "export", "onnxruntime": "export", "onnxscript": "export", "ray": "cluster"}
@@ -55,6 +57,22 @@ def progress_bar(*items: Any, **options: Any) -> Any:
     """tqdm on a terminal; nothing is shown elsewhere, nor where stderr is closed."""
     silent = sys.stderr is None or not sys.stderr.isatty()
     return require("tqdm").tqdm(*items, disable=silent, leave=False, **options)
+
+
+def show_progress(results: Iterable[Result], total: int, doing: str = "", done: int = 0) -> Iterator[Result]:
+    """Results, one for each of `total` pictures: a bar on a terminal, a line in the log from time to time elsewhere."""
+    logged = time.monotonic()
+    redirect = require("tqdm.contrib.logging").logging_redirect_tqdm  # lines stay clear of the bar
+    with (
+        progress_bar(total=total, initial=done, unit="picture", desc=doing or None) as bar,
+        nullcontext() if bar.disable else redirect(),
+    ):
+        for count, result in enumerate(results, start=done + 1):
+            yield result
+            bar.update()
+            if bar.disable and time.monotonic() - logged >= LOG_EVERY_S:
+                log.info("%s%s of %s pictures", f"{doing}: " if doing else "", f"{count:,}", f"{total:,}")
+                logged = time.monotonic()
 
 
 def cache_dir() -> Path:

@@ -9,10 +9,9 @@ import io
 import json
 import math
 import os
-import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +33,6 @@ MOST_CLASSES, LONGEST_NAME = 10_000, 200
 RECIPE = 1  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
 WORKERS = 4  # processes that read pictures, where there are as many processors
 WORKER_BYTES = 32 << 20  # fewer bytes are read sooner than such processes start
-LOG_EVERY_S = 10.0
 _BLOCK_BYTES = 256 << 20  # of packed pictures in one file of the cache
 _MOST_NAMED = 20  # files in one message
 
@@ -343,8 +341,9 @@ def _load_block(spec: FolderSpec, pictures: Sequence[Picture], rows: range, work
         paths = [picture.path for picture in chosen]
         few = sum(picture.stamp[0] for picture in chosen) < WORKER_BYTES
         read = _read(_Reader(paths, spec), (0 if few else _processors()) if workers is None else workers)
+        doing = f"reading {chosen[0].part}"
         packed, broken, count = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[str, str](), 0
-        for row, result in enumerate(_reported(read, rows, len(pictures), chosen[0].part)):
+        for row, result in enumerate(files.show_progress(read, len(pictures), doing, rows.start)):
             if isinstance(result, str):
                 broken[str(row)] = result
             else:
@@ -404,18 +403,6 @@ def _processors() -> int:
     """Processes to read with, 0 where this one does as well alone."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(WORKERS, count) if count > 1 else 0
-
-
-def _reported(results: Iterable[Images | str], rows: range, total: int, part: str) -> Iterator[Images | str]:
-    """The same, with a bar that shows how far it is, or lines where there is no terminal."""
-    logged = time.monotonic()
-    with files.progress_bar(total=total, initial=rows.start, unit="picture", desc=f"reading {part}") as bar:
-        for done, result in enumerate(results, rows.start + 1):
-            bar.update()
-            if bar.disable and time.monotonic() - logged >= LOG_EVERY_S:
-                log.info("read %s of %s pictures for %s", f"{done:,}", f"{total:,}", part)
-                logged = time.monotonic()
-            yield result
 
 
 def _digest(value: Any) -> str:

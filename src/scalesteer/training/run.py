@@ -40,7 +40,6 @@ from scalesteer.training.results import card
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
-LOG_EVERY_S = 10.0
 TEST_BYTES = 1 << 29  # of test images in memory at a time
 SPLIT_FILE = "split.csv"
 KEPT = "what was saved before is kept, and the same command goes on from there"
@@ -375,7 +374,7 @@ class _Keeper:
 
     def _log(self, message: str) -> None:
         """Say where there is no terminal how far it is, not too often."""
-        if self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= LOG_EVERY_S:
+        if self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= files.LOG_EVERY_S:
             log.info("%s", message)
             self.logged = time.perf_counter()
 
