@@ -306,9 +306,9 @@ def test_what_the_folder_does_not_suffice_for_is_said_before_a_directory_is_made
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": ["a", "b"]}, "`classes` must be 3 names"),
-        ({"classes": [1, 2, 3]}, "`classes` must be 3 names"),
-        ({"num_classes": 10**12, "classes": ["a"]}, "`classes` must be 1000000000000 names"),
+        ({"classes": ["a", "b"]}, "`classes` must be 3 different names"),
+        ({"classes": [1, 2, 3]}, "`classes` must be 3 different names"),
+        ({"num_classes": 10**12, "classes": ["a"]}, "`classes` must be 1000000000000 different names"),
         ({"in_chans": 10**9}, "does not fit the model"),
         ({"image_size": "large"}, "names a model that cannot be"),
         ({"fit": "none"}, "`fit` must be one of"),

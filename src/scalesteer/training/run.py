@@ -16,7 +16,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalesteer import _checks, files
-from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
-from scalesteer.models import DATASETS, Task, count_parameters, network_of
+from scalesteer import files
+from scalesteer.data import FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
+from scalesteer.models import DATASETS, count_parameters, network_of
 from scalesteer.nn import evaluation_mode
-from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, save_pretrained
+from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, read_task, save_pretrained
 from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
@@ -209,7 +209,7 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
     try:
-        task = _read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
+        task = read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
         with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
             expected = make_model(config, task).state_dict()
     except (KeyError, TypeError, ValueError) as error:
@@ -219,15 +219,6 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     model = make_model(config, task)
     model.load_state_dict(tensors)
     return model.eval(), config
-
-
-def _read_task(about: Mapping[str, Any]) -> Task:
-    """The task that a file describes, if it can be one."""
-    classes = tuple(about["classes"])
-    if len(classes) != about["num_classes"] or not all(isinstance(name, str) for name in classes):
-        raise ValueError(f"`classes` must be {about['num_classes']} names (got {classes!r:.200}).")
-    size, fit = _checks.pair("image_size", about["image_size"], minimum=1), _checks.choice("fit", about["fit"], FITS)
-    return Task(about["in_chans"], len(classes), size, classes, fit)
 
 
 def _load_pretrained(path: Path) -> tuple[nn.Module, RunConfig]:
