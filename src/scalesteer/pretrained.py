@@ -20,7 +20,7 @@ from scalesteer.models import Task, count_parameters, create_model, network_of
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 SHIPPED = Path(__file__).with_name("weights")
-# What a folder may ask for. Its network is built to be compared with its weights, which must not take all memory.
+# What a folder or a run may ask for. Its network is built to be compared with its weights: it must not take all memory.
 LARGEST_CONFIG = 1 << 20
 MOST_VALUES = 32
 LARGEST = {"kernel_size": 31, "scales": 16, "channels": 16, "widths": 2048, "blocks": 64, "image_size": 8192}

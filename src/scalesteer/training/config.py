@@ -16,13 +16,13 @@ from scalesteer import _checks
 from scalesteer.data import DATASETS, FITS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
+from scalesteer.pretrained import LARGEST, MOST_VALUES
 
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
 Join = Literal["mean", "max", "logsumexp"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
-LARGEST_SCALE, MOST_VALUES, LARGEST_WINDOW = 16, 32, 113  # of the filters
-MOST_CHANNELS, LARGEST_KERNEL = 2048, 31  # of a layer
+LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
@@ -63,15 +63,15 @@ def _widths(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"`{name}` must be a sequence of integers (got {value!r}).")
     widths = tuple(_checks.integer(f"{name}[{i}]", width, minimum=1) for i, width in enumerate(value))
-    if not 0 < len(widths) <= MOST_VALUES or max(widths) > MOST_CHANNELS:
-        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {MOST_CHANNELS} (got {widths}).")
+    if not 0 < len(widths) <= MOST_VALUES or max(widths) > LARGEST[name]:
+        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST[name]} (got {widths}).")
     return widths
 
 
 def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
     sizes = tuple(map(_checks.kernel_size, value if isinstance(value, (tuple, list)) else (value,)))
-    if not 0 < len(sizes) <= MOST_VALUES or max(sizes) > LARGEST_KERNEL:
-        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST_KERNEL} (got {value}).")
+    if not 0 < len(sizes) <= MOST_VALUES or max(sizes) > LARGEST[name]:
+        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST[name]} (got {value}).")
     return sizes if isinstance(value, (tuple, list)) else sizes[0]
 
 
