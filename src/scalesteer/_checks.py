@@ -105,11 +105,11 @@ def kernel_size(value: Any) -> int:
     return height
 
 
-def scales(value: Any) -> tuple[float, ...]:
+def ascending(name: str, value: Any) -> tuple[float, ...]:
     """Return positive, strictly ascending numbers as a tuple of floats."""
-    numbers = reals("scales", value)
+    numbers = reals(name, value)
     if numbers[0] <= 0 or any(b <= a for a, b in itertools.pairwise(numbers)):
-        raise ValueError(f"`scales` must be positive and strictly ascending (got {numbers}).")
+        raise ValueError(f"`{name}` must be positive and strictly ascending (got {numbers}).")
     return numbers
 
 

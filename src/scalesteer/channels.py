@@ -101,7 +101,7 @@ class ScaleChannels(nn.Module):
         if not isinstance(net, nn.Module):
             raise TypeError(f"`net` must be an nn.Module (got {type(net).__name__}).")
         self.net = net
-        self.scales = _checks.scales(scales)
+        self.scales = _checks.ascending("scales", scales)
         self.join = _checks.choice("join", join, JOINS)
         self.drop = _checks.real("drop", drop)
         if not 0 <= self.drop < 1:
@@ -130,7 +130,7 @@ class ScaleChannels(nn.Module):
 
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
-        return twin(self, scales=_checks.scales(scales))
+        return twin(self, scales=_checks.ascending("scales", scales))
 
     @overload
     def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...

@@ -9,7 +9,6 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks
@@ -36,13 +35,6 @@ FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
 # here, at sizes that cover a factor of three; a channel of 2 would cost more than all of these. The mean over places
 # would let the border that small pictures get have its say.
 OWN_MODEL: dict[str, Any] = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
-
-
-def _ascending(name: str, value: Any) -> tuple[float, ...]:
-    numbers = _checks.reals(name, value)
-    if numbers[0] <= 0 or any(b <= a for a, b in pairwise(numbers)):
-        raise ValueError(f"`{name}` must be positive and strictly ascending (got {numbers}).")
-    return numbers
 
 
 def _range(name: str, value: Any) -> tuple[float, ...]:
@@ -77,7 +69,7 @@ def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
 
 # How a field that may be None is made plain where it is not.
 OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
-    "scales": _ascending, "channels": _ascending, "test_channels": _ascending, "test_sizes": _ascending,
+    **dict.fromkeys(("scales", "channels", "test_channels", "test_sizes"), _checks.ascending),
     "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
     "kernel_size": _kernel_size,
     "readout": lambda name, value: _checks.choice(name, value, READOUTS),
