@@ -109,9 +109,9 @@ def _sha256(*parts: str | Tensor) -> str:
     return hasher.hexdigest()
 
 
-def combined_digest(digests: Mapping[str, str]) -> str:
-    """One SHA-256 for a set of named digests, whatever their order."""
-    return _sha256(json.dumps(digests, sort_keys=True))
+def combined_digest(values: Any) -> str:
+    """One SHA-256 for named digests, whatever their order, or for anything else that is ready for JSON."""
+    return _sha256(json.dumps(values, sort_keys=True))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Which part a picture belongs to follows from its path alone, so that adding pict
 import csv
 import hashlib
 import io
-import json
 import math
 import os
 import unicodedata
@@ -150,7 +149,7 @@ def load_folder(
     labels = torch.tensor([names.index(picture.label) for picture in kept])
     about = {"images": spec.images, "image_size": list(spec.image_size), "fit": spec.fit, "grey": spec.grey,
              "classes": list(names), "counts": folder.counts(), "drawn": list(folder.drawn), "broken": len(broken),
-             "part": part, "digest": _digest([digests, files.tensor_digest(labels)])}  # fmt: skip
+             "part": part, "digest": files.combined_digest([digests, files.tensor_digest(labels)])}  # fmt: skip
     return ImageSet(images[:count], labels, torch.tensor([picture.size for picture in kept]), about)
 
 
@@ -335,7 +334,7 @@ def _load_block(spec: FolderSpec, pictures: Sequence[Picture], rows: range, work
     """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`."""
     chosen = pictures[rows.start : rows.stop]
     stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in chosen]
-    digest = _digest([stamps, spec.image_size, spec.fit, spec.grey, RECIPE])
+    digest = files.combined_digest([stamps, spec.image_size, spec.fit, spec.grey, RECIPE])
 
     def make() -> files.Content:
         paths = [picture.path for picture in chosen]
@@ -403,7 +402,3 @@ def _processors() -> int:
     """Processes to read with, 0 where this one does as well alone."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(WORKERS, count) if count > 1 else 0
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

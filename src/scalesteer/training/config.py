@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from scalesteer import _checks
+from scalesteer import _checks, files
 from scalesteer.data import DATASETS, FITS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
@@ -281,7 +280,7 @@ class RunConfig:
         """A short digest of everything that is not the default, so that a field added later changes no identity."""
         defaults = {field.name: field.default for field in fields(self)}
         chosen = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+        return files.combined_digest(chosen)[:12]
 
     @property
     def name(self) -> str:
