@@ -23,7 +23,6 @@ from scalesteer.training.predict import (
     find_files,
     fit_digit,
     own_pictures,
-    predict,
     predict_files,
     read_image,
     to_sentence,
@@ -42,6 +41,11 @@ def save(tmp_path, image, name="x.png", **options):
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     image.save(tmp_path / name, **options)
     return tmp_path / name
+
+
+def predict(model, path, fit=None):
+    ((_, said),) = predict_files(model, [path], fit)
+    return said
 
 
 def test_images_of_a_dataset_are_classified_as_in_evaluation(cache, undisturbed, tmp_path):

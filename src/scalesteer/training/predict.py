@@ -43,14 +43,6 @@ class Prediction(NamedTuple):
     size: float | None = None  # the size that answered, relative to the usual one, if the model has scale channels
 
 
-def predict(model: nn.Module, path: Path, fit: str | None = None) -> Prediction:
-    """Classify one picture file as :func:`predict_files` does; one that cannot be used is a PictureError."""
-    ((_, said),) = predict_files(model, [path], fit)
-    if isinstance(said, PictureError):
-        raise said
-    return said
-
-
 def predict_files(
     model: nn.Module, paths: Iterable[Path], fit: str | None = None
 ) -> Iterator[tuple[Path, Prediction | PictureError]]:
