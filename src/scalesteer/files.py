@@ -25,7 +25,8 @@ LOCK_WAIT_S = 900
 LOG_EVERY_S = 10.0  # how far something is, where there is no terminal
 LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
-EXTRAS = {"huggingface_hub": "hub", "onnx": "export", "onnxruntime": "export", "onnxscript": "export", "ray": "cluster"}
+EXTRAS = {"huggingface_hub": "hub", "matplotlib": "paper", "onnx": "export", "onnxruntime": "export"}
+EXTRAS |= {"onnxscript": "export", "ray": "cluster"}
 """Which extra of this package has another one; those that are not named are in `cli`."""
 FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
 
