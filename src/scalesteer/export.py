@@ -75,6 +75,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     """
     _checks.choice("to", to, get_args(Format))
     network, path = network_of(model), Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"`path` must be a file in a folder that exists (got {str(path)!r}).")
     task, least = network.task, _least_size(model)
     if examples is None:
         size = task.image_size or (max(least, USUAL_SIZE[0]), max(least, USUAL_SIZE[1]))
