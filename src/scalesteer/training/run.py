@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalesteer import files
+from scalesteer import files, list_pretrained
 from scalesteer.data import FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
 from scalesteer.models import DATASETS, count_parameters, network_of
 from scalesteer.nn import evaluation_mode
@@ -239,7 +239,8 @@ def read_checkpoint(path: Path) -> files.Content:
     try:
         tensors, meta = files.read(path)
     except FileNotFoundError as error:
-        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror}.") from error
+        hint = f"networks of this package: {', '.join(list_pretrained())}"
+        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror} ({hint}).") from error
     except files.DataError as error:
         raise CheckpointError(str(error)) from error
     return tensors, meta["about"]
