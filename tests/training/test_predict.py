@@ -216,9 +216,9 @@ def test_missing_large_and_many_pixels_are_refused(tmp_path, bar, monkeypatch):
     with pytest.raises(PictureError, match="cannot be read"):
         read_image(tmp_path)
     path = save(tmp_path, bar)
-    monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size)
+    monkeypatch.setattr(predicting, "MOST_PIXELS", bar.size)
     np.testing.assert_array_equal(read_image(path), bar)
-    monkeypatch.setattr(predicting, "MAX_PIXELS", bar.size - 1)
+    monkeypatch.setattr(predicting, "MOST_PIXELS", bar.size - 1)
     with pytest.raises(PictureError, match="million pixels"):
         read_image(path)
     monkeypatch.setattr(predicting, "MAX_BYTES", 10)

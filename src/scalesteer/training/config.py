@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks, files
-from scalesteer.data import DATASETS, FITS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
+from scalesteer.data import DATASETS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
 from scalesteer.pretrained import LARGEST, MOST_VALUES
@@ -152,7 +152,6 @@ class RunConfig:
         _checks.choice("schedule", self.schedule, get_args(Schedule))
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("join", self.join, get_args(Join))
-        _checks.choice("fit", self.fit, FITS)
         minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
         for name, minimum in minima.items():
             if own[name] is not getattr(RunConfig, name):  # the default, which may be None

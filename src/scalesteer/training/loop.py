@@ -158,7 +158,6 @@ def _make_update(
     """One step: train on the images of these rows with this learning rate, and return the loss."""
     model, optimizer, device = state.model.train(), state.optimizer, images.device
     network = processes.replicate(model)
-
     change, weights = _make_augmentation(config, images), _class_weights(images) if config.class_weights else None
 
     def step(rows: Tensor) -> Tensor:

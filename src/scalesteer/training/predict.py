@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
-from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, read_picture
+from scalesteer.data.pictures import MOST_PIXELS, SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.files import require
 from scalesteer.models import DATASETS, network_of
 from scalesteer.nn import ScaleSteerableConv2d
@@ -25,7 +25,6 @@ from scalesteer.training.device import arithmetic
 from scalesteer.training.loop import evaluation_batch
 
 MAX_BYTES = 64 << 20
-MAX_PIXELS = 64_000_000
 MARGIN = 4  # pixels around a digit of MNIST, which has 28
 READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
 RECORD = ("picture", "class", "label", "confidence", "size", "scale", "inverted")
@@ -208,8 +207,8 @@ def read_image(path: Path, colour: bool = False) -> NDArray[np.uint8]:
             raise PictureError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
         with warnings.catch_warnings(), pil.open(path, formats=("PNG", "JPEG")) as image:
             warnings.simplefilter("ignore")
-            if image.width * image.height > MAX_PIXELS:
-                raise PictureError(f"{path} has more than {MAX_PIXELS // 10**6} million pixels.")
+            if image.width * image.height > MOST_PIXELS:
+                raise PictureError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels.")
             image = ops.exif_transpose(image)
             if image.mode.startswith("I"):  # 16 bits
                 image = pil.fromarray((np.asarray(image, np.int64).clip(0, 65535) >> 8).astype(np.uint8))
