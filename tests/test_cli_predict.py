@@ -190,7 +190,7 @@ def test_interrupted_table_leaves_the_old_one(own, photos, capsys, tmp_path):
 
 
 def test_log_lines_tell_the_progress_without_a_terminal(own, photos, capsys, caplog, monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "LOG_EVERY_S", 0)
+    monkeypatch.setattr(cli.files, "LOG_EVERY_S", 0)
     scalesteer(capsys, "predict", "RUN", photos, "--csv", tmp_path / "x.csv")
     assert [m for m in caplog.messages if "of 5 pictures" in m] == [f"{n} of 5 pictures" for n in range(1, 6)]
 

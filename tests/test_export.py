@@ -132,8 +132,9 @@ def test_wrong_arguments_are_told(tmp_path):
         export(network(**TINY), tmp_path / "net.onnx", to="onxx")
     with pytest.raises(ValueError, match=r"`examples` must be images .* \(got shape \(0, 1, 28, 28\)\)"):
         export(network(**TINY), tmp_path / "net.onnx", examples=torch.zeros(0, 1, 28, 28))
-    with pytest.raises(FileNotFoundError):
-        export(network(**TINY), tmp_path / "nowhere" / "net.onnx")
+    for path in (tmp_path / "nowhere" / "net.onnx", tmp_path):
+        with pytest.raises(ValueError, match="`path` must be a file in a folder that exists"):
+            export(network(**TINY), path)
 
 
 # The command

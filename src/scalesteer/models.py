@@ -373,6 +373,14 @@ def _to_json(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def network_of(model: nn.Module) -> Network:
+    """The network of :func:`create_model` that a model is, or that looks at several sizes in it."""
+    network = model.net if isinstance(model, ScaleChannels) else model
+    if not isinstance(network, Network):
+        raise TypeError(f"`model` must be a network of create_model (got {type(network).__name__}).")
+    return network
+
+
 def count_parameters(model: nn.Module) -> int:
     """How many numbers are learned."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

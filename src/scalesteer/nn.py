@@ -57,7 +57,7 @@ class MultiScaleConv2d(nn.Module):
         self.padding = padding if isinstance(padding, str) else border
         self.padding_mode = _checks.choice("padding_mode", padding_mode, functional.PADDING_MODES)
         self.geometry = Geometry(size, self.stride, border, self.dilation, self.groups, self.padding_mode)
-        self.scales = _checks.scales(scales)
+        self.scales = _checks.ascending("scales", scales)
         self.register_load_state_dict_post_hook(_renew_buffers)  # type: ignore[no-untyped-call]
 
     def _add_parameters(self, name: str, shape: Sequence[int], bias: bool, device: Device, dtype: Dtype) -> None:
@@ -331,7 +331,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         Steering is exact, so that a trained layer can be asked for scales it was never trained at. (The preset
         ``"released-code"`` keeps the largest window it was built with; steering it beyond is inexact.)
         """
-        scales = _checks.scales(scales)
+        scales = _checks.ascending("scales", scales)
         sizes = harmonics.window_sizes(self.geometry.kernel_size, scales, self.basis)
         other = twin(self, scales=scales, sizes=sizes)
         other.reset_buffers()

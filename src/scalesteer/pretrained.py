@@ -9,20 +9,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, files
-from scalesteer.models import Task, count_parameters, create_model
+from scalesteer.models import Task, count_parameters, create_model, network_of
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 SHIPPED = Path(__file__).with_name("weights")
-# What a folder may ask for. Its network is built to be compared with its weights, which must not take all memory.
+# What a folder or a run may ask for. Its network is built to be compared with its weights: it must not take all memory.
 LARGEST_CONFIG = 1 << 20
-MOST_VALUES, LONGEST_NAME = 32, 200
+MOST_VALUES = 32
 LARGEST = {"kernel_size": 31, "scales": 16, "channels": 16, "widths": 2048, "blocks": 64, "image_size": 8192}
 LARGEST_NUMBER = 1 << 20
 LARGEST_BASIS = 1 << 20  # functions times pixels of their windows
@@ -221,12 +221,9 @@ def _find(source: str | Path) -> Path | None:
 
 def _describe(model: nn.Module) -> dict[str, Any]:
     """The arguments that make this network again, after a check that they do."""
-    arguments = getattr(model, "arguments", None)
-    if arguments is None:
-        raise TypeError(f"`model` must be a network of create_model (got {type(model).__name__}).")
+    network, arguments = network_of(model), cast(Any, model).arguments
     with torch.device("meta"):
-        other = create_model(**arguments)
-    network, same = getattr(model, "net", model), getattr(other, "net", other)
+        same = network_of(create_model(**arguments))
     expected, own = same.state_dict(), network.state_dict()
     shapes = {name: (t.shape, t.dtype) for name, t in own.items()}
     if str(network) != str(same) or shapes != {name: (t.shape, t.dtype) for name, t in expected.items()}:
@@ -291,19 +288,27 @@ def _numbers(value: Any) -> list[float]:
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, (int, float))]
 
 
+def read_task(told: Mapping[str, Any]) -> Task:
+    """The task that a file tells of; a TypeError or ValueError if there is no such task."""
+    from scalesteer.data.folder import LONGEST_NAME  # here, so that `import scalesteer` does not load all datasets
+    from scalesteer.data.pictures import FITS
+
+    task = Task(**told)
+    size = None if task.image_size is None else _checks.pair("image_size", task.image_size, minimum=1)
+    task = task._replace(image_size=size, classes=tuple(task.classes))
+    names = {name for name in task.classes if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME}
+    if len(names) not in (0, task.num_classes) or len(names) != len(task.classes):
+        raise ValueError(f"`classes` must be {task.num_classes} different names, or none")
+    _checks.choice("fit", task.fit, FITS)
+    return task
+
+
 def _check_task(told: dict[str, Any], own: Task, path: Path) -> Task:
     """The task that config.json tells of, if it is one for this network."""
-    from scalesteer.data.pictures import FITS  # here, so that `import scalesteer` does not load all datasets
-
     try:
-        size = told.get("image_size")
-        task = Task(**{**told, "image_size": size and tuple(size), "classes": tuple(told.get("classes", ()))})
+        task = read_task(told)
         if task[:3] != own[:3]:
             raise ValueError(f"its channels, classes and image size are {task[:3]}, those of the network {own[:3]}")
-        names = [name for name in task.classes if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME]
-        if len(names) not in (0, task.num_classes) or len(set(names)) != len(task.classes):
-            raise ValueError(f"`classes` must be {task.num_classes} different names, or none")
-        _checks.choice("fit", task.fit, FITS)
     except (TypeError, ValueError) as error:
         raise PretrainedError(f"{path}: `task` does not fit: {error}.") from error
     return task

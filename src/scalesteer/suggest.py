@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import itertools
 import json
 import math
@@ -271,15 +270,7 @@ def read_boxes(path: Path) -> dict[str, list[Box]]:
         raise ValueError(f"`boxes` must be a CSV or JSON file of at most {MOST_BYTES >> 20} MiB (got {str(path)!r}).")
     try:
         rows = list((_coco_rows if path.suffix.lower() == ".json" else _csv_rows)(path))
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-        csv.Error,
-        RecursionError,
-    ) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(
             f"{path} cannot be read ({reason}): it must be a CSV with the columns path, x, y, width and height, or "
@@ -397,10 +388,7 @@ def label_regions(inside: NDArray[np.bool_], gap: int = 0) -> tuple[NDArray[Any]
 
 def draw_histogram(suggestion: Suggestion, path: Path) -> None:
     """The histogram and the size that each channel is made for, as a PNG."""
-    try:
-        figure = importlib.import_module("matplotlib.figure").Figure((7, 3.5), layout="constrained")
-    except ImportError as error:
-        raise ImportError("matplotlib is needed for a plot and not installed: pip install matplotlib.") from error
+    figure = files.require("matplotlib.figure").Figure((7, 3.5), layout="constrained")
     axes = figure.subplots()
     low, high, counts = zip(*suggestion.histogram(), strict=True)
     axes.bar(low, counts, np.subtract(high, low), align="edge", edgecolor="white")

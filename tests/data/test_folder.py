@@ -486,6 +486,6 @@ def test_few_bytes_are_read_without_other_processes(tmp_path, monkeypatch):
 
 
 def test_reading_says_how_far_it_is_without_a_terminal(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(module, "LOG_EVERY_S", 0)
+    monkeypatch.setattr(module.files, "LOG_EVERY_S", 0)
     load(FolderSpec(str(make(tmp_path, parts=PARTS, count=2))), "val")
-    assert messages(caplog)[:4] == [f"read {i} of 4 pictures for val" for i in range(1, 5)]
+    assert messages(caplog)[:4] == [f"reading val: {i} of 4 pictures" for i in range(1, 5)]

@@ -306,9 +306,9 @@ def test_what_the_folder_does_not_suffice_for_is_said_before_a_directory_is_made
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": ["a", "b"]}, "`classes` must be 3 names"),
-        ({"classes": [1, 2, 3]}, "`classes` must be 3 names"),
-        ({"num_classes": 10**12, "classes": ["a"]}, "`classes` must be 1000000000000 names"),
+        ({"classes": ["a", "b"]}, "`classes` must be 3 different names"),
+        ({"classes": [1, 2, 3]}, "`classes` must be 3 different names"),
+        ({"num_classes": 10**12, "classes": ["a"]}, "`classes` must be 1000000000000 different names"),
         ({"in_chans": 10**9}, "does not fit the model"),
         ({"image_size": "large"}, "names a model that cannot be"),
         ({"fit": "none"}, "`fit` must be one of"),
@@ -340,9 +340,8 @@ def test_a_models_task_is_that_of_its_dataset(undisturbed):
 
 
 WITHOUT_TERMINAL = """
-from scalesteer import cli
-from scalesteer.training import run
-run.LOG_EVERY_S = 0
+from scalesteer import cli, files
+files.LOG_EVERY_S = 0
 raise SystemExit(cli.main())
 """
 
@@ -363,7 +362,8 @@ def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictu
     kept = {"config.json", "metrics.jsonl", "model", "model.safetensors", "report.html", "result.json", "split.csv"}
     assert {path.name for path in directory.glob("[!.]*")} == kept
     assert said[0].startswith("scalesteer: my pictures: 3 classes; pictures: 1")
-    assert said[1].startswith("scalesteer: my pictures/nothing/broken.png cannot be read: ")
+    assert said[1].startswith("scalesteer: reading train: 1 of ")
+    assert any(line.startswith("scalesteer: my pictures/nothing/broken.png cannot be read: ") for line in said)
     assert "scalesteer: epoch 1 of 1: step 1 of 3" in said
     assert any(line.startswith("scalesteer: epoch 1 of 1: loss ") for line in said)
     assert [path.name for path in (pictures.parent / "results").glob("[!.]*")] == ["own-images.jsonl"]

@@ -501,7 +501,7 @@ def test_without_a_terminal_steps_and_epochs_are_logged_at_most_every_ten_second
     caplog.set_level("INFO", "scalesteer")
     result = train(tiny, tmp_path / "quick", device="cpu")
     assert caplog.messages == []
-    monkeypatch.setattr(running, "LOG_EVERY_S", 0)
+    monkeypatch.setattr(running.files, "LOG_EVERY_S", 0)
     train(tiny, tmp_path / "slow", device="cpu")
     losses = [f"{entry['loss']:.3f}" for entry in result["history"]]
     expected = [line for epoch, loss in enumerate(losses, 1) for line in (

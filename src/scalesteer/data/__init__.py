@@ -9,7 +9,6 @@ The first two are obtained, verified and built to the same bytes everywhere.
 
 from scalesteer.data.elastic import ELASTIC_ALPHAS, ELASTIC_SIGMA, distort
 from scalesteer.data.folder import FolderSpec, load_folder, scan_folder
-from scalesteer.data.pictures import FITS
 from scalesteer.data.scale import DATASETS, PARTS, SplitSpec, build, load_part
 from scalesteer.data.sized import SIZED_DATASETS, SizedSpec
 from scalesteer.data.sources import SOURCES, fetch
@@ -17,7 +16,7 @@ from scalesteer.data.tensors import ImageSet, load_split
 from scalesteer.files import DataError, cache_dir
 
 __all__ = [
-    "DATASETS", "ELASTIC_ALPHAS", "ELASTIC_SIGMA", "FITS", "PARTS", "SIZED_DATASETS", "SOURCES", "DataError",
+    "DATASETS", "ELASTIC_ALPHAS", "ELASTIC_SIGMA", "PARTS", "SIZED_DATASETS", "SOURCES", "DataError",
     "FolderSpec", "ImageSet", "SizedSpec", "SplitSpec", "build", "cache_dir", "distort", "fetch", "load_folder",
     "load_part", "load_split", "scan_folder",
 ]  # fmt: skip

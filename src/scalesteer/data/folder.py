@@ -6,13 +6,11 @@ Which part a picture belongs to follows from its path alone, so that adding pict
 import csv
 import hashlib
 import io
-import json
 import math
 import os
-import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from scalesteer import files
 from scalesteer._checks import boolean, choice, pair
-from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, read_picture
+from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, read_picture, walk
 from scalesteer.data.scale import PARTS
 from scalesteer.data.sources import Images
 from scalesteer.data.tensors import ImageSet
@@ -34,7 +32,6 @@ MOST_CLASSES, LONGEST_NAME = 10_000, 200
 RECIPE = 1  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
 WORKERS = 4  # processes that read pictures, where there are as many processors
 WORKER_BYTES = 32 << 20  # fewer bytes are read sooner than such processes start
-LOG_EVERY_S = 10.0
 _BLOCK_BYTES = 256 << 20  # of packed pictures in one file of the cache
 _MOST_NAMED = 20  # files in one message
 
@@ -152,7 +149,7 @@ def load_folder(
     labels = torch.tensor([names.index(picture.label) for picture in kept])
     about = {"images": spec.images, "image_size": list(spec.image_size), "fit": spec.fit, "grey": spec.grey,
              "classes": list(names), "counts": folder.counts(), "drawn": list(folder.drawn), "broken": len(broken),
-             "part": part, "digest": _digest([digests, files.tensor_digest(labels)])}  # fmt: skip
+             "part": part, "digest": files.combined_digest([digests, files.tensor_digest(labels)])}  # fmt: skip
     return ImageSet(images[:count], labels, torch.tensor([picture.size for picture in kept]), about)
 
 
@@ -218,7 +215,8 @@ Found = tuple[str, str, str, str | None, float]  # path, name, label, part if it
 
 def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
     """The pictures in class folders, or in class folders of train, val and test."""
-    found, folders = _walk(root, notes)
+    found, folders, again = walk(root)
+    notes += _sentence("Links to folders that were found already, not followed", again)
     tops = {folder.split("/")[0] for folder in folders}
     named = {top: PART_NAMES[top.lower()] for top in tops if top.lower() in PART_NAMES}
     depth = 2 if "train" in named.values() and len(set(named.values())) > 1 else 1
@@ -243,35 +241,6 @@ def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
     notes += _sentence("Folders without pictures, which are no classes", empty)
     notes += _sentence("Pictures in no class folder, left out", outside)
     notes += _sentence(f"Files left out, since they do not end in {', '.join(SUFFIXES)}", strange)
-
-
-def _walk(root: str, notes: list[str]) -> tuple[list[str], list[str]]:
-    """All files and folders below a folder, as paths from there with slashes, but hidden ones.
-
-    Links are followed. Each real folder is visited once, through a link only if there is no other way, so that links in
-    circles end and no picture has two classes.
-    """
-    found, folders, again, visited = list[str](), list[str](), list[str](), set[tuple[int, int]]()
-    real, links = [""], list[str]()
-    while real or links:
-        place = real.pop() if real else links.pop(0)
-        stat = os.stat(os.path.join(root, place))
-        if (stat.st_dev, stat.st_ino) in visited:
-            again.append(place)
-            continue
-        visited.add((stat.st_dev, stat.st_ino))
-        folders += [place] if place else []
-        with os.scandir(os.path.join(root, place)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name.startswith("."):
-                    continue
-                is_link = entry.is_symlink()
-                is_folder = os.path.isdir(entry) if is_link else entry.is_dir()  # a link to itself is an error there
-                (found if not is_folder else links if is_link else real).append(
-                    f"{place}/{entry.name}" if place else entry.name
-                )
-    notes += _sentence("Links to folders that were found already, not followed", again)
-    return found, folders
 
 
 def _from_list(path: str, notes: list[str]) -> Iterator[Found]:
@@ -365,14 +334,15 @@ def _load_block(spec: FolderSpec, pictures: Sequence[Picture], rows: range, work
     """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`."""
     chosen = pictures[rows.start : rows.stop]
     stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in chosen]
-    digest = _digest([stamps, spec.image_size, spec.fit, spec.grey, RECIPE])
+    digest = files.combined_digest([stamps, spec.image_size, spec.fit, spec.grey, RECIPE])
 
     def make() -> files.Content:
         paths = [picture.path for picture in chosen]
         few = sum(picture.stamp[0] for picture in chosen) < WORKER_BYTES
         read = _read(_Reader(paths, spec), (0 if few else _processors()) if workers is None else workers)
+        doing = f"reading {chosen[0].part}"
         packed, broken, count = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[str, str](), 0
-        for row, result in enumerate(_reported(read, rows, len(pictures), chosen[0].part)):
+        for row, result in enumerate(files.show_progress(read, len(pictures), doing, rows.start)):
             if isinstance(result, str):
                 broken[str(row)] = result
             else:
@@ -432,19 +402,3 @@ def _processors() -> int:
     """Processes to read with, 0 where this one does as well alone."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(WORKERS, count) if count > 1 else 0
-
-
-def _reported(results: Iterable[Images | str], rows: range, total: int, part: str) -> Iterator[Images | str]:
-    """The same, with a bar that shows how far it is, or lines where there is no terminal."""
-    logged = time.monotonic()
-    with files.progress_bar(total=total, initial=rows.start, unit="picture", desc=f"reading {part}") as bar:
-        for done, result in enumerate(results, rows.start + 1):
-            bar.update()
-            if bar.disable and time.monotonic() - logged >= LOG_EVERY_S:
-                log.info("read %s of %s pictures for %s", f"{done:,}", f"{total:,}", part)
-                logged = time.monotonic()
-            yield result
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

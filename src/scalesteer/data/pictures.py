@@ -84,33 +84,42 @@ def read_picture(
 def find_pictures(folder: Path) -> list[Path]:
     """All files below a folder with the suffix of a picture, sorted by path.
 
-    Hidden files are left out; other files too, and a line in the log says so. Links are followed, and each real folder
-    is visited once: a link to a folder above it leads nowhere.
+    Hidden files are left out; other files too, and a line in the log says so.
     """
-    found, others, visited = list[Path](), list[str](), set[tuple[int, int]]()
-    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-        place = os.stat(parent)
-        if (place.st_dev, place.st_ino) in visited:
-            folders.clear()
-            continue
-        visited.add((place.st_dev, place.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in names:
-            if name.startswith("."):
-                continue
-            if name.lower().endswith(SUFFIXES):
-                found.append(Path(parent, name))
-            else:
-                others.append(os.path.splitext(name)[1].lower() or name)
-    if others:
-        kinds = ", ".join(sorted(set(others))[:5])
+    names, _, _ = walk(str(folder))
+    found = [name for name in names if name.lower().endswith(SUFFIXES)]
+    if others := [os.path.basename(name) for name in names if not name.lower().endswith(SUFFIXES)]:
+        kinds = ", ".join(sorted({os.path.splitext(name)[1].lower() or name for name in others})[:5])
         log.warning("%s: %d files are left out, which do not end as pictures do (%s)", folder, len(others), kinds)
-    return sorted(found)
+    return sorted(folder / name for name in found)
 
 
-def _raise(error: OSError) -> None:
-    """os.walk would pass over a folder that may not be read."""
-    raise error
+def walk(root: str) -> tuple[list[str], list[str], list[str]]:
+    """All files and folders below a folder, as paths from there with slashes, but hidden ones; and links passed over.
+
+    Links are followed. Each real folder is visited once, through a link only if there is no other way, so that links in
+    circles end and no picture has two classes.
+    """
+    found, folders, again, visited = list[str](), list[str](), list[str](), set[tuple[int, int]]()
+    real, links = [""], list[str]()
+    while real or links:
+        place = real.pop() if real else links.pop(0)
+        stat = os.stat(os.path.join(root, place))
+        if (stat.st_dev, stat.st_ino) in visited:
+            again.append(place)
+            continue
+        visited.add((stat.st_dev, stat.st_ino))
+        folders += [place] if place else []
+        with os.scandir(os.path.join(root, place)) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith("."):
+                    continue
+                is_link = entry.is_symlink()
+                is_folder = os.path.isdir(entry) if is_link else entry.is_dir()  # a link to itself is an error there
+                (found if not is_folder else links if is_link else real).append(
+                    f"{place}/{entry.name}" if place else entry.name
+                )
+    return found, folders, again
 
 
 def _regular_file(path: str | os.PathLike[str]) -> str:

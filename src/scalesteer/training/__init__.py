@@ -3,10 +3,10 @@
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import environment, pick_device
 from scalesteer.training.distributed import LostError
-from scalesteer.training.loop import by_training_size, evaluate, task_of, with_channels
+from scalesteer.training.loop import as_tested, by_training_size, evaluate, with_channels
 from scalesteer.training.run import BusyError, CheckpointError, RunError, load, load_model, load_part, train
 
 __all__ = [
-    "BusyError", "CheckpointError", "LostError", "RunConfig", "RunError", "by_training_size", "environment", "evaluate",
-    "load", "load_model", "load_part", "pick_device", "task_of", "train", "with_channels",
+    "BusyError", "CheckpointError", "LostError", "RunConfig", "RunError", "as_tested", "by_training_size",
+    "environment", "evaluate", "load", "load_model", "load_part", "pick_device", "train", "with_channels",
 ]  # fmt: skip

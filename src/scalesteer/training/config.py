@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from scalesteer import _checks
-from scalesteer.data import DATASETS, FITS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
+from scalesteer import _checks, files
+from scalesteer.data import DATASETS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
+from scalesteer.pretrained import LARGEST, MOST_VALUES
 
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
 Join = Literal["mean", "max", "logsumexp"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
-LARGEST_SCALE, MOST_VALUES, LARGEST_WINDOW = 16, 32, 113  # of the filters
-MOST_CHANNELS, LARGEST_KERNEL = 2048, 31  # of a layer
+LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
@@ -36,13 +34,6 @@ FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
 # here, at sizes that cover a factor of three; a channel of 2 would cost more than all of these. The mean over places
 # would let the border that small pictures get have its say.
 OWN_MODEL: dict[str, Any] = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
-
-
-def _ascending(name: str, value: Any) -> tuple[float, ...]:
-    numbers = _checks.reals(name, value)
-    if numbers[0] <= 0 or any(b <= a for a, b in pairwise(numbers)):
-        raise ValueError(f"`{name}` must be positive and strictly ascending (got {numbers}).")
-    return numbers
 
 
 def _range(name: str, value: Any) -> tuple[float, ...]:
@@ -63,21 +54,21 @@ def _widths(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"`{name}` must be a sequence of integers (got {value!r}).")
     widths = tuple(_checks.integer(f"{name}[{i}]", width, minimum=1) for i, width in enumerate(value))
-    if not 0 < len(widths) <= MOST_VALUES or max(widths) > MOST_CHANNELS:
-        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {MOST_CHANNELS} (got {widths}).")
+    if not 0 < len(widths) <= MOST_VALUES or max(widths) > LARGEST[name]:
+        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST[name]} (got {widths}).")
     return widths
 
 
 def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
     sizes = tuple(map(_checks.kernel_size, value if isinstance(value, (tuple, list)) else (value,)))
-    if not 0 < len(sizes) <= MOST_VALUES or max(sizes) > LARGEST_KERNEL:
-        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST_KERNEL} (got {value}).")
+    if not 0 < len(sizes) <= MOST_VALUES or max(sizes) > LARGEST[name]:
+        raise ValueError(f"`{name}` must be 1 to {MOST_VALUES} integers up to {LARGEST[name]} (got {value}).")
     return sizes if isinstance(value, (tuple, list)) else sizes[0]
 
 
 # How a field that may be None is made plain where it is not.
 OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
-    "scales": _ascending, "channels": _ascending, "test_channels": _ascending, "test_sizes": _ascending,
+    **dict.fromkeys(("scales", "channels", "test_channels", "test_sizes"), _checks.ascending),
     "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
     "kernel_size": _kernel_size,
     "readout": lambda name, value: _checks.choice(name, value, READOUTS),
@@ -161,7 +152,6 @@ class RunConfig:
         _checks.choice("schedule", self.schedule, get_args(Schedule))
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("join", self.join, get_args(Join))
-        _checks.choice("fit", self.fit, FITS)
         minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
         for name, minimum in minima.items():
             if own[name] is not getattr(RunConfig, name):  # the default, which may be None
@@ -289,7 +279,7 @@ class RunConfig:
         """A short digest of everything that is not the default, so that a field added later changes no identity."""
         defaults = {field.name: field.default for field in fields(self)}
         chosen = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+        return files.combined_digest(chosen)[:12]
 
     @property
     def name(self) -> str:

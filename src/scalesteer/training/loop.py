@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet, SizedSpec
-from scalesteer.models import DATASETS, Task, create_model, set_input_statistics
+from scalesteer.models import DATASETS, Task, create_model, network_of, set_input_statistics
 from scalesteer.training.augment import Augmentation
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, recorded
@@ -83,14 +83,8 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
     """The network of a run, with new weights; its `task` is that of the run."""
     size: Any = {"in_chans": task.in_chans, "num_classes": task.num_classes, "image_size": task.image_size}
     model: nn.Module = create_model(config.model, **size, **config.model_options)
-    cast(Any, model).task = task
+    network_of(model).task = task
     return model
-
-
-def task_of(model: nn.Module) -> Task:
-    """What a network of :func:`make_model` is for."""
-    task: Task = cast(Any, model).task
-    return task
 
 
 def fit(
@@ -146,7 +140,7 @@ def fit(
     outcome: dict[str, Any] = {"status": "finished"}
     if not config.tuning:  # the one look at the test set
         model.load_state_dict(state.best)
-        tested = model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
+        tested = as_tested(model, config)
         found = evaluate(tested, test, config.precision, lambda: watcher.between_batches(state), processes)
         outcome |= {"test_error": found["error"]}
         if config.images is None or len(found["by_scale"]) > 1:  # of own pictures the sizes may be unknown
@@ -164,7 +158,6 @@ def make_update(
     """One step: train on the images of these rows with this learning rate, and return the loss."""
     model, optimizer, device = state.model.train(), state.optimizer, images.device
     network = processes.replicate(model)
-
     change, weights = _make_augmentation(config, images), _class_weights(images) if config.class_weights else None
 
     def step(rows: Tensor) -> Tensor:
@@ -310,6 +303,11 @@ def with_channels(model: nn.Module, scales: tuple[float, ...], join: str) -> Sca
     if isinstance(model, ScaleChannels):
         return ScaleChannels(model.net, scales, join, grid=model.grid)
     return ScaleChannels(model, scales, join)
+
+
+def as_tested(model: nn.Module, config: RunConfig) -> nn.Module:
+    """A trained network as its run tests it: at the sizes of `test_channels`, if it has them."""
+    return model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
 
 
 def evaluation_batch(model: nn.Module, images: ImageSet) -> int:

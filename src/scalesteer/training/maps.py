@@ -14,9 +14,9 @@ from torch import nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
-from scalesteer.models import PooledNetwork
+from scalesteer.models import PooledNetwork, network_of
 from scalesteer.nn import twin
-from scalesteer.training.predict import network_of, printable
+from scalesteer.training.predict import printable
 
 SIDE, GAP, LINE = 384, 18, 19  # largest side of a panel, space between panels, height of a line of text; pixels
 MOST_NAMES = 12  # in a legend

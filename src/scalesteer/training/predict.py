@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
-from scalesteer.data.pictures import FITS, SUFFIXES, PictureError, find_pictures, read_picture
+from scalesteer.data.pictures import MOST_PIXELS, SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.files import require
-from scalesteer.models import DATASETS, Network
+from scalesteer.models import DATASETS, network_of
 from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic
 from scalesteer.training.loop import evaluation_batch
 
 MAX_BYTES = 64 << 20
-MAX_PIXELS = 64_000_000
 MARGIN = 4  # pixels around a digit of MNIST, which has 28
 READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
 RECORD = ("picture", "class", "label", "confidence", "size", "scale", "inverted")
@@ -41,14 +40,6 @@ class Prediction(NamedTuple):
     scale: float | None  # which of the first layer's scales won where its response is largest, if it has scales
     inverted: bool  # the image was dark on light, and turned round
     size: float | None = None  # the size that answered, relative to the usual one, if the model has scale channels
-
-
-def predict(model: nn.Module, path: Path, fit: str | None = None) -> Prediction:
-    """Classify one picture file as :func:`predict_files` does; one that cannot be used is a PictureError."""
-    ((_, said),) = predict_files(model, [path], fit)
-    if isinstance(said, PictureError):
-        raise said
-    return said
 
 
 def predict_files(
@@ -121,20 +112,10 @@ def own_pictures(model: nn.Module, config: RunConfig) -> tuple[str | None, tuple
     A network that came without its run is one for pictures if it has no canvas, or if its classes have names and it is
     not one for the dataset of the configuration.
     """
-    network = network_of(model)
-    task = getattr(model, "task", None) or getattr(network, "task", None)
-    classes = tuple(getattr(task, "classes", ()))
-    own = config.images is not None or network.image_size is None
-    own = own or bool(task and classes and task[:3] != DATASETS[config.dataset][:3])
-    return (getattr(task, "fit", FITS[0]) if own else None), classes
-
-
-def network_of(model: nn.Module) -> Network:
-    """The network of :func:`scalesteer.create_model` that a model is, or that looks at several sizes in it."""
-    network = model.net if isinstance(model, ScaleChannels) else model
-    if not isinstance(network, Network):
-        raise TypeError(f"`model` must be a network of create_model (got {type(network).__name__}).")
-    return network
+    task = network_of(model).task
+    own = config.images is not None or task.image_size is None
+    own = own or bool(task.classes and task[:3] != DATASETS[config.dataset][:3])
+    return (task.fit if own else None), task.classes
 
 
 def reader(model: nn.Module, fit: str | None) -> Reader:
@@ -226,8 +207,8 @@ def read_image(path: Path, colour: bool = False) -> NDArray[np.uint8]:
             raise PictureError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
         with warnings.catch_warnings(), pil.open(path, formats=("PNG", "JPEG")) as image:
             warnings.simplefilter("ignore")
-            if image.width * image.height > MAX_PIXELS:
-                raise PictureError(f"{path} has more than {MAX_PIXELS // 10**6} million pixels.")
+            if image.width * image.height > MOST_PIXELS:
+                raise PictureError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels.")
             image = ops.exif_transpose(image)
             if image.mode.startswith("I"):  # 16 bits
                 image = pil.fromarray((np.asarray(image, np.int64).clip(0, 65535) >> 8).astype(np.uint8))

@@ -20,7 +20,7 @@ from scalesteer.data import ImageSet
 from scalesteer.files import require, write_atomically
 from scalesteer.models import count_parameters
 from scalesteer.training.config import RunConfig
-from scalesteer.training.loop import with_channels
+from scalesteer.training.loop import as_tested
 from scalesteer.training.predict import classify, printable
 
 MOST_CLASSES = 30  # in the confusion matrix
@@ -52,8 +52,7 @@ def write_report(
     Returns:
         The page's path.
     """
-    if config.test_channels is not None:
-        model = with_channels(model, config.test_channels, config.join)
+    model = as_tested(model, config)
     part, images = ("validation", val) if config.tuning else ("test", test)
     if not len(images):
         raise ValueError(f"the {part} part has no pictures: there is nothing to report.")
@@ -71,7 +70,7 @@ def write_report(
         title = "Error by size that answered"
         sections.append(_by_size(title, "size relative to training", answers.sizes.numpy(), true != said))
     sections += [_confusion_matrix(confusion, names), _mistakes(images, answers.confidences.numpy(), said, names)]
-    title = f"{getattr(config, 'images', None) or config.dataset}: {config.model}"
+    title = f"{config.images or config.dataset}: {config.model}"
     path = directory / "report.html"
     write_atomically(path, _page(title, sections).encode(errors="replace"))
     return path

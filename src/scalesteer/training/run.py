@@ -16,7 +16,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,22 +25,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalesteer import _checks, files
-from scalesteer.data import FITS, FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
-from scalesteer.models import DATASETS, Task, count_parameters
+from scalesteer import files, list_pretrained
+from scalesteer.data import FolderSpec, ImageSet, SizedSpec, load_folder, load_split, scan_folder
+from scalesteer.models import DATASETS, count_parameters, network_of
 from scalesteer.nn import evaluation_mode
-from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, save_pretrained
+from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, read_task, save_pretrained
 from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
-from scalesteer.training.loop import State, fit, initial_state, make_model, task_of, with_channels
+from scalesteer.training.loop import State, as_tested, fit, initial_state, make_model
 from scalesteer.training.report import write_report
 from scalesteer.training.results import card
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
-LOG_EVERY_S = 10.0
 TEST_BYTES = 1 << 29  # of test images in memory at a time
 SPLIT_FILE = "split.csv"
 KEPT = "what was saved before is kept, and the same command goes on from there"
@@ -138,7 +137,7 @@ def _train(
             return processes.first(dict)  # type: ignore[no-any-return]  # what the first one returns
         if outcome["status"] == "finished":
             about = {"config": config.to_dict(), "val_error": outcome["val_error"], "epoch": outcome["best_epoch"]}
-            about |= {"task": task_of(state.model)._asdict()}
+            about |= {"task": network_of(state.model).task._asdict()}
             files.write_atomically(directory / "model.safetensors", files.encode(state.best, about))
         result = {**outcome, "identity": config.identity, "config": config.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
@@ -156,10 +155,8 @@ def _deliver(
 ) -> None:
     """What a user of own pictures takes away: the network as a folder, and a page about it."""
     model, _ = load_model(directory / "model.safetensors")  # as it was written, without what several processes add
-    model.to(val.device)
+    model = as_tested(model.to(val.device), config)
     write_report(directory, model, config, result["history"], val if config.tuning else next(iter(test)), val)
-    if config.test_channels is not None:
-        model = with_channels(model, config.test_channels, config.join)
     save_pretrained(model, directory / "model", card=card(result), run=config.to_dict())
 
 
@@ -212,7 +209,7 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     if "history" in about:
         tensors = _below("best." if about["history"] else "model.", tensors)
     try:
-        task = _read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
+        task = read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
         with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
             expected = make_model(config, task).state_dict()
     except (KeyError, TypeError, ValueError) as error:
@@ -222,15 +219,6 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     model = make_model(config, task)
     model.load_state_dict(tensors)
     return model.eval(), config
-
-
-def _read_task(about: Mapping[str, Any]) -> Task:
-    """The task that a file describes, if it can be one."""
-    classes = tuple(about["classes"])
-    if len(classes) != about["num_classes"] or not all(isinstance(name, str) for name in classes):
-        raise ValueError(f"`classes` must be {about['num_classes']} names (got {classes!r:.200}).")
-    size, fit = _checks.pair("image_size", about["image_size"], minimum=1), _checks.choice("fit", about["fit"], FITS)
-    return Task(about["in_chans"], len(classes), size, classes, fit)
 
 
 def _load_pretrained(path: Path) -> tuple[nn.Module, RunConfig]:
@@ -251,7 +239,8 @@ def read_checkpoint(path: Path) -> files.Content:
     try:
         tensors, meta = files.read(path)
     except FileNotFoundError as error:
-        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror}.") from error
+        hint = f"networks of this package: {', '.join(list_pretrained())}"
+        raise CheckpointError(f"no checkpoint can be read at {path}: {error.strerror} ({hint}).") from error
     except files.DataError as error:
         raise CheckpointError(str(error)) from error
     return tensors, meta["about"]
@@ -331,7 +320,7 @@ def _try_test_channels(model: nn.Module, config: RunConfig, images: ImageSet) ->
         return
     try:
         with torch.no_grad(), evaluation_mode(model):
-            with_channels(model, config.test_channels, config.join)(images.take(slice(1))[0])
+            as_tested(model, config)(images.take(slice(1))[0])
     except ValueError as error:
         raise RunError(f"`test_channels` (got {config.test_channels}) cannot be used: {error}") from error
 
@@ -377,7 +366,7 @@ class _Keeper:
 
     def _log(self, message: str) -> None:
         """Say where there is no terminal how far it is, not too often."""
-        if self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= LOG_EVERY_S:
+        if self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= files.LOG_EVERY_S:
             log.info("%s", message)
             self.logged = time.perf_counter()
 
@@ -389,7 +378,7 @@ class _Keeper:
             return
         about = {name: getattr(state, name) for name in ("epoch", "step", "history", "seconds")}
         about |= {"config": self.config.to_dict(), "losses": state.losses[: state.step].tolist()}
-        about |= {"task": task_of(state.model)._asdict()}
+        about |= {"task": network_of(state.model).task._asdict()}
         tensors = {f"model.{k}": v for k, v in state.model.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in state.best.items()}
         for name, parameter in state.model.named_parameters():
