@@ -295,7 +295,7 @@ def test_the_command_that_is_printed_fits_the_network(folder, capsys, monkeypatc
     assert "(sure)" in out
     assert sum(count for *_, count in found.histogram()) == 33
     numbers = found.command.partition("--channels ")[2].split()
-    config = RunConfig(model=found.suited.model, kernel_size=found.suited.kernel_size, scales=(1.0,),
+    config = RunConfig(model=found.suited.model, kernel_size=found.suited.kernel_size,
                        dataset="rescaled-cifar10", channels=tuple(map(float, numbers)))  # fmt: skip
     model = create_model(config.model, config.dataset, **config.model_options).eval()
     with torch.no_grad():

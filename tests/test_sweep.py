@@ -1,7 +1,9 @@
 """A grid from a TOML file: which runs it has, what is refused, and the table of what came out."""
 
+import json
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -158,9 +160,13 @@ def test_sweep_makes_its_runs_and_goes_on(cache, write, capsys, tmp_path):
     assert code == 0, err
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2
     assert len((tmp_path / "results" / "runs" / "mnist-scale.jsonl").read_text().splitlines()) == 2
-    head, *rows = first.splitlines()[-3:]
+    head, *rows, _, best = first.splitlines()[-5:]
     assert head.split() == ["split", "validation", "error"]
     assert sorted(row.split()[0] for row in rows) == ["0", "1"]
+    results = {path.parent: json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/result.json")}
+    lowest = min(result["val_error"] for result in results.values())
+    named = Path(best.removeprefix("lowest validation error of one run: "))
+    assert results[named]["val_error"] == lowest
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
     assert command(capsys, "sweep", path, *flags)[1] == first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")} == before
@@ -171,7 +177,7 @@ def test_failed_run_is_told_after_the_table(cache, write, capsys, tmp_path):
     flags = ("--device", "cpu", "--runs", tmp_path / "runs", "--results", tmp_path / "results")
     code, out, err = command(capsys, "sweep", path, *flags)
     assert code == 2
-    assert out.splitlines()[-1].split() == ["1e+30", "0", "of", "1", "finished"]
+    assert out.splitlines()[-3].split() == ["1e+30", "0", "of", "1", "finished"]
     assert re.search(r"^scalesteer: not finished: \S+: the loss", err, flags=re.M)
 
 

@@ -250,6 +250,10 @@ class Evaluate:
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
         device, classes = training.pick_device(self.device), network_of(model).task.classes
+        if config.images is None and predicting.own_pictures(model, config)[0] is not None:
+            raise ValueError(
+                f"{self.checkpoint} does not say which pictures it was trained on: give the run's own directory."
+            )
         config = replace(config, test_channels=self.channels or config.test_channels)
         scales = config.test_channels or (config.channels if self.join else None)
         if scales is not None:
@@ -438,6 +442,10 @@ class Sweep:
         }
         made = make_runs(configs, self.results, **where)
         print(f"\n{sweep.table(settings, made.results)}")
+        ended = [result for result in made.results.values() if result["status"] == "finished"]
+        if ended:
+            best = min(ended, key=lambda result: result["val_error"])
+            print(f"\nlowest validation error of one run: {self.runs / RunConfig.from_dict(best['config']).name}")
         if made.problems:
             raise training.RunError(f"not finished: {'; '.join(made.problems)}")
 
@@ -463,7 +471,7 @@ class Export:
     folder: model.safetensors, config.json and README.md with what the run says about data, command and errors."""
     output: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
     """What to write. By default the model's name, here."""
-    half: bool = True  # Keep the weights of a folder in half precision.
+    half: bool = False  # Keep the weights of a folder in half precision: half the bytes, about three digits.
     data_dir: Originals = None
 
     def run(self) -> None:

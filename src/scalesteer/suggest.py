@@ -43,7 +43,7 @@ class Suited(NamedTuple):
 
 # Those that experiments chose: drawings and digits, photographs. The sizes are half of what one place of the last maps
 # sees (30 pixels), and the photographs of CIFAR-10.
-GREY, COLOUR = Suited("pooled-cnn", (5, 5, 3), 15.0), Suited("steered-resnet", (7, 7, 7), 32.0)
+GREY, COLOUR = Suited("pooled-cnn", (5, 5, 3), 15.0), Suited("pooled-resnet", (3, 3, 3), 32.0)
 
 
 def choose_channels(smallest: float, largest: float, object_size: float = GREY.object_size) -> tuple[float, ...]:
@@ -125,8 +125,7 @@ class Suggestion:
         """The command line that trains with these settings."""
         words = ["scalesteer", "train", "--images", str(self.images), "--image-size", *map(str, self.image_size)]
         words += ["--grey"] if self.suited == GREY else []
-        words += ["--model", self.suited.model, "--kernel-size", *map(str, self.suited.kernel_size)]
-        words += ["--scales", "1"] if self.suited == COLOUR else []
+        words += ["--model", self.suited.model]
         words += ["--channels", *map(_short, self.channels)] if self.channels else []
         return shlex.join(words)
 
@@ -161,10 +160,9 @@ class Suggestion:
         else:
             lines.append("Channels of scale: none are needed, the sizes hardly vary (by less than a factor of 1.4).")
         lines.append(f"Kernel size: {kernels}, those of {suited.model}, which that size of objects belongs to.")
-        lines.append("Scales of steered filters: 1 in every layer, which is enough for one size of objects.")
         if self.channels:
             scales = ", ".join(map(_short, self.scales))
-            lines.append("  In a network of your own, without channels of scale:")
+            lines.append("In a network of your own, without channels of scale:")
             lines.append(f"  ScaleSteerableConv2d(..., kernel_size=7, scales=({scales}))")
         return "\n".join([*lines, "", self.command])
 

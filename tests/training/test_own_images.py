@@ -131,6 +131,18 @@ def test_evaluate_on_the_command_line_shows_classes_and_no_sizes(trained, capsys
     assert len({row.index("%") for row in rows}) == 1
 
 
+def test_a_network_without_its_pictures_is_not_evaluated_on_others(trained, tmp_path, capsys):
+    assert cli.main(["export", str(trained[0]), "--to", "folder", "--output", str(tmp_path / "net")]) == 0
+    assert cli.main(["evaluate", str(tmp_path / "net"), "--device", "cpu"]) == 2
+    assert "does not say which pictures it was trained on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("batch_size", [40, 4])
+def test_few_steps_in_an_epoch_are_told(pictures, caplog, batch_size):
+    load(configure(pictures, batch_size=batch_size), "train")
+    assert (f"steps of {batch_size} pictures: try a smaller batch size" in caplog.text) == (batch_size == 40)
+
+
 def test_sizes_of_a_list_give_the_error_by_size(pictures, trained, tmp_path):
     directory, config, _ = trained
     lines = [f"{path},{path.parent.name},{1 + i % 2 / 2}" for i, path in enumerate(sorted(pictures.glob("*/[1-9]*")))]

@@ -40,6 +40,7 @@ from scalesteer.training.results import card
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
+FEW_STEPS = 5  # in an epoch
 TEST_BYTES = 1 << 29  # of test images in memory at a time
 SPLIT_FILE = "split.csv"
 KEPT = "what was saved before is kept, and the same command goes on from there"
@@ -166,6 +167,8 @@ def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Se
         images = load_folder(config.data, part, classes=classes)
         if part == "train":
             config.check_count(len(images))
+            if (steps := len(images) // config.batch_size) < FEW_STEPS:
+                log.warning("an epoch has %d steps of %d pictures: try a smaller batch size", steps, config.batch_size)
     else:
         images = load_split(part=part, data_dir=data_dir, **vars(config.data))
     return images.first(config.train_images) if part == "train" and config.train_images else images
