@@ -130,7 +130,7 @@ def test_every_field_changes_the_identity():
     }  # fmt: skip
     any_size = {
         "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
-        "join": "mean", "drop": 0.5, "test_channels": (2.0,),
+        "join": "mean", "drop": 0.5, "one_size_epochs": 1, "test_channels": (2.0,),
     }  # fmt: skip
     own = {"images": "others", "image_size": (32, 32), "fit": "crop", "grey": True, "class_weights": True}
     assert {*paper, *any_size, *own} == {field.name for field in fields(RunConfig)}

@@ -23,7 +23,7 @@ BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may 
 LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
-NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
+NEEDS |= dict.fromkeys(("channels", "drop", "one_size_epochs", "test_channels"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
 MODEL_FIELDS = (
     "upsample", "basis", "scales", "widths", "kernel_size", "readout", "dropout", "channels", "join", "drop",
@@ -130,6 +130,9 @@ class RunConfig:
     """Sizes at which a network that reads out by pooling looks at the image (1.4: enlarged by 1.4); by default one."""
     join: Join = "logsumexp"  # How the answers at these sizes become one.
     drop: float = 0.0  # Share of these sizes that is left out at random in training.
+    one_size_epochs: int = 0
+    """Epochs at the beginning that look at the image at its own size only, as fast as without channels; what they learn
+    serves at all sizes, to which the epochs that follow get the network used."""
     test_channels: tuple[float, ...] | None = None
     """Sizes at which the trained network looks at test images, joined in the same way; by default as in training."""
     tuning: bool = False  # Choose settings: the test set is not looked at.
@@ -153,6 +156,7 @@ class RunConfig:
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("join", self.join, get_args(Join))
         minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
+        minima |= {"one_size_epochs": 0}
         for name, minimum in minima.items():
             if own[name] is not getattr(RunConfig, name):  # the default, which may be None
                 own[name] = _checks.integer(name, own[name], minimum=minimum)
@@ -194,6 +198,10 @@ class RunConfig:
             "drop": (
                 0 <= self.drop < 1 and bool(self.drop <= 0 or self.channels),
                 "be from 0 to below 1, with `channels`",
+            ),
+            "one_size_epochs": (
+                self.one_size_epochs < self.epochs and bool(not self.one_size_epochs or self.channels),
+                "be fewer than `epochs`, with `channels`",
             ),
             "join": (
                 looks or self.join == RunConfig.join,
