@@ -123,7 +123,9 @@ def _headline(
         "network": f"{config.model}, {count_parameters(model):,} parameters",
     }
     if history:
-        best = min(history[config.one_size_epochs :] or history, key=lambda entry: (entry["val_error"], entry["val_loss"]))
+        best = min(
+            history[config.one_size_epochs :] or history, key=lambda entry: (entry["val_error"], entry["val_loss"])
+        )
         chosen = f"{_percent(best['val_error'])} at epoch {int(best['epoch']) + 1} of {len(history)}"
         facts["validation error"] = f"{chosen}, which chose the weights"
     rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
