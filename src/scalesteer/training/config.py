@@ -23,10 +23,10 @@ BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may 
 LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
-NEEDS |= dict.fromkeys(("channels", "drop", "one_size_epochs", "test_channels"), "channels")
+NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
 MODEL_FIELDS = (
-    "upsample", "basis", "scales", "widths", "kernel_size", "readout", "dropout", "channels", "join", "drop",
+    "upsample", "basis", "scales", "widths", "kernel_size", "readout", "dropout", "channels", "join", "drop", "border",
 )  # that `create_model` takes by the same name  # fmt: skip
 DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
 FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
@@ -130,6 +130,9 @@ class RunConfig:
     """Sizes at which a network that reads out by pooling looks at the image (1.4: enlarged by 1.4); by default one."""
     join: Join = "logsumexp"  # How the answers at these sizes become one.
     drop: float = 0.0  # Share of these sizes that is left out at random in training.
+    border: int = 0
+    """Pixels that the image gets on all four sides where it is looked at smaller: black, or mirrored if it is a
+    photograph."""
     one_size_epochs: int = 0
     """Epochs at the beginning that look at the image at its own size only, as fast as without channels; what they learn
     serves at all sizes, to which the epochs that follow get the network used."""
@@ -156,7 +159,7 @@ class RunConfig:
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("join", self.join, get_args(Join))
         minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
-        minima |= {"one_size_epochs": 0}
+        minima |= {"border": 0, "one_size_epochs": 0}
         for name, minimum in minima.items():
             if own[name] is not getattr(RunConfig, name):  # the default, which may be None
                 own[name] = _checks.integer(name, own[name], minimum=minimum)
@@ -202,6 +205,10 @@ class RunConfig:
             "one_size_epochs": (
                 self.one_size_epochs < self.epochs and bool(not self.one_size_epochs or self.channels),
                 "be fewer than `epochs`, with `channels`",
+            ),
+            "border": (
+                self.border <= LARGEST["border"] and bool(not self.border or self.channels),
+                f"be at most {LARGEST['border']}, with `channels`",
             ),
             "join": (
                 looks or self.join == RunConfig.join,
@@ -261,6 +268,9 @@ class RunConfig:
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.channels is not None:
             options |= {"join": self.join, "drop": self.drop}
+        if self.border:
+            photographs = self.images is not None or getattr(SIZED_DATASETS.get(self.dataset), "in_chans", 1) > 1
+            options |= {"border": self.border, "border_mode": "reflect" if photographs else "zeros"}
         changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
         if self.basis is not None or changed:
             start = self.basis or ("paper" if self.model == "ss-cnn" else STEERED_BASIS)

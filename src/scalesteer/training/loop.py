@@ -312,7 +312,9 @@ def evaluate(
 def with_channels(model: nn.Module, scales: tuple[float, ...], join: str) -> ScaleChannels:
     """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
     if isinstance(model, ScaleChannels):
-        return ScaleChannels(model.net, scales, join, grid=model.grid)
+        return ScaleChannels(
+            model.net, scales, join, grid=model.grid, border=model.border, border_mode=model.border_mode
+        )
     return ScaleChannels(model, scales, join)
 
 
@@ -324,7 +326,7 @@ def as_tested(model: nn.Module, config: RunConfig) -> nn.Module:
 def evaluation_batch(model: nn.Module, images: ImageSet) -> int:
     """How many images go through a model at once: as many as memory has room for, with the area of all channels."""
     height, width = images.images.shape[-2:]
-    area = height * width * (model.cost if isinstance(model, ScaleChannels) else 1.0)
+    area = model.pixels(height, width) if isinstance(model, ScaleChannels) else height * width
     kind = images.device.type
     return max(1, min(EVALUATION_BATCH.get(kind, 500), int(EVALUATION_PIXELS.get(kind, 1 << 20) / area)))
 
