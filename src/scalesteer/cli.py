@@ -597,8 +597,9 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
-        of_file = isinstance(error, OSError) and error.filename is not None  # without the number of the error
-        said = f"{error.filename}: {error.strerror}" if of_file else str(error)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}"  # without the error's number
         print(f"scalesteer: {' '.join(said.split()) or 'out of memory'}", file=sys.stderr)
         return 2
     finally:
