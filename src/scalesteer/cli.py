@@ -311,6 +311,8 @@ class Evaluate:
         if self.images is None:
             images = training.load_part(config, part, device, self.data_dir, task.classes)
         elif own and task.classes and task.image_size is not None:
+            if self.part is None and os.path.realpath(self.images) == os.path.realpath(config.images or ""):
+                log.warning("%s: the model was trained on some of these pictures; --part test has others", self.images)
             spec = FolderSpec(str(self.images), task.image_size, task.fit, grey=task.in_chans == 1)
             images = [load_folder(spec, self.part, classes=task.classes).to(device)]
         else:

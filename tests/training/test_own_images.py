@@ -174,6 +174,13 @@ def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, capl
     assert "1 of 31 pictures cannot be read and are left out." in caplog.text
 
 
+def test_evaluate_warns_of_the_pictures_of_the_training(trained, pictures, others, capsys, caplog):
+    for words, warned in (([pictures], True), ([pictures, "--part", "test"], False), ([others], False)):
+        assert cli.main(["evaluate", str(trained[0]), "--device", "cpu", "--images", *map(str, words)]) == 0
+        assert ("the model was trained on some of these pictures" in caplog.text) == warned
+        caplog.clear()
+
+
 def test_evaluate_shows_the_error_by_size_of_a_list_and_a_part_of_it(trained, others, capsys):
     paths = sorted(others.glob("*/*.png"))
     lines = [f"{path},{path.parent.name},{('val', 'test')[i % 2]},{1 + i % 3}" for i, path in enumerate(paths)]
