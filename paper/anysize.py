@@ -383,7 +383,8 @@ def epochs_of(data: Data, name: str, column: str) -> str:
 @view
 def images_of(data: Data, name: str) -> str:
     """How many training images an experiment has."""
-    return f"{_config(name).train_images:,}"
+    data_of: Any = _config(name).data
+    return f"{data_of.sizes[0]:,}"
 
 
 @view

@@ -69,6 +69,8 @@ def save_pretrained(
         True
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`folder` {folder} is a file: choose another name.")
     if (folder / CONFIG).exists() and not is_pretrained(folder):
         raise ValueError(f"`folder` {folder} holds the {CONFIG} of something else: choose another one.")
     arguments, tensors = _describe(model), model.state_dict()
