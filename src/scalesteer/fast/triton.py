@@ -70,7 +70,7 @@ def _keep_larger(best, winner, response, s, scales):  # type: ignore[no-untyped-
     return tl.where(wins, response, best), tl.where(wins, s, winner)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _places(c, h, w, b, channels, height, width):  # type: ignore[no-untyped-def]
     """Where pixels of one image lie, `(BC, BH, BW)`, and whether they are there. In this order neighbours in memory are
     neighbours in a program."""
@@ -201,7 +201,7 @@ def _rows_out_kernel(  # type: ignore[no-untyped-def]
         tl.store(winner_out + where, winner, mask=there)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _add(first, second):  # type: ignore[no-untyped-def]
     """A sum in the dtype of its terms, rounded once."""
     return (first.to(tl.float32) + second.to(tl.float32)).to(first.dtype)
