@@ -31,7 +31,7 @@ __all__ = ["being_traced", "choose_backend", "keep_larger", "max_over_scales", "
 
 memory_budget = 1 << 28
 """Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
-CUDA, where no gradient is wanted, nothing else is kept, and a piece may take four times as much."""
+CUDA a piece may take twice as much and, where no gradient is wanted and nothing is kept, four times."""
 
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
 CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
@@ -93,7 +93,8 @@ def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
     channels = filters.weights.shape[1]
     # A kernel needs memory to read: a fake tensor has none, and neither has an empty batch.
     real = holds_numbers(x) and x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
-    suited = real and x.dtype != torch.float64 and groups == 1
+    double = torch.promote_types(x.dtype, filters.weights.dtype) == torch.float64
+    suited = real and not double and groups == 1
     if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
         from scalesteer.fast import triton
 
@@ -163,8 +164,9 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
     dtype, work = result_and_work_dtype(x, filters.weights)
     tiles = _tiles(axes)
     with no_autocast(x.device):
-        images = (x if tiles is None else _cut(x, axes, tiles)).to(work)
+        images = x if tiles is None else _cut(x, axes, tiles)
         engine = pick_engine(images, filters, groups)
+        images = images.to(dtype if engine.half else work)
         if not (holds_numbers(images) and _works_with_basis(engine, filters)):
             filters = filters.finished()
         weights = filters.weights.to(work)
@@ -195,7 +197,7 @@ class _Task(NamedTuple):
         if x.device.type == "cpu":
             room = min(CPU_PIECE, memory_budget)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (1 if torch.is_grad_enabled() else 4), for_filters)
+            room = max(memory_budget * (2 if torch.is_grad_enabled() else 4), for_filters)
         step = _step(len(x), min(MOST_IMAGES, room // for_image))
         return cls(engine, filters.basis, filters.sizes, filters.symmetric, axes, groups, step)
 
