@@ -368,16 +368,28 @@ def channels_of(data: Data, name: str, line: str = "") -> str:
 
 
 @view
-def resizing_of(data: Data, name: str) -> str:
-    """The factors of random resizing."""
-    low, high = _config(name, grids.RESIZED).resize or (1.0, 1.0)
-    return f"{low:g} to {high:g}"
+def resizing_of(data: Data, name: str, line: str = grids.RESIZED) -> str:
+    """By how much training images of an experiment are resized at random."""
+    low, high = _config(name, line).resize or (1, 1)
+    return f"{low:.2g} to {high:.2g}"
 
 
 @view
 def epochs_of(data: Data, name: str, column: str) -> str:
     """How many epochs the runs of a column have."""
     return str(next(row.config.epochs for row in grids.EXPERIMENTS[name].rows if row.column == column))
+
+
+@view
+def one_size_epochs_of(data: Data, name: str) -> str:
+    """How many epochs at the beginning our lines of an experiment look at one size."""
+    return str(_config(name).one_size_epochs)
+
+
+@view
+def border_of(data: Data, name: str) -> str:
+    """The border of smaller channels in an experiment."""
+    return str(_config(name).border)
 
 
 @view
