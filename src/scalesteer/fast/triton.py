@@ -54,7 +54,7 @@ from scalesteer.geometry import Axes, Filters
 TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
 SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sums of their own, and images with such
 
-# Blocks that were fastest on an H200. More stages than one keep loads in shared memory, which is twice as slow for taps.
+# Blocks that were fastest on an H200. More stages than one keep loads in shared memory, twice as slow for taps.
 # Those of rows are within a third of the fastest of a dozen, in float32; other precisions were not searched.
 ROWS_IN_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 4, "num_stages": 1}
 ROWS_OUT_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 8, "num_stages": 3}
