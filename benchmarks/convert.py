@@ -169,4 +169,20 @@ def conversion_errors() -> str:
     return f"{table(rows)}\n\n{about}, {result['seconds']:.0f} s in all; `{EXAMPLE}`."
 
 
-VIEWS = {"conversion_costs": conversion_costs, "conversion_errors": conversion_errors}
+def conversion_times(name: str, work: str) -> str:
+    """How many times the network's time a contender takes in "training" or "inference"."""
+    return f"{json.loads(COSTS.read_text())[work][name]['times_network']:.2g}"
+
+
+def conversion_error(model: str, epochs: int = 0) -> str:
+    """The mean error of a row of examples/convert_resnet.py over all sizes, in %."""
+    rows = json.loads(ERRORS.read_text())["rows"]
+    return f"{mean(next(r['errors'] for r in rows if (r['model'], r['epochs']) == (model, epochs)).values()):.1f}"
+
+
+VIEWS = {
+    "conversion_costs": conversion_costs,
+    "conversion_errors": conversion_errors,
+    "conversion_times": conversion_times,
+    "conversion_error": conversion_error,
+}

@@ -36,6 +36,7 @@ def test_the_guide_shows_each_models_errors_and_their_mean(results):
         "| network | 30.0 | 10.0 | 20.0 |  |",
         "| converted, one epoch more | 20.0 | 15.0 | 17.5 | 12 |",
     ]
+    assert (convert.conversion_error("network"), convert.conversion_error("converted", 1)) == ("20.0", "17.5")
     assert found[3].startswith("a GPU, 50,000 photographs for training and 5,000 for testing, 62 s in all")
 
 
@@ -58,3 +59,6 @@ def test_a_small_measurement_has_ratios_to_the_network_and_is_shown(results, mon
         for one in found[work].values():
             assert one["times_network"] == pytest.approx(one["ms"] / found[work]["network"]["ms"], rel=0.01)
     assert "| two scales | x " in convert.conversion_costs()
+    for work in ("training", "inference"):
+        expected = found[work]["two scales"]["times_network"]
+        assert float(convert.conversion_times("two scales", work)) == pytest.approx(expected, rel=0.06)
