@@ -391,6 +391,16 @@ def test_maps_are_cut_to_the_image(scales, stride, grid):
     torch.testing.assert_close(joined[..., 2:-2, 2:-2], without[..., 2:-2, 2:-2])  # beyond, no map is read by itself
 
 
+def test_maps_are_cut_where_a_channel_is_as_large_as_the_image():
+    """0.99 of 20 pixels are 20: its map has as many places as the image's, but is one of an image that was moved."""
+    net, x = nn.Conv2d(3, 2, 4, 4), torch.randn(1, 3, 20, 20)
+    model = ScaleChannels(net, (0.99, 1.0), "max", grid=(4, 1.5), border=1)
+    read = 0.75 * torch.eye(5) + 0.25 * torch.eye(5).roll(1, 1)  # the border is a quarter of a place
+    read[-1] = torch.eye(5)[-1]  # the next one would lie beyond
+    cut = read @ net(F.pad(x, (1,) * 4)) @ read.T
+    torch.testing.assert_close(model(x), torch.maximum(cut, net(x)))
+
+
 def test_borders_make_a_small_channel_answer_as_a_large_image_does():
     """A spot that fills its image, before ground that training showed: with zeros for features it is not the same."""
     torch.manual_seed(0)
@@ -652,8 +662,12 @@ def test_a_border_that_cannot_be_made_or_cut_is_told():
     with pytest.raises(ValueError, match=r"`border` \(got 8\) must be smaller than .* \(one is 8 x 10\) to mirror"):
         ScaleChannels(Flat(), (0.5, 1.0), border=8, border_mode="reflect")(x)
     cells = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(2))
-    with pytest.raises(ValueError, match=r"`border` \(got 8\) cannot be cut off maps that have one size"):
+    with pytest.raises(ValueError, match=r"`border` \(got 8\) cannot be cut off maps of 2 places in all channels"):
         ScaleChannels(cells, (0.5, 1.0), border=8)(x)
+    net = nn.Conv2d(3, 2, 5, padding=2)  # 8 pixels and twice 4 are 16, as many as the image has
+    with pytest.raises(ValueError, match=r"`border` \(got 4\) cannot be cut off maps of 16 places in all channels"):
+        ScaleChannels(net, (0.5, 1.0), border=4)(x)
+    assert ScaleChannels(net, (0.5, 1.0), border=4, grid=(1, 0))(x).shape == (1, 2, 16, 20)
 
 
 def test_a_network_that_refuses_a_size_is_quoted_with_the_channel():

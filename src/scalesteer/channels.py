@@ -130,7 +130,7 @@ class ScaleChannels(nn.Module):
         return sum(scale**2 for scale in self.scales)
 
     def pixels(self, height: int, width: int) -> float:
-        """How many pixels the network sees of an image, in all channels together and with their borders."""
+        """How many pixels of an image the network sees, in all channels together and with their borders."""
         pairs = zip(self.scales, self._borders, strict=True)
         return sum((height * scale + 2 * border) * (width * scale + 2 * border) for scale, border in pairs)
 
@@ -513,8 +513,8 @@ def _on_one_grid(
         if grid is None and all(count == counts[0] for count in known[0]):  # each map covers its image in the same way
             if any(borders):
                 raise ValueError(
-                    f"`border` (got {max(borders)}) cannot be cut off maps that have one size whatever the image's: "
-                    "give `grid`, (stride, offset), or border=0."
+                    f"`border` (got {max(borders)}) cannot be cut off maps of {counts[0]} places in all channels, "
+                    "which tell no stride: give `grid`, (stride, offset), or border=0."
                 )
             for reading in readings:
                 reading.append(None)
@@ -528,12 +528,13 @@ def _on_one_grid(
         else:
             target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)
         inside = []
-        channels = zip(maps, readings, lengths, counts, parts, borders, strict=True)
-        for y, reading, length, count, part, border in channels:
+        for y, reading, length, count, part, border in zip(
+            maps, readings, lengths, counts, parts, borders, strict=True
+        ):
             factor = length / image[axis]
-            # Of the first place, in pixels of this map.
+            # Where the first place lies, in pixels of this map.
             start = (border + (offset + 0.5) * factor - 0.5 - offset) / stride
-            same = _equal(length, image[axis]) and _equal(count, target)
+            same = not border and _equal(length, image[axis]) and _equal(count, target)
             first = start + factor * (0.5 / part - 0.5)
             reading.append(None if same else _matrix(y, first, factor / part, target * part, count, _triangle))
             places = start + factor * torch.arange(target, dtype=torch.float64, device=y.device)

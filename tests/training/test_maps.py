@@ -32,13 +32,14 @@ def test_maps_are_the_scores_before_the_readout(pixels):
 
 
 def test_maps_of_channels_have_the_size_that_answered_at_each_place(pixels):
-    model = make(channels=(0.5, 1.0, 2.0))
+    border = {"border": 6, "border_mode": "reflect"}
+    model = make(channels=(0.5, 1.0, 2.0), **border)
     dense = without_readout(model)
     maps = answer_maps(dense, pixels)
     net = make(dense=True)
     net.load_state_dict(model.net.state_dict())
     with torch.no_grad():
-        logits, sizes = ScaleChannels(net, (0.5, 1.0, 2.0), grid=(2, 0.5)).eval()(
+        logits, sizes = ScaleChannels(net, (0.5, 1.0, 2.0), grid=(2, 0.5), **border).eval()(
             torch.from_numpy(pixels)[None] / 255, return_scales=True
         )
     np.testing.assert_array_equal(maps.labels, logits[0].argmax(0))

@@ -53,7 +53,9 @@ def without_readout(model: nn.Module) -> nn.Module:
     if not isinstance(model, ScaleChannels):
         return dense.eval()
     grid = model.grid or (network.stride, (network.stride - 1) / 2)
-    return ScaleChannels(dense, model.scales, model.join, grid=grid).eval()
+    looking = twin(model, grid=grid)
+    looking.net = dense
+    return looking.eval()
 
 
 @torch.no_grad()
