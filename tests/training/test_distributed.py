@@ -144,7 +144,7 @@ def test_run_goes_on_with_another_number_of_processes_in_the_same_order(together
 
 def test_two_processes_end_as_one_does(together, cache, tmp_path):
     """A test that would notice any difference between the weights of the two at the end."""
-    config = replace(STILL, channels=(0.7, 1.0), model="pooled-cnn", upsample=None)
+    config = replace(STILL, channels=(0.7, 1.0), model="pooled-cnn", upsample=None, one_size_epochs=1)
     (tmp_path / "notes").mkdir()
     assert ended(together(ranks.training, config, tmp_path / "two", tmp_path / "notes")) == [0, 0]
     one, two = train(config, tmp_path / "one", device="cpu"), json.loads((tmp_path / "two" / "result.json").read_text())

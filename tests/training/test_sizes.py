@@ -125,6 +125,13 @@ def test_test_channels_that_cannot_be_are_noticed_before_the_training(cache, tmp
     assert train(replace(config, tuning=True), tmp_path / "run", device="cpu")["status"] == "finished"  # tests nothing
 
 
+def test_channels_that_come_in_later_are_noticed_before_the_training(cache, tmp_path):
+    config = replace(SMALL, channels=(0.02, 1.0), one_size_epochs=1)
+    with pytest.raises(running.RunError, match=r"`channels` \(got \(0.02, 1.0\)\) .*channel of scale 0.02"):
+        train(config, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_images_at_once_are_bounded_by_their_area_in_all_channels():
     net = nn.Identity()
 
@@ -198,6 +205,7 @@ def test_first_epochs_may_look_at_the_images_own_size_only(cache, tmp_path, trai
     assert load_model(tmp_path / "a")[0].scales == (0.5, 1.0)
     for steps in (4, 8):  # of 3 epochs with 3 steps, before and after the other sizes come in
         interrupted(config, tmp_path / str(steps), steps=steps)
+        assert load_model(tmp_path / str(steps))[0].scales == (1.0,)  # all that its best weights have seen
         train(config, tmp_path / str(steps), device="cpu")
         assert outcome(tmp_path / str(steps)) == outcome(tmp_path / "a")
 

@@ -105,7 +105,8 @@ def fit(
     first, update = config.one_size_epochs, None
     while state.epoch < config.epochs:
         if update is None or state.epoch == first:
-            _look_at(model, config, state.epoch)
+            update = None  # so that the memory of a recorded step is free before the next one is recorded
+            look_at(model, config, state.epoch)
             update = make_update(state, config, images, processes)
         model.train()
         if state.step == 0:
@@ -140,7 +141,6 @@ def fit(
         state.epoch, state.step = state.epoch + 1, 0
         watcher.after_epoch(state)
 
-    _look_at(model, config, state.epoch)  # of a finished training too
     best = min(state.history[first:], key=_rank)
     outcome: dict[str, Any] = {"status": "finished"}
     if not config.tuning:  # the one look at the test set
@@ -157,7 +157,7 @@ def fit(
     return outcome | {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
 
 
-def _look_at(model: nn.Module, config: RunConfig, epoch: int) -> None:
+def look_at(model: nn.Module, config: RunConfig, epoch: int) -> None:
     """Let a network with channels look at the image at the sizes of an epoch."""
     if isinstance(model, ScaleChannels) and config.channels is not None:
         model.scales = (1.0,) if epoch < config.one_size_epochs else config.channels

@@ -33,7 +33,7 @@ from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_
 from scalesteer.training.config import MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
-from scalesteer.training.loop import State, as_tested, fit, initial_state, make_model
+from scalesteer.training.loop import State, as_tested, fit, initial_state, look_at, make_model
 from scalesteer.training.report import write_report
 from scalesteer.training.results import card
 
@@ -101,7 +101,7 @@ def _train_or_return(
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
-                _try_test_channels(state.model, config, parts["train"])
+                _try_later_sizes(state.model, config, parts["train"])
             advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
             for name in ("scales", "channels"):
                 if values := getattr(config, name):
@@ -221,6 +221,8 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(wrong)}.")
     model = make_model(config, task)
     model.load_state_dict(tensors)
+    if "history" in about:  # the sizes that its best model has seen: in the first epochs not all yet
+        look_at(model, config, len(about["history"]) - 1)
     return model.eval(), config
 
 
@@ -317,15 +319,17 @@ def _memory(advice: str) -> Iterator[None]:
         raise RunError(f"out of memory {advice}; {KEPT}.") from error
 
 
-def _try_test_channels(model: nn.Module, config: RunConfig, images: ImageSet) -> None:
-    """Look at one image as the trained model will look at test images: after the training it would be too late."""
-    if config.test_channels is None or config.tuning:
-        return
-    try:
-        with torch.no_grad(), evaluation_mode(model):
-            as_tested(model, config)(images.take(slice(1))[0])
-    except ValueError as error:
-        raise RunError(f"`test_channels` (got {config.test_channels}) cannot be used: {error}") from error
+def _try_later_sizes(model: nn.Module, config: RunConfig, images: ImageSet) -> None:
+    """Look at one image at the sizes that come in after the first epochs, or in the test: then it would be too late."""
+    later = {"channels": model} if config.one_size_epochs else {}
+    if config.test_channels is not None and not config.tuning:
+        later["test_channels"] = as_tested(model, config)
+    for name, looking in later.items():
+        try:
+            with torch.no_grad(), evaluation_mode(looking):
+                looking(images.take(slice(1))[0])
+        except ValueError as error:
+            raise RunError(f"`{name}` (got {getattr(config, name)}) cannot be used: {error}") from error
 
 
 class _Keeper:
