@@ -238,7 +238,7 @@ class Runs:
     runs: Folder = Path("runs")  # Where runs are kept.
 
     def run(self) -> None:
-        found = sorted((max(f.stat().st_mtime for f in path.parent.glob("*.json*")), path.parent)
+        found = sorted((max(f.stat().st_mtime for f in path.parent.glob("[!.]*.json*")), path.parent)
                        for path in self.runs.glob("*/config.json"))  # fmt: skip
         if not found:
             raise ValueError(f"`runs` must be a folder with runs in it (got {str(self.runs)!r}).")
@@ -260,7 +260,8 @@ def _look_at_run(directory: Path) -> tuple[RunConfig, str, str, str]:
     metrics, result = directory / "metrics.jsonl", directory / "result.json"
     epochs = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     ended = json.loads(result.read_text()) if result.exists() else {}
-    validation = _percent(min(epoch["val_error"] for epoch in epochs)) if epochs else ""
+    chosen_of = epochs[config.one_size_epochs :] or epochs
+    validation = _percent(min(epoch["val_error"] for epoch in chosen_of)) if epochs else ""
     test = "failed" if ended.get("status") == "failed" else ""
     test = _percent(ended["test_error"]) if "test_error" in ended else test
     return config, f"{len(epochs)} of {config.epochs}", validation, test
@@ -311,7 +312,8 @@ class Evaluate:
         if self.images is None:
             images = training.load_part(config, part, device, self.data_dir, task.classes)
         elif own and task.classes and task.image_size is not None:
-            if self.part is None and os.path.realpath(self.images) == os.path.realpath(config.images or ""):
+            trained = None if config.images is None else os.path.realpath(config.images)
+            if self.part is None and os.path.realpath(self.images) == trained:
                 log.warning("%s: the model was trained on some of these pictures; --part test has others", self.images)
             spec = FolderSpec(str(self.images), task.image_size, task.fit, grey=task.in_chans == 1)
             images = [load_folder(spec, self.part, classes=task.classes).to(device)]

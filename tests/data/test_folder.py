@@ -108,6 +108,7 @@ def test_of_a_class_that_is_drawn_out_of_training_the_picture_with_the_lowest_ha
     assert [name for name in unlucky if parts[name] == "train"] == unlucky[:1]
     assert found.notes == ("Classes drawn out of training, of which one picture was put back (1): ox.",)
     assert f"{unlucky[0]},ox,train,".encode() in found.table()
+    assert not scan_folder(FolderSpec(str(tmp_path)), known_classes=True).notes  # nothing is trained
     (lucky, *_) = (name for name in digests if int(digests[name][:2], 16) < 0.69 * 256)
     paint(tmp_path / lucky)  # now it is not needed
     found = scan_folder(FolderSpec(str(tmp_path)))

@@ -1,6 +1,7 @@
 """Runs on a user's own pictures: real files, real training, the command line."""
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -194,6 +195,22 @@ def test_evaluate_shows_the_error_by_size_of_a_list_and_a_part_of_it(trained, ot
     assert re.match(r"val error .*\(15 images\)", capsys.readouterr().out)
 
 
+def test_evaluate_of_a_model_without_its_run_does_not_take_the_working_directory_for_its_pictures(
+    trained, others, tmp_path, monkeypatch, caplog
+):
+    assert cli.main(["export", str(trained[0]), "--to", "folder", "--output", str(tmp_path / "net")]) == 0
+    monkeypatch.chdir(others)
+    assert cli.main(["evaluate", str(tmp_path / "net"), "--device", "cpu", "--images", "."]) == 0
+    assert "the model was trained on some of these pictures" not in caplog.text
+
+
+def test_a_border_that_later_channels_cannot_have_is_noticed_before_the_training(pictures, cache, tmp_path):
+    config = configure(pictures, channels=(0.5, 1.0), border=16, one_size_epochs=1, epochs=2)
+    with pytest.raises(RunError, match=r"`channels` .*cannot be used: `border` \(got 16\) must be smaller than"):
+        train(config, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluate_names_classes_that_the_model_does_not_know(trained, others, capsys):
     (others / CLASSES[0]).rename(others / "a ring")
     assert cli.main(["evaluate", str(trained[0]), "--images", str(others)]) == 2
@@ -212,9 +229,10 @@ def test_runs_are_listed_with_what_came_of_them(trained, tmp_path, capsys):
     shutil.copytree(directory, tmp_path / "begun", ignore=shutil.ignore_patterns("result.json", "metrics.jsonl"))
     shutil.copytree(directory, tmp_path / "odd", ignore=shutil.ignore_patterns("result.json"))
     (tmp_path / "odd" / "config.json").write_text("{")
+    (tmp_path / "odd" / ".metrics.jsonl.tmp").symlink_to("gone")  # a file that was there a moment ago
     (tmp_path / "no run").mkdir()
     for i, path in enumerate(tmp_path / name for name in ("begun", "odd", "finished")):
-        for file in path.glob("*.json*"):
+        for file in path.glob("[!.]*.json*"):
             os.utime(file, (86400 * (i + 1),) * 2)
     assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
     head, *rows = [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()]
@@ -227,6 +245,17 @@ def test_runs_are_listed_with_what_came_of_them(trained, tmp_path, capsys):
     assert f"scalesteer train {rows[2][5]}" == config.command
     assert cli.main(["runs", "--runs", str(tmp_path / "no run")]) == 2
     assert "`runs` must be a folder with runs in it" in capsys.readouterr().err
+
+
+def test_runs_show_the_error_of_epochs_that_looked_at_all_sizes(tmp_path, capsys):
+    config = RunConfig(model="pooled-cnn", dataset="stir-mnist", epochs=3, channels=(0.5, 1), one_size_epochs=2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config.to_dict()))
+    for errors, expected in (((0.1, 0.2), "10.00 %"), ((0.1, 0.2, 0.3), "30.00 %")):
+        lines = "".join(json.dumps({"val_error": error}) + "\n" for error in errors)
+        (tmp_path / "run" / "metrics.jsonl").write_text(lines)
+        assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
+        assert expected in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("batch_size", [40, 4])

@@ -192,7 +192,8 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
         keyed.append((key, Picture(path, name, _class_name(label), part, size, stamp)))
     keyed.sort(key=lambda entry: (entry[0], entry[1].name))
     pictures, rescued = _train_each_class([picture for _, picture in keyed], drawn)
-    notes += _sentence("Classes drawn out of training, of which one picture was put back", rescued)
+    if not known_classes:
+        notes += _sentence("Classes drawn out of training, of which one picture was put back", rescued)
     classes = tuple(sorted({picture.label for picture in pictures}))
     if len(classes) < 2 - known_classes:
         what = f"pictures of {len(classes)} class{'es' * (not classes)}"
