@@ -125,6 +125,13 @@ def test_a_network_in_training_is_exported_as_it_answers_and_stays_as_it_is(tmp_
     assert_same(model.eval(), torch.export.load(tmp_path / "net.pt2").module(), [(3, 28, 28)])
 
 
+@pytest.mark.parametrize(("border", "mode", "least"), [(8, "reflect", 18), (8, "zeros", 10), (1, "reflect", 10)])
+def test_least_size_has_room_for_a_mirrored_border(border, mode, least):
+    model = network(**{**TINY, "channels": (0.5, 1.0)}, border=border, border_mode=mode).eval()
+    assert exports._least_size(model) == least
+    assert model(torch.rand(2, 1, least, least)).shape == (2, 10)
+
+
 def test_wrong_arguments_are_told(tmp_path):
     with pytest.raises(TypeError, match="must be a network of create_model"):
         export(nn.Flatten(), tmp_path / "net.onnx")

@@ -119,9 +119,13 @@ def _least_size(model: nn.Module) -> int:
     network = network_of(model)
     if not isinstance(network, PooledNetwork):
         return 1
-    scale = model.scales[0] if isinstance(model, ScaleChannels) else 1.0
     # Torch takes a length of 1 for a fixed one: all maps must have more.
-    return math.ceil(max(network.smallest, 2 * network.stride) / scale)
+    needed, scale = max(network.smallest, 2 * network.stride), 1.0
+    if isinstance(model, ScaleChannels):
+        scale = model.scales[0]
+        if model.border_mode == "reflect" and scale < 1:  # a mirrored border is narrower than the image
+            needed = max(needed, model.border + 1)
+    return math.ceil(needed / scale)
 
 
 def _repeat(images: Tensor, count: int) -> Tensor:
