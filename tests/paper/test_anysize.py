@@ -69,10 +69,10 @@ def made(name, error_of, **options):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_lines_are_trained_alike_but_for_what_they_are_about(name):
-    free = {"model", "channels", "drop", "resize", "test_channels", "join", "seed", "split"}
+    free = {"model", "channels", *grids.WITH_CHANNELS, "resize", "test_channels", "join", "seed", "split"}
     by_column = {}
     for row in EXPERIMENTS[name].rows:
-        tuned = {"lr", "weight_decay", "upsample"} if row.config.model == "ss-cnn" else set()
+        tuned = {"lr", "weight_decay", "upsample", "widths"} if row.config.model == "ss-cnn" else set()
         own = {key: value for key, value in asdict(row.config).items() if key not in free | tuned}
         by_column.setdefault(row.column, []).append(own)
     for found in by_column.values():
