@@ -308,3 +308,30 @@ def test_pages_say_how_lines_were_trained():
     assert anysize.repeats_of(data, "stir", LEADING["stir"]) == "10"
     assert set(LEADING.values()) <= {*grids.OURS, grids.PLAIN + grids.AUGMENTED}
     assert not set(RIVALS) & set(grids.OURS)
+
+
+def test_runs_on_own_pictures_are_told_by_what_they_are(tmp_path, monkeypatch):
+    def run(seed, channels, resize, *errors, first=0):
+        about = {"device": "a CPU", "torch": "2", "command": f"scalesteer train --seed {seed}", "epochs": 12}
+        sizes = dict(zip(("0.5", "1", "2"), errors, strict=True))
+        return {"channels": channels, "resize": resize, "one_size_epochs": first, "errors": sizes, **about}
+
+    runs = [
+        run(0, None, None, 60.0, 30.0, 70.0),
+        run(1, [1.0], None, 62.0, 32.0, 72.0),
+        run(0, None, [0.5, 2], 50.0, 40.0, 56.0),
+        run(0, [0.5, 1.0], None, 40.0, 31.0, 50.0, first=9),
+    ]
+    (tmp_path / "guide").mkdir()
+    (tmp_path / "guide" / "own-images.json").write_text(json.dumps(runs))
+    monkeypatch.setattr(anysize, "RESULTS", tmp_path)
+    _, _, *lines = anysize.VIEWS["own_images"]().splitlines()
+    assert lines == [
+        "| plain network | 61.0 | 31.0 | 71.0 | 66.0 | 2 |",
+        "| plain network, random resizing | 50.0 | 40.0 | 56.0 | 53.0 | 1 |",
+        "| at 0.5, 1 times its size, the last 3 epochs | 40.0 | 31.0 | 50.0 | 45.0 | 1 |",
+        "",
+        "a CPU, torch 2; the first line: `scalesteer train --seed 0`.",
+    ]
+    outside = anysize.VIEWS["own_images_outside"]
+    assert [outside(name) for name in ("plain network", "plain network, random", "at")] == ["66.0", "53.0", "45.0"]
