@@ -215,7 +215,7 @@ def _own_runs() -> dict[str, list[dict[str, Any]]]:
     """The runs of examples/own_images.py by what they are, seeds together."""
     path, found = RESULTS / "guide" / "own-images.json", dict[str, list[dict[str, Any]]]()
     for run in json.loads(path.read_text(encoding="utf-8")):
-        sizes = [f"{scale:g}" for scale in run["channels"]]
+        sizes = [f"{scale:g}" for scale in run["channels"] or [1.0]]
         name = "plain network" if len(sizes) == 1 else f"at {', '.join(sizes)} times its size"
         name += f", the last {run['epochs'] - first} epochs" if (first := run["one_size_epochs"]) else ""
         found.setdefault(name + (", random resizing" if run["resize"] else ""), []).append(run)

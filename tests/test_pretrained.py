@@ -328,7 +328,7 @@ def test_a_shipped_network_is_small_and_has_a_card(name):
     folder = pretrained.SHIPPED / name
     assert (folder / "model.safetensors").stat().st_size < 1_000_000
     card = (folder / "README.md").read_text()
-    for word in ("- Data: ", "- Command: `scalesteer train ", "- Commit: ", "- Test error: ", "| size |"):
+    for word in ("- Data: ", "- Command: `scalesteer train ", "- Commit: ", "- Test error: ", "| size"):
         assert word in card
     model, config = training.load_model(Path(name))
     command = re.search("- Command: `scalesteer (.*?)`", card)[1]

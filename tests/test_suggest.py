@@ -56,7 +56,7 @@ def write_csv(path, rows, header=("path", "x", "y", "width", "height")):
         (17 * INK, 64 * INK, GREY, grids.CHANNELS_STIR, 0),
         # Digits at 0.5 to 8; the canvas cuts the largest.
         (20 * 0.5, SIZED_DATASETS["mnist-large-scale"].canvas, GREY, grids.CHANNELS_LARGE, 1),
-        (32 * 0.5, 32 * 2, COLOUR, grids.CHANNELS_CIFAR, 1),
+        (32 * 0.5, 32 * 2, COLOUR, grids.CHANNELS_CIFAR, 0),
         (20 * 0.3, 20 * 1, GREY, grids.CHANNELS_SCALE, 1),
         (20 * min(QUICKSTART.test_scales), 20 * max(QUICKSTART.test_scales), GREY, QUICKSTART.channels, 0),
     ],

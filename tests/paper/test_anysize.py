@@ -69,10 +69,10 @@ def made(name, error_of, **options):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_lines_are_trained_alike_but_for_what_they_are_about(name):
-    free = {"model", "channels", "drop", "resize", "test_channels", "join", "seed", "split"}
+    free = {"model", "channels", *grids.WITH_CHANNELS, "resize", "test_channels", "join", "seed", "split"}
     by_column = {}
     for row in EXPERIMENTS[name].rows:
-        tuned = {"lr", "weight_decay", "upsample"} if row.config.model == "ss-cnn" else set()
+        tuned = {"lr", "weight_decay", "upsample", "widths"} if row.config.model == "ss-cnn" else set()
         own = {key: value for key, value in asdict(row.config).items() if key not in free | tuned}
         by_column.setdefault(row.column, []).append(own)
     for found in by_column.values():
@@ -308,3 +308,30 @@ def test_pages_say_how_lines_were_trained():
     assert anysize.repeats_of(data, "stir", LEADING["stir"]) == "10"
     assert set(LEADING.values()) <= {*grids.OURS, grids.PLAIN + grids.AUGMENTED}
     assert not set(RIVALS) & set(grids.OURS)
+
+
+def test_runs_on_own_pictures_are_told_by_what_they_are(tmp_path, monkeypatch):
+    def run(seed, channels, resize, *errors, first=0):
+        about = {"device": "a CPU", "torch": "2", "command": f"scalesteer train --seed {seed}", "epochs": 12}
+        sizes = dict(zip(("0.5", "1", "2"), errors, strict=True))
+        return {"channels": channels, "resize": resize, "one_size_epochs": first, "errors": sizes, **about}
+
+    runs = [
+        run(0, None, None, 60.0, 30.0, 70.0),
+        run(1, [1.0], None, 62.0, 32.0, 72.0),
+        run(0, None, [0.5, 2], 50.0, 40.0, 56.0),
+        run(0, [0.5, 1.0], None, 40.0, 31.0, 50.0, first=9),
+    ]
+    (tmp_path / "guide").mkdir()
+    (tmp_path / "guide" / "own-images.json").write_text(json.dumps(runs))
+    monkeypatch.setattr(anysize, "RESULTS", tmp_path)
+    _, _, *lines = anysize.VIEWS["own_images"]().splitlines()
+    assert lines == [
+        "| plain network | 61.0 | 31.0 | 71.0 | 66.0 | 2 |",
+        "| plain network, random resizing | 50.0 | 40.0 | 56.0 | 53.0 | 1 |",
+        "| at 0.5, 1 times its size, the last 3 epochs | 40.0 | 31.0 | 50.0 | 45.0 | 1 |",
+        "",
+        "a CPU, torch 2; the first line: `scalesteer train --seed 0`.",
+    ]
+    outside = anysize.VIEWS["own_images_outside"]
+    assert [outside(name) for name in ("plain network", "plain network, random", "at")] == ["66.0", "53.0", "45.0"]
