@@ -110,13 +110,13 @@ def gather(runs: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(runs.glob("*/result.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        config = {
-            name: result["config"].get(name) for name in ("model", "channels", "one_size_epochs", "resize", "seed")
-        }
+        if "test_error_by_scale" not in result:  # it failed, or its pictures have no sizes
+            continue
+        settings = ("model", "channels", "one_size_epochs", "resize", "seed", "epochs")
+        config = {name: result["config"].get(name) for name in settings}
         errors = {f"{row['from']:.3g}": 100 * row["error"] for row in result["test_error_by_scale"]}
-        about = {name: result["environment"].get(name) for name in ("commit", "device", "torch")}
-        about |= {"command": result["environment"].get("command"), "data": result["environment"]["data"]["digest"]}
-        found.append({**config, "epochs": result["config"]["epochs"], "errors": errors, **about})
+        about = {name: result["environment"].get(name) for name in ("commit", "device", "torch", "command")}
+        found.append({**config, "errors": errors, **about, "data": result["environment"]["data"]["digest"]})
     return found
 
 

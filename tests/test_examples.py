@@ -1,5 +1,6 @@
 """The examples: their parts on small input, and what they promise (slow)."""
 
+import json
 import math
 from pathlib import Path
 
@@ -140,3 +141,15 @@ def test_own_pictures_are_photographs_on_textures_at_the_sizes_that_the_list_say
     assert scan_folder(FolderSpec(str(tmp_path))).counts() == {"train": 20, "val": 8, "test": 20}
     shown = {part: {Path(p.path).name[:5] for p in scan_folder(spec).pictures if p.part == part} for part in parts}
     assert sum(map(len, shown.values())) == len(set.union(*shown.values())) == 32
+
+
+def test_errors_by_size_are_gathered_from_runs_that_have_them(tmp_path):
+    config = {"model": "pooled-cnn", "channels": None, "one_size_epochs": 0, "resize": None, "seed": 1, "epochs": 3}
+    rows = [{"from": 2**-0.5, "to": 2**-0.5, "error": 0.25}, {"from": 1.0, "to": 1.0, "error": 0.5}]
+    about = {"commit": "c", "device": "x86_64", "torch": "2", "command": "train", "data": {"digest": "d"}}
+    result = {"status": "finished", "config": config | {"lr": 1}, "environment": about, "test_error_by_scale": rows}
+    failed = {"status": "failed", "config": config, "environment": about}
+    for name, content in (("a", failed), ("b", result)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(content))
+    assert own_images.gather(tmp_path) == [{**config, "errors": {"0.707": 25.0, "1": 50.0}, **about, "data": "d"}]

@@ -42,6 +42,7 @@ from scalesteer.training import predict as predicting
 from scalesteer.training.config import Join
 from scalesteer.training.distributed import started
 from scalesteer.training.engines import EngineName, make_runs
+from scalesteer.training.loop import best_epoch
 
 log = logging.getLogger("scalesteer")
 app, data = SubcommandApp(), SubcommandApp()
@@ -260,8 +261,7 @@ def _look_at_run(directory: Path) -> tuple[RunConfig, str, str, str]:
     metrics, result = directory / "metrics.jsonl", directory / "result.json"
     epochs = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     ended = json.loads(result.read_text()) if result.exists() else {}
-    chosen_of = epochs[config.one_size_epochs :] or epochs
-    validation = _percent(min(epoch["val_error"] for epoch in chosen_of)) if epochs else ""
+    validation = _percent(best_epoch(epochs, config)["val_error"]) if epochs else ""
     test = "failed" if ended.get("status") == "failed" else ""
     test = _percent(ended["test_error"]) if "test_error" in ended else test
     return config, f"{len(epochs)} of {config.epochs}", validation, test
@@ -325,8 +325,8 @@ class Evaluate:
         images = images if self.elastic is None else (part.distorted(self.elastic) for part in images)
         found = training.evaluate(model.to(device), images, config.precision)
         rows = found["by_scale"]
-        of = f"{part} " if self.part or self.images is None else ""
-        print(f"{of}error {_percent(found['error'])} ({found['images']:,} images)")
+        whose = f"{part} " if self.part or self.images is None else ""  # of all pictures there is no part to name
+        print(f"{whose}error {_percent(found['error'])} ({found['images']:,} images)")
         if own:
             widest = max(len(name) for name in task.classes)
             for row in found["by_class"]:

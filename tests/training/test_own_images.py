@@ -252,7 +252,7 @@ def test_runs_show_the_error_of_epochs_that_looked_at_all_sizes(tmp_path, capsys
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(config.to_dict()))
     for errors, expected in (((0.1, 0.2), "10.00 %"), ((0.1, 0.2, 0.3), "30.00 %")):
-        lines = "".join(json.dumps({"val_error": error}) + "\n" for error in errors)
+        lines = "".join(json.dumps({"val_error": error, "val_loss": 0.0}) + "\n" for error in errors)
         (tmp_path / "run" / "metrics.jsonl").write_text(lines)
         assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
         assert expected in capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -102,9 +102,9 @@ def fit(
     Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
     """
     model, images, steps = state.model, parts["train"], len(state.losses)
-    first, update = config.one_size_epochs, None
+    update = None
     while state.epoch < config.epochs:
-        if update is None or state.epoch == first:
+        if update is None or state.epoch == config.one_size_epochs:
             update = None  # so that the memory of a recorded step is free before the next one is recorded
             look_at(model, config, state.epoch)
             update = make_update(state, config, images, processes)
@@ -134,14 +134,13 @@ def fit(
             return _failed(f"the loss on validation data became {val['loss']} after step {after}", state)
         entry = {"epoch": state.epoch, "loss": float(np.mean(losses)), "val_loss": val["loss"]}
         entry |= {"val_error": val["error"], "seconds": round(state.seconds, 3)}
-        # On a tie the earlier epoch stays. One that did not look at all sizes yet is no rival of those that do.
-        if all(_rank(entry) < _rank(other) for other in state.history[first:]):
-            state.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         state.history.append(entry)
+        if best_epoch(state.history, config) is entry:
+            state.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         state.epoch, state.step = state.epoch + 1, 0
         watcher.after_epoch(state)
 
-    best = min(state.history[first:], key=_rank)
+    best = best_epoch(state.history, config)
     outcome: dict[str, Any] = {"status": "finished"}
     if not config.tuning:  # the one look at the test set
         model.load_state_dict(state.best)
@@ -214,9 +213,13 @@ def _class_weights(images: ImageSet) -> Tensor:
     return (len(images) / (counts.clamp(min=1) * (counts > 0).sum())).float()
 
 
-def _rank(entry: dict[str, float]) -> tuple[float, float]:
-    """What makes one epoch better than another: the error on validation data, then the loss."""
-    return entry["val_error"], entry["val_loss"]
+def best_epoch(history: Sequence[Mapping[str, float]], config: RunConfig) -> Mapping[str, float]:
+    """The epoch with the lowest error on validation data, then the lowest loss; on a tie the earlier one.
+
+    One that did not look at all sizes yet is no rival of those that do.
+    """
+    rivals = history[config.one_size_epochs :] or history
+    return min(rivals, key=lambda entry: (entry["val_error"], entry["val_loss"]))
 
 
 def _failed(problem: str, state: State) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from scalesteer.data import ImageSet
 from scalesteer.files import require, write_atomically
 from scalesteer.models import count_parameters
 from scalesteer.training.config import RunConfig
-from scalesteer.training.loop import as_tested
+from scalesteer.training.loop import as_tested, best_epoch
 from scalesteer.training.predict import classify, printable
 
 MOST_CLASSES = 30  # in the confusion matrix
@@ -127,9 +127,7 @@ def _headline(
         "network": f"{config.model}, {count_parameters(model):,} parameters",
     }
     if history:
-        best = min(
-            history[config.one_size_epochs :] or history, key=lambda entry: (entry["val_error"], entry["val_loss"])
-        )
+        best = best_epoch(history, config)
         chosen = f"{_percent(best['val_error'])} at epoch {int(best['epoch']) + 1} of {len(history)}"
         facts["validation error"] = f"{chosen}, which chose the weights"
     rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
