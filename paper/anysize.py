@@ -230,7 +230,7 @@ def _own_errors(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 @view
 def own_images(data: Data) -> str:
-    """Errors of networks that were trained on a folder of pictures, by size; those of the lowest come last."""
+    """Errors of networks that were trained on a folder of pictures, by size; the network with the lowest comes last."""
     rows = [(name, runs, _own_errors(runs)) for name, runs in _own_runs().items()]
     rows.sort(key=lambda row: -row[2]["others"])
     sizes = [size for size in rows[0][2] if size != "others"]

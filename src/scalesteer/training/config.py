@@ -144,11 +144,11 @@ class RunConfig:
     join: Join = "logsumexp"  # How the answers at the sizes of --channels become one.
     drop: float = 0.0  # Share of the sizes of --channels that is left out at random in training.
     border: int = 0
-    """Pixels that the image gets on all four sides where --channels show it smaller: black, or mirrored if it is a
-    photograph."""
+    """Pixels that the image gets on all four sides where --channels show it smaller: black, but for photographs and
+    your own images the image mirrored."""
     one_size_epochs: int = 0
-    """Epochs at the beginning that look at the image at its own size only, as fast as without --channels; what they
-    learn serves at all sizes, to which the epochs that follow get the network used."""
+    """Epochs at the beginning that look at the image at its own size only, as fast as without --channels. What they
+    learn serves at all sizes; the epochs that follow look at all of them, and choose the weights."""
     test_channels: tuple[float, ...] | None = None
     """Sizes at which the trained network looks at test images, joined in the same way; by default as in training."""
 
