@@ -208,7 +208,7 @@ class ScaleChannels(nn.Module):
             shown = f"{image.shape[-2]} x {image.shape[-1]}"
             raise ValueError(
                 f"`border` (got {border}) must be smaller than the images of all channels (one is {shown}) to "
-                'mirror them: take a smaller one, or border_mode="replicate".'
+                'mirror them: take a smaller one, leave out the smallest `scales`, or border_mode="replicate".'
             )
         return F.pad(image, (border,) * 4, mode=BORDERS[self.border_mode])
 

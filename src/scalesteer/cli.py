@@ -247,7 +247,7 @@ class Runs:
         for changed, directory in found:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(changed))
             try:
-                config, *told = _look_at_run(directory)
+                config, *told = _describe_run(directory)
                 flags = config.command.removeprefix("scalesteer train").strip()
             except (OSError, *results.MALFORMED):
                 told, flags = ["cannot be read", "", ""], ""
@@ -255,7 +255,7 @@ class Runs:
         print(sweep.align(rows))
 
 
-def _look_at_run(directory: Path) -> tuple[RunConfig, str, str, str]:
+def _describe_run(directory: Path) -> tuple[RunConfig, str, str, str]:
     """A run's configuration, and in words how far it is, its validation error and its test error."""
     config = RunConfig.from_dict(json.loads((directory / "config.json").read_text()))
     metrics, result = directory / "metrics.jsonl", directory / "result.json"

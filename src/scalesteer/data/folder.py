@@ -351,6 +351,7 @@ def _sentence(what: str, names: Sequence[str]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
+    """The first names, and dots if there are more."""
     return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 

@@ -264,6 +264,11 @@ class RunConfig:
         return kind(self.dataset, **chosen)  # type: ignore[no-any-return]  # None for the dataset's own
 
     @property
+    def photographs(self) -> bool:
+        """Whether images go on beyond their edges, as photographs and your own do; digits lie on black ground."""
+        return self.images is not None or getattr(SIZED_DATASETS.get(self.dataset), "in_chans", 1) > 1
+
+    @property
     def model_options(self) -> dict[str, Any]:
         """Options for `create_model` beside the dataset."""
         names = ("upsample", "scales", "widths", "kernel_size", "readout", "dropout", "channels")
@@ -271,8 +276,7 @@ class RunConfig:
         if self.channels is not None:
             options |= {"join": self.join, "drop": self.drop}
         if self.border:
-            photographs = self.images is not None or getattr(SIZED_DATASETS.get(self.dataset), "in_chans", 1) > 1
-            options |= {"border": self.border, "border_mode": "reflect" if photographs else "zeros"}
+            options |= {"border": self.border, "border_mode": "reflect" if self.photographs else "zeros"}
         changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
         if self.basis is not None or changed:
             start = self.basis or ("paper" if self.model == "ss-cnn" else STEERED_BASIS)

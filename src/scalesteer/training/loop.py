@@ -56,7 +56,7 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     """A training that has not begun, on the device of the training images."""
     torch.manual_seed(config.seed)
     model = make_model(config, find_task(config, images))
-    std, mean = images.std, images.mean if images.channels > 1 or config.images else 0.0
+    std, mean = images.std, images.mean if config.photographs else 0.0
     if config.images:  # of own pictures a whole channel may be empty
         std = tuple(value or 1.0 for value in std) if isinstance(std, tuple) else std or 1.0
     set_input_statistics(model, std, mean)
@@ -168,7 +168,7 @@ def make_update(
     """One step: train on the images of these rows with this learning rate, and return the loss."""
     model, optimizer, device = state.model.train(), state.optimizer, images.device
     network = processes.replicate(model)
-    change, weights = _make_augmentation(config, images), _class_weights(images) if config.class_weights else None
+    change, weights = _make_augmentation(config), _class_weights(images) if config.class_weights else None
 
     def step(rows: Tensor) -> Tensor:
         x, labels = images.take(rows)
@@ -200,11 +200,10 @@ def make_update(
     return update
 
 
-def _make_augmentation(config: RunConfig, images: ImageSet) -> Augmentation | None:
-    """What happens to training images, if anything: pictures continue beyond the border, a digit's ground is black."""
+def _make_augmentation(config: RunConfig) -> Augmentation | None:
+    """What happens to training images, if anything."""
     change = Augmentation(config.resize or (1.0, 1.0), config.flip, config.shift)
-    mirrored = images.channels > 1 or config.images is not None
-    return None if change == Augmentation() else replace(change, mirrored=mirrored)
+    return None if change == Augmentation() else replace(change, mirrored=config.photographs)
 
 
 def _class_weights(images: ImageSet) -> Tensor:
