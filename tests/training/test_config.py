@@ -124,6 +124,15 @@ def test_identity_is_that_of_the_values_whatever_their_spelling():
     assert hash(numpy) == hash(plain)
 
 
+@pytest.mark.parametrize(
+    ("data", "mode"),
+    [({"dataset": "stir-mnist"}, "zeros"), ({"dataset": "rescaled-cifar10"}, "reflect"), ({"images": "x"}, "reflect")],
+)
+def test_a_border_is_black_around_digits_and_mirrored_around_photographs(data, mode):
+    config = RunConfig(model="pooled-cnn", channels=(0.5, 1), border=4, **data)
+    assert {"border": 4, "border_mode": mode}.items() <= config.model_options.items()
+
+
 def test_every_field_changes_the_identity():
     paper = {
         "dataset": "fmnist-scale", "split": 1, "seed": 1, "epochs": 1, "batch_size": 64, "lr": 0.1, "weight_decay": 0.1,
