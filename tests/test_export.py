@@ -48,7 +48,7 @@ def assert_same(model, run, shapes=SHAPES, in_chans=1):
     for batch, *size in shapes:
         x = torch.rand(batch, in_chans, *size)
         expected = model(x)
-        assert expected.abs().max() > 0.1
+        assert expected.abs().max() > 0.02  # far above the tolerance
         torch.testing.assert_close(run(x), expected, rtol=0, atol=1e-4)
 
 
