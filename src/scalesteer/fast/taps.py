@@ -38,20 +38,13 @@ def half_taps(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
     return taps, mirrored
 
 
-@lru_cache(maxsize=64)
-def taps_in_order(sizes: tuple[int, ...], symmetric: bool) -> list[int]:
-    """Places of the taps that an engine multiplies with: half windows, or else each tap and its mirror image."""
-    taps, mirrored = half_taps(sizes)
-    return taps if symmetric else [k for pair in zip(taps, mirrored, strict=True) for k in dict.fromkeys(pair)]
-
-
 Order = tuple[tuple[int, ...], tuple[int, ...]]  # offsets as places in `half_window`, and how many each scale has
 
 
 def order_of_windows(sizes: tuple[int, ...]) -> Order:
     """All offsets of the half windows, from the centre outwards."""
     counts = tuple((n * n + 1) // 2 for n in sizes)
-    return tuple(range(counts[-1])), counts
+    return tuple(range(max(counts))), counts
 
 
 def order_of_supports(supports: Tensor) -> Order:

@@ -48,7 +48,7 @@ from torch import Tensor
 
 from scalesteer.fast import spectral
 from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph
-from scalesteer.fast.taps import half_taps, half_window, taps_in_order
+from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.geometry import Axes, Filters
 
 TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
@@ -582,8 +582,7 @@ def _tap_tables(
     signed[:, : len(offsets)] = np.array([1, -1])[:, None, None] * steps[:, None] + plane * np.arange(channels)
     lengths = [(n * n + 1) // 2 if symmetric else n * n for n in sizes]
     places = np.concatenate([s * pairs + np.arange(length) for s, length in enumerate(lengths)])
-    taps = taps_in_order(sizes, symmetric)
-    mirrored = half_taps(sizes)[1] if symmetric else taps
+    taps, mirrored = places_in_order(sizes, symmetric, order_of_windows(sizes))
     read, factor = np.zeros(len(sizes) * pairs), np.zeros(len(sizes) * pairs, np.float32)
     read[places], factor[places] = taps, 1.0
     if symmetric:
