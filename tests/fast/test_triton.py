@@ -32,7 +32,7 @@ def both(layer, x, image_gradient=False, raw=False, backends=("direct", "fast"))
         layer.zero_grad()
         filters = layer._stored_filters().finished() if raw else layer._stored_filters()
         y, scales = scale_conv2d(image, filters, layer.bias, layer.geometry, backend=backend, return_scales=True)
-        weight = torch.cos(torch.arange(y.numel(), device=y.device, dtype=y.dtype)).view_as(y)
+        weight = torch.cos(torch.arange(y.numel(), device=y.device, dtype=torch.float32)).view_as(y)
         (y * weight).sum().backward()
         found = [y.detach(), layer.coefficients.grad.clone(), layer.bias.grad.clone()]
         results.append(([*found, image.grad] if image_gradient else found, scales))
@@ -91,6 +91,51 @@ def test_folded_layer_matches_direct(fan_in, basis):
     with torch.no_grad():
         expected = scale_conv2d(x, layer._stored_filters(), layer.bias, layer.geometry)
         assert torch.allclose(fold(layer)(x), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("fan_in", [1, 6])
+def test_changed_filters_of_a_folded_layer_are_noticed(fan_in):
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, basis="paper", backend="fast", bias=False)
+    folded, x = fold(layer.to(DEVICE)), torch.randn(1, fan_in, 9, 9, device=DEVICE)
+    before = folded(x)
+    folded.taps *= 2
+    assert torch.allclose(folded(x), 2 * before, atol=1e-5)
+
+
+def test_an_image_of_several_blocks_matches_direct():
+    layer = ScaleSteerableConv2d(5, 2, 3, padding="same", scales=(1.0, 2.0), basis="paper").to(DEVICE)
+    assert_same(both(layer, torch.randn(1, 5, 70, 4, device=DEVICE), image_gradient=True))
+
+
+# Interpreted, products of bfloat16 are wrong: Triton keeps it as integers there.
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float16, 2e-3),
+        pytest.param(
+            torch.bfloat16, 1.2e-2, marks=pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device: bfloat16")
+        ),
+    ],
+)
+@pytest.mark.parametrize("fan_in", [1, 6])
+@both_symmetries
+def test_half_precision_stays_within_its_stated_error(fan_in, basis, dtype, tolerance):
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=(11 / 7,), basis=basis).to(DEVICE)  # no ties
+    x = torch.randn(2, fan_in, 12, 11, device=DEVICE)
+    ((expected, _),) = both(layer, x, image_gradient=fan_in > 1, backends=("direct",))
+    with torch.autocast(DEVICE, dtype):
+        ((found, _),) = both(layer, x, image_gradient=fan_in > 1, backends=("fast",))
+    assert found[0].dtype == dtype
+    assert all(gradient.dtype == torch.float32 for gradient in found[1:])
+    for a, b in [pair for i, pair in enumerate(zip(expected, found, strict=True)) if i != 2]:  # the bias is not ours
+        assert torch.linalg.vector_norm(a - b) <= tolerance * torch.linalg.vector_norm(a)
+
+
+def test_half_precision_has_room_for_large_values():
+    layer = ScaleSteerableConv2d(6, 4, padding=3, scales=SCALES, basis="paper", backend="fast").to(DEVICE)
+    x = 255 * torch.ones(1, 6, 32, 32, device=DEVICE)  # the sum over one image is beyond the range of float16
+    with torch.autocast(DEVICE, torch.float16), torch.no_grad():
+        assert layer(x).isfinite().all()
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])

@@ -302,6 +302,10 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     tl.store(where + 2 * taps * out_channels, third, mask=there & (s + 2 < scales))
 
 
+def _cdiv(length: int, block: int) -> int:
+    return -(-length // block)  # that of Triton serves its compiler, too, and takes microseconds
+
+
 def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"  # both of torch's switches show
 
@@ -317,8 +321,8 @@ def rows_in(
     x, period = x.contiguous(), len(matrix)
     images, channels, height, width = x.shape
     out = x.new_empty(period, width, images * scales * step)
-    grid = triton.cdiv(step, ROWS_IN_BLOCKS["BC"]), triton.cdiv(width, ROWS_IN_BLOCKS["BW"]), images
-    high = min(64, max(16, triton.next_power_of_2(height)))
+    grid = _cdiv(step, ROWS_IN_BLOCKS["BC"]), _cdiv(width, ROWS_IN_BLOCKS["BW"]), images
+    high = 16 if height <= 16 else 32 if height <= 32 else 64
     # A kernel takes any tensor for what it does not touch.
     bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
     _rows_in_kernel[grid](
@@ -338,8 +342,8 @@ def rows_out(
     """
     (images, channels, height, width), period = best.shape, matrix.shape[1]
     high = 16 if height <= 16 else 32
-    blocks = triton.cdiv(channels, ROWS_OUT_BLOCKS["BC"]) * triton.cdiv(height, high)
-    _rows_out_kernel[blocks, triton.cdiv(width, ROWS_OUT_BLOCKS["BW"]), images](
+    blocks = _cdiv(channels, ROWS_OUT_BLOCKS["BC"]) * _cdiv(height, high)
+    _rows_out_kernel[blocks, _cdiv(width, ROWS_OUT_BLOCKS["BW"]), images](
         maps, matrix, maps if blank is None else blank, best, best if winner is None else winner, *matrix.stride(),
         channels, height, width, period, images, maps.shape[2] // (4 * images * scales), scales, winner is not None,
         _precision(), BH=high, **ROWS_OUT_BLOCKS,
@@ -353,6 +357,13 @@ def _fill_up(channels: int, dtype: torch.dtype, scales: int = 1) -> int:
     """
     piece = 16 // dtype.itemsize
     return next(n for n in range(-(-channels // 4) * 4, channels + 8, 4) if scales * n % piece == 0)
+
+
+@lru_cache(maxsize=64)
+def _filled_pairs(out_channels: int, channels: int, out_step: int, step: int, device: torch.device) -> Tensor:
+    """Which pair of an output and an input channel stands in each place after :func:`_fill_up`."""
+    outputs, inputs = np.arange(out_step) % out_channels, np.arange(step) % channels
+    return torch.from_numpy((outputs[:, None] * channels + inputs).ravel()).to(device)
 
 
 @lru_cache(maxsize=64)
@@ -520,7 +531,10 @@ class FusedFrequencies(Engine):
         weights, scales = self.filters.weights.to(self.like.dtype), len(self.filters.sizes)
         out_channels, channels = weights.shape[:2]
         if (self.out_step, self.step) != (out_channels, channels):
-            weights = F.pad(weights, (0, 0, 0, self.step - channels, 0, self.out_step - out_channels))
+            # Some weights twice are as good as zeros: what they multiply is zero, or nobody reads the result.
+            pairs = _filled_pairs(out_channels, channels, self.out_step, self.step, weights.device)
+            pairs = keep_for_cuda_graph(pairs, weights.device)
+            weights = weights.flatten(0, 1).index_select(0, pairs).view(self.out_step, self.step, -1)
         if self.basis is not None:
             table, parts = self.basis
             right = [part.weights(weights) for part in parts]
@@ -555,7 +569,7 @@ class FusedFrequencies(Engine):
         firsts = cached_on(filters.basis, self.spectrum, ("first scales", filters.sizes), first_scales)
         pixels = rows.count * columns.count
         blank = torch.empty(self.batch, 1, rows.count, columns.count, dtype=torch.uint8, device=device)
-        _blank_scales_kernel[(triton.cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
+        _blank_scales_kernel[(_cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
             self.bright, offsets, firsts, rings, blank, len(self.bright), self.batch, rows.length, columns.length,
             pixels, columns.count, rows.first, columns.first, rows.stride, columns.stride, len(rings) - 1,
             len(filters.sizes), **BLANK_BLOCKS,
@@ -637,7 +651,7 @@ class FusedTaps(Engine):
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
         blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
-        grid = triton.cdiv(pixels, blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
+        grid = _cdiv(pixels, blocks["BP"]), len(padded), _cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
             self.image, self._tap_weights(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
             best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
@@ -668,7 +682,7 @@ class FusedTaps(Engine):
         programs = parts * max(1, min(len(padded), MOST_SUMS, room // parts))
         out = padded.new_empty(programs, scales, taps, out_channels, dtype=torch.float32)
         blocks = {**TAPS_BACKWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
-        grid = len(self.tables["blocks"]), programs, triton.cdiv(out_channels, blocks["BO"])
+        grid = len(self.tables["blocks"]), programs, _cdiv(out_channels, blocks["BO"])
         _taps_backward_kernel[grid](
             self.image, self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
             winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
