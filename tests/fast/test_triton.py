@@ -1,9 +1,11 @@
 """The fast path of CUDA against one convolution a scale; without CUDA, Triton interprets the kernels."""
 
 import math
+import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold
 from scalesteer.functional import scale_conv2d
@@ -150,6 +152,47 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
         torch.ones(1, fan_in, 9, 9).to(DEVICE)
     )
     assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
+
+
+class Launches(TorchDispatchMode):
+    """Names of the operations that launch a kernel: all but views, and memory that nobody fills."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and not func.is_view and not re.search("empty|detach", func.name()):
+            self.names.append(func.name())
+        return found
+
+
+class Stub:
+    """Stands for a kernel and notes its launch."""
+
+    def __init__(self, name, names):
+        self.name, self.names = name, names
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: self.names.append(self.name)
+
+
+@pytest.mark.parametrize("fan_in", [1, 8])
+def test_a_layer_launches_at_most_eight_kernels_in_each_direction(fan_in, monkeypatch):
+    layer = ScaleSteerableConv2d(fan_in, 8, padding=3, scales=SCALES, backend="fast", basis="paper", bias=False)
+    x = torch.randn(2, fan_in, 9, 9, device=DEVICE, requires_grad=fan_in > 1)
+    grad = torch.ones_like(layer.to(DEVICE)(x))  # tables are made
+    launches = Launches()
+    for name in ("_rows_in", "_rows_out", "_blank_scales", "_taps_forward", "_taps_backward"):
+        monkeypatch.setattr(kernels, f"{name}_kernel", Stub(name, launches.names))
+    with launches:
+        y = layer(x)
+        forward = list(launches.names)
+        launches.names.clear()
+        y.backward(grad)
+    assert len(forward) <= 8, forward
+    assert len(launches.names) <= 8, launches.names
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter

@@ -624,6 +624,7 @@ def _tap_tables(
         "counts": np.array(fours, np.int32),  # the taps of the largest window of each four scales
         "read": read.astype(np.int64),  # (S pairs): which tap of the filters a pair takes,
         "factor": factor,  # and times what: nothing beyond the window
+        "beyond": (factor == 0)[:, None],  # where that is
         "half": half.astype(np.int64),  # (T): the pair of every tap of the filters
         "blocks": np.array(blocks, np.int32),  # scale and first tap of each program of the backward kernel
     }
@@ -704,7 +705,7 @@ class FusedTaps(Engine):
     def weight_gradient(self) -> Tensor:
         channels, out_channels = self.filters.weights.shape[1], len(self.filters.weights)
         found = self.weight_grads[0].view(-1, channels * out_channels)  # (S pairs, C O)
-        found = found.masked_fill(self.tables["factor"][:, None] == 0, 0)  # what no block has written
+        found = found.masked_fill(self.tables["beyond"], 0)  # what no block has written
         if self.table is not None:
             found = self.table.T @ found
         else:
