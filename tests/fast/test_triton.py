@@ -1,9 +1,11 @@
 """The fast path of CUDA against one convolution a scale; without CUDA, Triton interprets the kernels."""
 
 import math
+import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold
 from scalesteer.functional import scale_conv2d
@@ -32,7 +34,7 @@ def both(layer, x, image_gradient=False, raw=False, backends=("direct", "fast"))
         layer.zero_grad()
         filters = layer._stored_filters().finished() if raw else layer._stored_filters()
         y, scales = scale_conv2d(image, filters, layer.bias, layer.geometry, backend=backend, return_scales=True)
-        weight = torch.cos(torch.arange(y.numel(), device=y.device, dtype=y.dtype)).view_as(y)
+        weight = torch.cos(torch.arange(y.numel(), device=y.device, dtype=torch.float32)).view_as(y)
         (y * weight).sum().backward()
         found = [y.detach(), layer.coefficients.grad.clone(), layer.bias.grad.clone()]
         results.append(([*found, image.grad] if image_gradient else found, scales))
@@ -94,6 +96,51 @@ def test_folded_layer_matches_direct(fan_in, basis):
 
 
 @pytest.mark.parametrize("fan_in", [1, 6])
+def test_changed_filters_of_a_folded_layer_are_noticed(fan_in):
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, basis="paper", backend="fast", bias=False)
+    folded, x = fold(layer.to(DEVICE)), torch.randn(1, fan_in, 9, 9, device=DEVICE)
+    before = folded(x)
+    folded.taps *= 2
+    assert torch.allclose(folded(x), 2 * before, atol=1e-5)
+
+
+def test_an_image_of_several_blocks_matches_direct():
+    layer = ScaleSteerableConv2d(5, 2, 3, padding="same", scales=(1.0, 2.0), basis="paper").to(DEVICE)
+    assert_same(both(layer, torch.randn(1, 5, 70, 4, device=DEVICE), image_gradient=True))
+
+
+# Interpreted, products of bfloat16 are wrong: Triton keeps it as integers there.
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float16, 2e-3),
+        pytest.param(
+            torch.bfloat16, 1.2e-2, marks=pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device: bfloat16")
+        ),
+    ],
+)
+@pytest.mark.parametrize("fan_in", [1, 6])
+@both_symmetries
+def test_half_precision_stays_within_its_stated_error(fan_in, basis, dtype, tolerance):
+    layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=(11 / 7,), basis=basis).to(DEVICE)  # no ties
+    x = torch.randn(2, fan_in, 12, 11, device=DEVICE)
+    ((expected, _),) = both(layer, x, image_gradient=fan_in > 1, backends=("direct",))
+    with torch.autocast(DEVICE, dtype):
+        ((found, _),) = both(layer, x, image_gradient=fan_in > 1, backends=("fast",))
+    assert found[0].dtype == dtype
+    assert all(gradient.dtype == torch.float32 for gradient in found[1:])
+    for a, b in [pair for i, pair in enumerate(zip(expected, found, strict=True)) if i != 2]:  # the bias is not ours
+        assert torch.linalg.vector_norm(a - b) <= tolerance * torch.linalg.vector_norm(a)
+
+
+def test_half_precision_has_room_for_large_values():
+    layer = ScaleSteerableConv2d(6, 4, padding=3, scales=SCALES, basis="paper", backend="fast").to(DEVICE)
+    x = 255 * torch.ones(1, 6, 32, 32, device=DEVICE)  # the sum over one image is beyond the range of float16
+    with torch.autocast(DEVICE, torch.float16), torch.no_grad():
+        assert layer(x).isfinite().all()
+
+
+@pytest.mark.parametrize("fan_in", [1, 6])
 def test_kernels_are_at_work(fan_in, monkeypatch):
     used = []
     for kind in (kernels.FusedTaps, kernels.FusedFrequencies):
@@ -105,6 +152,47 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
         torch.ones(1, fan_in, 9, 9).to(DEVICE)
     )
     assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
+
+
+class Launches(TorchDispatchMode):
+    """Names of the operations that launch a kernel: all but views, and memory that nobody fills."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and not func.is_view and not re.search("empty|detach", func.name()):
+            self.names.append(func.name())
+        return found
+
+
+class Stub:
+    """Stands for a kernel and notes its launch."""
+
+    def __init__(self, name, names):
+        self.name, self.names = name, names
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: self.names.append(self.name)
+
+
+@pytest.mark.parametrize("fan_in", [1, 8])
+def test_a_layer_launches_at_most_eight_kernels_in_each_direction(fan_in, monkeypatch):
+    layer = ScaleSteerableConv2d(fan_in, 8, padding=3, scales=SCALES, backend="fast", basis="paper", bias=False)
+    x = torch.randn(2, fan_in, 9, 9, device=DEVICE, requires_grad=fan_in > 1)
+    grad = torch.ones_like(layer.to(DEVICE)(x))  # tables are made
+    launches = Launches()
+    for name in ("_rows_in", "_rows_out", "_blank_scales", "_taps_forward", "_taps_backward"):
+        monkeypatch.setattr(kernels, f"{name}_kernel", Stub(name, launches.names))
+    with launches:
+        y = layer(x)
+        forward = list(launches.names)
+        launches.names.clear()
+        y.backward(grad)
+    assert len(forward) <= 8, forward
+    assert len(launches.names) <= 8, launches.names
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter

@@ -233,11 +233,14 @@ class _MaxOverScales(torch.autograd.Function):
         # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
         ctx.save_for_backward(x, winner, weights, task.basis, *kept)
         ctx.task = task
+        ctx.set_materialize_grads(False)  # that of the winners would be zeros, to be filled in
         ctx.mark_non_differentiable(winner)
         return best, winner  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if grads[0] is None:
+            return None, None, None
         x, winner, weights, _, *kept = ctx.saved_tensors
         task: _Task = ctx.task
         image, weight = ctx.needs_input_grad[:2]

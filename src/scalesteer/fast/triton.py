@@ -5,7 +5,7 @@
   that it won; *rows out* transforms back and takes the maximum over scales, so that the maps of single scales are never
   written. What lies between, transforms along rows of pixels and products of spectra, is cuBLAS's.
 - :class:`FusedTaps` is :class:`taps.Taps`: pixels, or for point-symmetric filters pairs x(p + d) + x(p - d), are
-  gathered on the fly and multiplied with the filters of three scales at a time.
+  gathered on the fly and multiplied with the filters of several scales at a time.
 
 Products follow torch's switch for matrix products: TF32 where it is allowed, otherwise float32 (inside the kernels
 three TF32 products, which together have its accuracy). Images in half precision, as autocast makes them, are
@@ -21,7 +21,7 @@ frequencies axes have the order `(N, W, B, S, C)`, where N is the period of rows
      a +----+----+----+  b              t +----+----+----+  b             t +----+----+----+  every so many-th image
      n |    |####| BC |                 p |    |####| BO |                p |    |####| BO |
      n +----+----+----+                   +----+----+----+                  +----+----+----+
-     all scales, one after the other;   all scales, three at a time,      three scales; the sum over pixels comes in
+     all scales, one after the other;   all scales, eight at a time,      three scales; the sum over pixels comes in
      H in blocks of BH, N of BN         taps in blocks of BT              blocks of BP; parts are added up later
 
 Block sizes are powers of two; what lies beyond an end is masked. A kernel reads its images once (taps: from the cache,
@@ -30,7 +30,7 @@ once for each tap) and writes each result once.
 Arguments that several kernels have: `pixels`, `images`, `channels` or `out_channels`, `scales`, `height`, `width`,
 `period` are the lengths of axes; `step` = 4 `fours` are the channels between frequencies, see :func:`_fill_up`;
 `matrix` with `row_step` and `column_step` transforms along one axis;
-`offsets` `(2, taps)`, `starts` `(pixels)`: see :func:`_tap_tables`; `counts` `(scales)`, the taps of each window;
+`offsets` `(2, taps)`, `starts` `(pixels)`, `counts`: see :func:`_tap_tables`;
 `image_numbers`, the floats of one padded image; PAIRS, whether taps are of pairs of pixels; PRECISION, the argument
 `input_precision` of `tl.dot`.
 """
@@ -59,7 +59,7 @@ SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sum
 ROWS_IN_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 4, "num_stages": 1}
 ROWS_OUT_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 8, "num_stages": 3}
 BLANK_BLOCKS = {"BP": 128, "num_warps": 4}
-TAPS_FORWARD_BLOCKS = {"BP": 128, "BT": 32, "num_warps": 4, "num_stages": 1}
+TAPS_FORWARD_BLOCKS = {"BP": 128, "BT": 32, "num_warps": 8, "num_stages": 1}
 TAPS_BACKWARD_BLOCKS = {"BP": 32, "BT": 64, "num_warps": 4, "num_stages": 1}
 
 
@@ -210,15 +210,29 @@ def _add(first, second):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _accumulate(  # type: ignore[no-untyped-def]
-    response, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION: tl.constexpr, BT: tl.constexpr
+    responses, s, t, weights, pairs, taps, out_channels, scales, PRECISION: tl.constexpr, BT: tl.constexpr,
+    BO: tl.constexpr,
 ):  # fmt: skip
-    """Add to the response of a scale what a block of taps gives, if its window has them."""
-    if s < scales:  # noqa: SIM102 (both sides of an `and` would be evaluated)
-        if t < tl.load(counts + s):
-            where = weights + (s * taps + t + tl.arange(0, BT))[None, :] * out_channels + o[:, None]
-            w = tl.load(where, mask=o[:, None] < out_channels, other=0.0)
-            response = tl.dot(w, pairs, response, input_precision=PRECISION)
-    return response
+    """Add to the responses of four scales, `(BP, 4 BO)`, what a block of taps gives."""
+    n = tl.arange(0, 4 * BO)
+    scale, o = s + n // BO, tl.program_id(2) * BO + n % BO
+    where = (scale * taps)[None, :] + (t + tl.arange(0, BT))[:, None]
+    there = ((scale < scales) & (o < out_channels))[None, :]
+    w = tl.load(weights + where * out_channels + o[None, :], mask=there, other=0.0)
+    return tl.dot(pairs, w, responses, input_precision=PRECISION)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keep_largest(best, winner, responses, s, scales, BP: tl.constexpr, BO: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The largest of `best` `(BP, BO)` and the responses of four scales; see :func:`_keep_larger`."""
+    scale = s + tl.arange(0, 4)[None, :, None]
+    responses = tl.where(scale < scales, tl.reshape(responses, [BP, 4, BO]), -float("inf"))
+    value, index = tl.max(responses, axis=1, return_indices=True)
+    wins = value > best
+    best, winner = tl.where(wins, value, best), tl.where(wins, s + index, winner)
+    last = tl.sum(tl.where(scale == scales - 1, responses, 0.0), axis=1)
+    shows = last - last != 0
+    return tl.where(shows, last, best), tl.where(shows, scales - 1, winner)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -228,35 +242,31 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
     BO: tl.constexpr,
 ):  # fmt: skip
     """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pixels or pairs are
-    gathered once for three scales; a window's taps are a prefix of every larger window's."""
+    gathered once for eight scales, two groups of four; a window's taps are a prefix of every larger window's."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     image = x + tl.program_id(1).to(tl.int64) * image_numbers
     start = tl.load(starts + p, mask=p < pixels, other=0)
-    best = tl.full([BO, BP], -float("inf"), tl.float32)
-    winner = tl.zeros([BO, BP], tl.int32)
-    for s in range(0, scales, 3):
-        first = tl.zeros([BO, BP], tl.float32)
-        second = tl.zeros([BO, BP], tl.float32)
-        third = tl.zeros([BO, BP], tl.float32)
-        count = tl.load(counts + s)
-        count = tl.maximum(count, tl.load(counts + tl.minimum(s + 1, scales - 1)))
-        count = tl.maximum(count, tl.load(counts + tl.minimum(s + 2, scales - 1)))
-        for t in range(0, count, BT):
+    best = tl.full([BP, BO], -float("inf"), tl.float32)
+    winner = tl.zeros([BP, BO], tl.int32)
+    for s in range(0, scales, 8):
+        first = tl.zeros([BP, 4 * BO], tl.float32)
+        second = tl.zeros([BP, 4 * BO], tl.float32)
+        few, more = tl.load(counts + s // 4), tl.load(counts + s // 4 + 1)
+        for t in range(0, tl.maximum(few, more), BT):
             offset = t + tl.arange(0, BT)
-            plus = image + tl.load(offsets + offset)[:, None]
-            pairs = tl.load(plus + start[None, :])  # (BT, BP)
+            pairs = tl.load(image + (tl.load(offsets + offset)[:, None] + start[None, :]))  # (BT, BP)
             if PAIRS:
-                minus = image + tl.load(offsets + taps + offset)[:, None]
-                pairs = _add(pairs, tl.load(minus + start[None, :]))
-            first = _accumulate(first, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
-            second = _accumulate(second, s + 1, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
-            third = _accumulate(third, s + 2, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
-        best, winner = _keep_larger(best, winner, first, s, scales)
-        best, winner = _keep_larger(best, winner, second, s + 1, scales)
-        best, winner = _keep_larger(best, winner, third, s + 2, scales)
-    where = (tl.program_id(1) * out_channels + o)[:, None].to(tl.int64) * pixels + p[None, :]
-    there = (p[None, :] < pixels) & (o[:, None] < out_channels)
+                pairs = _add(pairs, tl.load(image + (tl.load(offsets + taps + offset)[:, None] + start[None, :])))
+            pairs = tl.trans(pairs)
+            if t < few:
+                first = _accumulate(first, s, t, weights, pairs, taps, out_channels, scales, PRECISION, BT, BO)
+            if t < more:
+                second = _accumulate(second, s + 4, t, weights, pairs, taps, out_channels, scales, PRECISION, BT, BO)
+        best, winner = _keep_largest(best, winner, first, s, scales, BP, BO)
+        best, winner = _keep_largest(best, winner, second, s + 4, scales, BP, BO)
+    where = (tl.program_id(1) * out_channels + o)[None, :].to(tl.int64) * pixels + p[:, None]
+    there = (p[:, None] < pixels) & (o[None, :] < out_channels)
     tl.store(best_out + where, best, mask=there)
     if WINNER:
         tl.store(winner_out + where, winner.to(tl.uint8), mask=there)
@@ -303,6 +313,10 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
     tl.store(where + 2 * taps * out_channels, third, mask=there & (s + 2 < scales))
 
 
+def _cdiv(length: int, block: int) -> int:
+    return -(-length // block)  # that of Triton serves its compiler, too, and takes microseconds
+
+
 def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"  # both of torch's switches show
 
@@ -318,8 +332,8 @@ def rows_in(
     x, period = x.contiguous(), len(matrix)
     images, channels, height, width = x.shape
     out = x.new_empty(period, width, images * scales * step)
-    grid = triton.cdiv(step, ROWS_IN_BLOCKS["BC"]), triton.cdiv(width, ROWS_IN_BLOCKS["BW"]), images
-    high = min(64, max(16, triton.next_power_of_2(height)))
+    grid = _cdiv(step, ROWS_IN_BLOCKS["BC"]), _cdiv(width, ROWS_IN_BLOCKS["BW"]), images
+    high = 16 if height <= 16 else 32 if height <= 32 else 64
     # A kernel takes any tensor for what it does not touch.
     bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
     _rows_in_kernel[grid](
@@ -339,8 +353,8 @@ def rows_out(
     """
     (images, channels, height, width), period = best.shape, matrix.shape[1]
     high = 16 if height <= 16 else 32
-    blocks = triton.cdiv(channels, ROWS_OUT_BLOCKS["BC"]) * triton.cdiv(height, high)
-    _rows_out_kernel[blocks, triton.cdiv(width, ROWS_OUT_BLOCKS["BW"]), images](
+    blocks = _cdiv(channels, ROWS_OUT_BLOCKS["BC"]) * _cdiv(height, high)
+    _rows_out_kernel[blocks, _cdiv(width, ROWS_OUT_BLOCKS["BW"]), images](
         maps, matrix, maps if blank is None else blank, best, best if winner is None else winner, *matrix.stride(),
         channels, height, width, period, images, maps.shape[2] // (4 * images * scales), scales, winner is not None,
         _precision(), BH=high, **ROWS_OUT_BLOCKS,
@@ -354,6 +368,13 @@ def _fill_up(channels: int, dtype: torch.dtype, scales: int = 1) -> int:
     """
     piece = 16 // dtype.itemsize
     return next(n for n in range(-(-channels // 4) * 4, channels + 8, 4) if scales * n % piece == 0)
+
+
+@lru_cache(maxsize=64)
+def _filled_pairs(out_channels: int, channels: int, out_step: int, step: int, device: torch.device) -> Tensor:
+    """Which pair of an output and an input channel stands in each place after :func:`_fill_up`."""
+    outputs, inputs = np.arange(out_step) % out_channels, np.arange(step) % channels
+    return torch.from_numpy((outputs[:, None] * channels + inputs).ravel()).to(device)
 
 
 @lru_cache(maxsize=64)
@@ -521,7 +542,10 @@ class FusedFrequencies(Engine):
         weights, scales = self.filters.weights.to(self.like.dtype), len(self.filters.sizes)
         out_channels, channels = weights.shape[:2]
         if (self.out_step, self.step) != (out_channels, channels):
-            weights = F.pad(weights, (0, 0, 0, self.step - channels, 0, self.out_step - out_channels))
+            # Some weights twice are as good as zeros: what they multiply is zero, or nobody reads the result.
+            pairs = _filled_pairs(out_channels, channels, self.out_step, self.step, weights.device)
+            pairs = keep_for_cuda_graph(pairs, weights.device)
+            weights = weights.flatten(0, 1).index_select(0, pairs).view(self.out_step, self.step, -1)
         if self.basis is not None:
             table, parts = self.basis
             right = [part.weights(weights) for part in parts]
@@ -556,7 +580,7 @@ class FusedFrequencies(Engine):
         firsts = cached_on(filters.basis, self.spectrum, ("first scales", filters.sizes), first_scales)
         pixels = rows.count * columns.count
         blank = torch.empty(self.batch, 1, rows.count, columns.count, dtype=torch.uint8, device=device)
-        _blank_scales_kernel[(triton.cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
+        _blank_scales_kernel[(_cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
             self.bright, offsets, firsts, rings, blank, len(self.bright), self.batch, rows.length, columns.length,
             pixels, columns.count, rows.first, columns.first, rows.stride, columns.stride, len(rings) - 1,
             len(filters.sizes), **BLANK_BLOCKS,
@@ -590,15 +614,17 @@ def _tap_tables(
     half = np.zeros(sum(n * n for n in sizes))
     half[taps] = half[mirrored] = places
     counts = [length * channels for length in lengths]
+    fours = [max(counts[s : s + 4], default=0) for s in range(0, len(sizes) + 4, 4)]  # the kernel reads them in pairs
     threes = [(s, max(counts[s : s + 3])) for s in range(0, len(sizes), 3)]  # scales that share a program
     blocks = [(s, t) for s, count in threes for t in range(0, count, TAPS_BACKWARD_BLOCKS["BT"])]
     rows, columns = (axis.stride * np.arange(axis.count) for axis in axes)
     tables = {  # P pixels, S scales
         "offsets": signed.reshape(2, -1).astype(np.int32),  # (2, taps): from a centre to a pair, in floats
         "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),  # (P): from the first centre, in floats
-        "counts": np.array(counts, np.int32),  # (S): the taps of each window
+        "counts": np.array(fours, np.int32),  # the taps of the largest window of each four scales
         "read": read.astype(np.int64),  # (S pairs): which tap of the filters a pair takes,
         "factor": factor,  # and times what: nothing beyond the window
+        "beyond": (factor == 0)[:, None],  # where that is
         "half": half.astype(np.int64),  # (T): the pair of every tap of the filters
         "blocks": np.array(blocks, np.int32),  # scale and first tap of each program of the backward kernel
     }
@@ -637,7 +663,7 @@ class FusedTaps(Engine):
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
         blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
-        grid = triton.cdiv(pixels, blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
+        grid = _cdiv(pixels, blocks["BP"]), len(padded), _cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
             self.image, self._tap_weights(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
             best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
@@ -668,7 +694,7 @@ class FusedTaps(Engine):
         programs = parts * max(1, min(len(padded), MOST_SUMS, room // parts))
         out = padded.new_empty(programs, scales, taps, out_channels, dtype=torch.float32)
         blocks = {**TAPS_BACKWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
-        grid = len(self.tables["blocks"]), programs, triton.cdiv(out_channels, blocks["BO"])
+        grid = len(self.tables["blocks"]), programs, _cdiv(out_channels, blocks["BO"])
         _taps_backward_kernel[grid](
             self.image, self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
             winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
@@ -679,7 +705,7 @@ class FusedTaps(Engine):
     def weight_gradient(self) -> Tensor:
         channels, out_channels = self.filters.weights.shape[1], len(self.filters.weights)
         found = self.weight_grads[0].view(-1, channels * out_channels)  # (S pairs, C O)
-        found = found.masked_fill(self.tables["factor"][:, None] == 0, 0)  # what no block has written
+        found = found.masked_fill(self.tables["beyond"], 0)  # what no block has written
         if self.table is not None:
             found = self.table.T @ found
         else:
