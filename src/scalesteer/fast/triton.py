@@ -43,7 +43,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scalesteer.fast import spectral
-from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph
+from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph, to_stay
 from scalesteer.fast.taps import half_taps, half_window, taps_in_order
 from scalesteer.geometry import Axes, Filters
 
@@ -282,6 +282,7 @@ def max_over_scales(
 
 
 @lru_cache(maxsize=64)
+@to_stay
 def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
     """The largest window ring by ring: places of its taps, offsets (row, column) in pixels, where rings begin."""
     dy, dx = np.mgrid[-radius : radius + 1, -radius : radius + 1].reshape(2, -1)
@@ -294,6 +295,7 @@ def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -
 
 
 @lru_cache(maxsize=8)
+@to_stay
 def _windows(
     axes: Axes, sizes: tuple[int, ...], symmetric: bool, device: torch.device
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -459,6 +461,7 @@ class FusedFrequencies(Engine):
 
 
 @lru_cache(maxsize=64)
+@to_stay
 def _tap_tables(
     axes: Axes, row: int, plane: int, channels: int, sizes: tuple[int, ...], symmetric: bool, device: torch.device
 ) -> dict[str, Tensor]:
