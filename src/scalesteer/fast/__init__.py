@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -238,6 +239,11 @@ class _Task(NamedTuple):
         return kind(filters, self.axes, self.groups, x, len(pieces), memory_budget), pieces
 
 
+def _device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
+
+
 def _run(
     x: Tensor,
     weights: Tensor,
@@ -250,7 +256,7 @@ def _run(
     """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
     best = x.new_empty(len(x), len(weights), task.axes[0].count, task.axes[1].count)
     winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
-    with no_autocast(x.device), torch.cuda.device_of(x):  # Triton launches on the current device
+    with no_autocast(x.device), _device_of(x):
         engine, pieces = task.start(x, weights, basis, image, winners)
         for piece in pieces:
             found = engine.load_batch(x[piece])
@@ -273,7 +279,7 @@ def _run_back(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the image and of the weights, where they are wanted."""
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if image else None
-    with no_autocast(x.device), torch.cuda.device_of(x):
+    with no_autocast(x.device), _device_of(x):
         engine, pieces = task.start(x, weights, basis, image, gradient=True)
         for piece, found in zip(pieces, kept or [None] * len(pieces), strict=True):
             engine.load_batch(x[piece], found)
@@ -403,9 +409,10 @@ def _step(images: int, most: int) -> int:
 
 def _tiles(axes: Axes) -> Axes | None:
     """The axes of one tile, if an image is so large that it is cut."""
-    rows, columns = (axis.tile(max(TILE, TILE_REACHES * axis.reach)) for axis in axes)
-    large = axes[0].count > MORE_THAN_TILES * rows.count or axes[1].count > MORE_THAN_TILES * columns.count
-    return (rows, columns) if large else None
+    (rows, columns), counts = axes, [max(TILE, TILE_REACHES * axis.reach) for axis in axes]
+    if rows.count <= MORE_THAN_TILES * counts[0] and columns.count <= MORE_THAN_TILES * counts[1]:
+        return None
+    return rows.tile(counts[0]), columns.tile(counts[1])
 
 
 def _cut(x: Tensor, axes: Axes, tiles: Axes) -> Tensor:
