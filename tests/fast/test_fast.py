@@ -156,16 +156,17 @@ def test_the_engine_that_suits_a_layer():
 def test_operators_keep_torchs_rules(case):
     layer, x = build(case)
     filters = layer._stored_filters()
-    task = fast._Task(filters.sizes, filters.symmetric, layer.geometry.axes(*x.shape[2:], filters.sizes), layer.groups)
+    axes = layer.geometry.axes(*x.shape[2:], filters.sizes)
+    numbers = fast._Task(filters.sizes, filters.symmetric, axes, layer.groups, True).numbers()
     images, weights = x.requires_grad_(), filters.weights.detach().requires_grad_()
     forward = torch.ops.scalesteer.max_over_scales.default
-    torch.library.opcheck(forward, (images, weights, filters.basis, *task.numbers(), True, True))
-    torch.library.opcheck(forward, (x.detach(), weights.detach(), filters.basis, *task.numbers(), False, False))
+    torch.library.opcheck(forward, (images, weights, filters.basis, *numbers, True))
+    torch.library.opcheck(forward, (x.detach(), weights.detach(), filters.basis, *numbers, False))
     inputs = x.detach(), weights.detach(), filters.basis
-    best, winner = forward(*inputs, *task.numbers(), True, True)
+    best, winner = forward(*inputs, *numbers, True)
     backward = torch.ops.scalesteer.max_over_scales_backward.default
     for needs in ((True, True), (False, True), (True, False)):
-        torch.library.opcheck(backward, (best, *inputs, winner, *task.numbers(), *needs))
+        torch.library.opcheck(backward, (best, *inputs, winner, *numbers, *needs))
 
 
 @all_cases
@@ -216,6 +217,20 @@ def test_a_compiled_program_finds_the_tables_of_its_basis(monkeypatch):
     layer.steered_basis *= 2
     assert torch.equal(run(compiled, x)[0], run(layer, x)[0])
     assert len(made) == 2
+
+
+def test_what_an_engine_keeps_comes_back_to_the_same_engine(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    layer, x = build(CASES["few channels"])
+    out = layer(x.requires_grad_())  # another engine than without the image's gradient, which now nobody asks for
+    (found,) = torch.autograd.grad(out.square().sum(), layer.coefficients, retain_graph=True)
+    monkeypatch.setattr(fast, "memory_budget", 1)  # other pieces
+    expected = torch.autograd.grad(out.square().sum(), (layer.coefficients, x))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    layer.backend = "direct"
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), layer.coefficients)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_kernels_run_in_compiled_programs(monkeypatch):

@@ -183,16 +183,16 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
         filters = filters.finished()  # what is made of a basis is kept, and no gradient goes through it
     tiles = _tiles(axes)
     images, weights = (x if tiles is None else _cut(x, axes, tiles)).to(work), filters.weights.to(work)
-    task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups)
-    image = torch.is_grad_enabled() and images.requires_grad
-    gradient = image or (torch.is_grad_enabled() and weights.requires_grad)
+    image_gradient = torch.is_grad_enabled() and images.requires_grad
+    gradient = image_gradient or (torch.is_grad_enabled() and weights.requires_grad)
+    task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups, image_gradient)
     inputs = images, weights, filters.basis
     if torch.compiler.is_compiling() or not _can_run(images, weights):
-        best, winner = torch.ops.scalesteer.max_over_scales(*inputs, *task.numbers(), winners or gradient, image)
+        best, winner = torch.ops.scalesteer.max_over_scales(*inputs, *task.numbers(), winners or gradient)
     elif gradient:
-        best, winner = _MaxOverScales.apply(*inputs, task, image)  # type: ignore[no-untyped-call]
+        best, winner = _MaxOverScales.apply(*inputs, task)  # type: ignore[no-untyped-call]
     else:
-        best, winner = _run(*inputs, task, winners, image)
+        best, winner = _run(*inputs, task, winners)
     if tiles is not None:
         best, winner = (_join(maps, x.shape[0], axes) if maps.ndim == 4 else maps for maps in (best, winner))
     return best.to(dtype), winner
@@ -210,23 +210,24 @@ class _Task(NamedTuple):
     symmetric: bool
     axes: Axes
     groups: int
+    image_gradient: bool  # whether that of the image may be wanted; it decides on the engine in both passes
 
     @classmethod
-    def of(cls, sizes: list[int], symmetric: bool, rows: list[int], columns: list[int], groups: int) -> _Task:
+    def of(cls, sizes: list[int], symmetric: bool, rows: list[int], columns: list[int], *rest: Any) -> _Task:
         """The opposite of :meth:`numbers`."""
-        return cls(tuple(sizes), symmetric, (Axis(*rows), Axis(*columns)), groups)
+        return cls(tuple(sizes), symmetric, (Axis(*rows), Axis(*columns)), *rest)
 
     def numbers(self) -> tuple[Any, ...]:
         """The same as arguments of an operator."""
         axes = ([a.length, a.first, a.stride, a.count, a.dilation, a.radius] for a in self.axes)
-        return (list(self.sizes), self.symmetric, *axes, self.groups)
+        return (list(self.sizes), self.symmetric, *axes, self.groups, self.image_gradient)
 
     def start(
-        self, x: Tensor, weights: Tensor, basis: Tensor | None, image: bool, gradient: bool
+        self, x: Tensor, weights: Tensor, basis: Tensor | None, gradient: bool = True
     ) -> tuple[Engine, list[slice]]:
-        """An engine, and the pieces of a batch; the gradient of the image, or any, may be wanted."""
+        """An engine, and the pieces of a batch; `gradient` says whether any may be wanted."""
         filters = Filters(weights, basis, self.sizes, self.symmetric)
-        kind = pick_engine(x, filters, self.groups, image)
+        kind = pick_engine(x, filters, self.groups, self.image_gradient)
         if not _works_with_basis(kind, filters):
             filters = filters.finished()
         for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
@@ -250,14 +251,13 @@ def _run(
     basis: Tensor | None,
     task: _Task,
     winners: bool,
-    image: bool,
     kept: list[Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
     best = x.new_empty(len(x), len(weights), task.axes[0].count, task.axes[1].count)
     winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
     with no_autocast(x.device), _device_of(x):
-        engine, pieces = task.start(x, weights, basis, image, winners)
+        engine, pieces = task.start(x, weights, basis, winners)
         for piece in pieces:
             found = engine.load_batch(x[piece])
             if kept is not None:
@@ -280,8 +280,10 @@ def _run_back(
     """The gradients of the image and of the weights, where they are wanted."""
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if image else None
     with no_autocast(x.device), _device_of(x):
-        engine, pieces = task.start(x, weights, basis, image, gradient=True)
-        for piece, found in zip(pieces, kept or [None] * len(pieces), strict=True):
+        engine, pieces = task.start(x, weights, basis)
+        if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
+            kept = [None] * len(pieces)
+        for piece, found in zip(pieces, kept, strict=True):
             engine.load_batch(x[piece], found)
             engine.gradients(winner[piece], grad[piece], None if grad_x is None else grad_x[piece], weight)
         grad_weights = engine.weight_gradient() if weight else None
@@ -313,17 +315,15 @@ class _MaxOverScales(torch.autograd.Function):
     """The maximum over scales without the operator, whose registered gradient costs time in every call."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task, image: bool
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> tuple[Tensor, Tensor]:
         kept: list[Tensor | None] = []
-        best, winner = _run(x, weights, basis, task, True, image, kept)
+        best, winner = _run(x, weights, basis, task, True, kept)
         _save(ctx, x, weights, basis, winner, task, *kept)
         return best, winner
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(ctx, *grads), None, None, None
+        return *_gradients(ctx, *grads), None, None
 
 
 def _plain_gradients(
@@ -352,23 +352,22 @@ def _plain_gradients(
 # What compilers see: both passes as operators of tensors and numbers; `rows` and `columns` are the fields of an `Axis`.
 # What an engine would keep for the backward pass is made again.
 _FORWARD, _BACKWARD = "scalesteer::max_over_scales", "scalesteer::max_over_scales_backward"
-_TASK = "int[] sizes, bool symmetric, SymInt[] rows, SymInt[] columns, int groups"
+_TASK = "int[] sizes, bool symmetric, SymInt[] rows, SymInt[] columns, int groups, bool image_gradient"
 
 
 def _operator(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
-    *task, winners, image = numbers
-    return _run(x, weights, basis, _Task.of(*task), winners, image)
+    return _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
 
 
 def _fake(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
-    *task, winners, _ = numbers
+    *task, winners = numbers
     rows, columns = _Task.of(*task).axes
     best = x.new_empty(x.shape[0], weights.shape[0], rows.count, columns.count)
     return best, torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weights, basis, *task, _winners, _image = inputs
+    x, weights, basis, *task, _winners = inputs
     _save(ctx, x, weights, basis, output[1], _Task.of(*task))
 
 
@@ -384,7 +383,7 @@ def _fake_back(grad: Tensor, x: Tensor, weights: Tensor, *rest: Any) -> tuple[Te
 
 torch.library.define(
     _FORWARD,
-    f"(Tensor images, Tensor weights, Tensor? basis, {_TASK}, bool winners, bool image_gradient) -> (Tensor, Tensor)",
+    f"(Tensor images, Tensor weights, Tensor? basis, {_TASK}, bool winners) -> (Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.impl(_FORWARD, "default", _operator)
