@@ -4,7 +4,7 @@
 
 A fully convolutional network learns from single digits in their usual frame of 28 x 28 pixels. `ScaleChannels` then
 lets it look at a picture of 256 x 256 at several sizes. It finds digits of 14 to 112 pixels and says how large each is.
-Trains some minutes on two CPU cores, prints how many digits are found, and draws one picture as mixed-sizes.png.
+Takes a minute or two on a CPU core, prints how many digits are found, and draws one picture as mixed-sizes.png.
 """
 
 import argparse
@@ -203,7 +203,8 @@ def draw(model: nn.Module, picture: Tensor, path: Path) -> None:
         side = FRAME * digit.size
         corner, colour = (digit.column - side / 2, digit.row - side / 2), shown.cmap(scale(digit.size))
         left.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=colour, linewidth=1.6))
-        left.text(*corner, f"{digit.name}", color="white", fontsize=9, va="bottom", backgroundcolor=colour)
+        ink = "black" if digit.size > 2 else "white"  # viridis ends in a bright yellow
+        left.text(*corner, f"{digit.name}", color=ink, fontsize=9, va="bottom", backgroundcolor=colour)
     left.set_title("found and named", fontsize=10)
     right.set_title("the size that answered", fontsize=10)
     for axis in (left, right):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 from paper import RESULTS, figures, grids, report
@@ -210,6 +211,45 @@ def size_correlations(data: Data) -> str:
     return markdown(rows)
 
 
+def _own_runs() -> dict[str, list[dict[str, Any]]]:
+    """The runs of examples/own_images.py by what they are, seeds together."""
+    path, found = RESULTS / "guide" / "own-images.json", dict[str, list[dict[str, Any]]]()
+    for run in json.loads(path.read_text(encoding="utf-8")):
+        sizes = [f"{scale:g}" for scale in run["channels"]]
+        name = "plain network" if len(sizes) == 1 else f"at {', '.join(sizes)} times its size"
+        name += f", the last {run['epochs'] - first} epochs" if (first := run["one_size_epochs"]) else ""
+        found.setdefault(name + (", random resizing" if run["resize"] else ""), []).append(run)
+    return found
+
+
+def _own_errors(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean errors by size, and of all sizes but that of training."""
+    errors = {size: fmean(run["errors"][size] for run in runs) for size in runs[0]["errors"]}
+    return {**errors, "others": fmean(error for size, error in errors.items() if float(size) != 1)}
+
+
+@view
+def own_images(data: Data) -> str:
+    """Errors of networks that were trained on a folder of pictures, by size; those of the lowest come last."""
+    rows = [(name, runs, _own_errors(runs)) for name, runs in _own_runs().items()]
+    rows.sort(key=lambda row: -row[2]["others"])
+    sizes = [size for size in rows[0][2] if size != "others"]
+    body = [["error in %, photographs of size", *sizes, "mean but 1", "seeds"]]
+    body += [
+        [name, *(f"{errors[size]:.1f}" for size in (*sizes, "others")), str(len(runs))] for name, runs, errors in rows
+    ]
+    first = rows[0][1][0]
+    return f"{markdown(body)}\n\n{first['device']}, torch {first['torch']}; the first line: `{first['command']}`."
+
+
+@view
+def own_images_outside(data: Data, name: str) -> str:
+    """The mean error at sizes that training did not show, of a line or the lowest of those that begin so."""
+    found = {line: _own_errors(runs)["others"] for line, runs in _own_runs().items()}
+    lowest = min(error for line, error in found.items() if line.startswith(name))
+    return f"{found.get(name, lowest):.1f}"
+
+
 def correlations(data: Data, cell: Cell) -> list[float]:
     """Rank correlations of the size that answered with the true one."""
     return [1 - number for number in errors(data, cell._replace(measure="1 - size correlation"))]
@@ -343,7 +383,8 @@ def epochs_of(data: Data, name: str, column: str) -> str:
 @view
 def images_of(data: Data, name: str) -> str:
     """How many training images an experiment has."""
-    return f"{_config(name).train_images:,}"
+    data_of: Any = _config(name).data
+    return f"{data_of.sizes[0]:,}"
 
 
 @view

@@ -344,17 +344,24 @@ ANY_SIZE: Options = {**PROTOCOL, "lr": 0.01, "weight_decay": 0.01, "batch_size":
 OF_SS_CNN: Options = CHOSEN["SS-CNN", "mnist-scale"]._asdict() | {"upsample": 1}
 CHANNELS_STIR = half_octaves(-4, 1)
 CHANNELS_LARGE = half_octaves(-6, 1)
-CHANNELS_CIFAR = half_octaves(-2, 1)
+CHANNELS_CIFAR = half_octaves(-2, 2)
 CHANNELS_SCALE = half_octaves(-1, 2)
 TEST_CHANNELS = half_octaves(-2, 2)  # of a network that was trained without
 EMOJI_EPOCHS = 100  # 36 icons: a fourteenth of STIR's 500 digits
 LARGE_SIZES = (0.5, 1, 2, 4, 8)  # those with published numbers
-CIFAR: Options = {"train_images": 20_000, "epochs": 10, "batch_size": 128, "precision": "bf16"}
+CIFAR: Options = {"epochs": 20, "batch_size": 128, "precision": "bf16"}
 CIFAR |= {"lr": 0.005, "weight_decay": 0.05, "flip": True, "shift": 4}
+LARGE: Options = {"epochs": 10, "widths": (32, 64, 64), "precision": "bf16"}
+WITH_CHANNELS = ("drop", "border", "one_size_epochs")  # what lines without channels do not have
 
 
 def _any_size(
-    kind: str, channels: tuple[float, ...], resize: tuple[float, float], shared: Options, tested: tuple[float, ...] = ()
+    kind: str,
+    channels: tuple[float, ...],
+    resize: tuple[float, float],
+    shared: Options,
+    tested: tuple[float, ...] = (),
+    ours_resize: tuple[float, float] | None = None,
 ) -> dict[str, Options]:
     """Ours and their rivals: all lines of an experiment, under one protocol but for SS-CNN's tuned settings.
 
@@ -364,17 +371,18 @@ def _any_size(
         resize: Factors of random resizing.
         shared: What all lines have in common.
         tested: The sizes at which the twin looks at test images, by default `channels`.
+        ours_resize: Factors of random resizing for ours, by default `resize`.
     """
     shared = ANY_SIZE | shared
-    alone = {key: value for key, value in shared.items() if key != "drop"}
+    alone = {key: value for key, value in shared.items() if key not in WITH_CHANNELS}
     twin = {**alone, "model": f"pooled-{kind}"}
     lines: dict[str, Options] = {}
     for line, model in zip(OURS, ("steered", "pooled"), strict=True):
         lines[line] = {**shared, "model": f"{model}-{kind}", "channels": channels}
-    lines[PLAIN + AUGMENTED] = {**lines[PLAIN], "resize": resize}
+    lines[PLAIN + AUGMENTED] = {**lines[PLAIN], "resize": ours_resize or resize}
     lines |= {TWIN: twin, RESIZED: {**twin, "resize": resize}}
     lines[SEVERAL] = {**twin, "test_channels": tested or channels, "join": "mean"}
-    return lines | {PAPERS: {**alone, "model": "ss-cnn", **OF_SS_CNN}}
+    return lines | {PAPERS: {**alone, "model": "ss-cnn", "widths": None, **OF_SS_CNN}}
 
 
 def _seeded(
@@ -412,7 +420,7 @@ EXPERIMENTS |= {
     "large-scale": Experiment(
         "MNIST digits, trained at size 1, accuracy at others",
         _seeded(
-            _any_size("cnn", CHANNELS_LARGE, (0.5, 8.0), {"epochs": 5}),
+            _any_size("cnn", CHANNELS_LARGE, (0.5, 8.0), {**LARGE, "border": 8, "one_size_epochs": 5}),
             {"": {"dataset": "mnist-large-scale", "test_sizes": LARGE_SIZES}},
             lambda line, _: 2 if line == LEADING["large-scale"] else 1,
         ),
@@ -420,7 +428,14 @@ EXPERIMENTS |= {
     "rescaled-cifar10": Experiment(
         "Trained at size 1, error at others",
         _seeded(
-            _any_size("resnet", CHANNELS_CIFAR, (0.5, 2.0), CIFAR),
+            # Channels already show what is smaller and larger; resizing fills in what lies between and beyond them.
+            _any_size(
+                "resnet",
+                CHANNELS_CIFAR,
+                (0.5, 2.0),
+                {**CIFAR, "border": 8, "one_size_epochs": 15},
+                ours_resize=(2**-0.5, 2**0.5),
+            ),
             {"": {"dataset": "rescaled-cifar10"}},
             lambda line, _: 1 if line in OURS else 2,
         ),

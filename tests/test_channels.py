@@ -7,6 +7,7 @@ import math
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -232,20 +233,20 @@ def test_dropping_almost_everything_leaves_one_channel(join):
 
 @pytest.mark.parametrize("join", ["max", "logsumexp"])
 @pytest.mark.parametrize(
-    ("net", "stride", "offset"),
+    ("net", "stride", "offset", "border"),
     [
-        (Blobs(), 1, 0),
-        (Blobs(stride=2), 2, 0),
-        (Blobs(pool=2), 2, 0.5),
-        (Blobs(stride=2, padding=16, pool=2, width=4), 4, 1),
-        (Blobs(padding=0), 1, 8),
-        (Blobs(padding=0, pool=2), 2, 8.5),
+        (Blobs(), 1, 0, 0),
+        (Blobs(stride=2), 2, 0, 7),
+        (Blobs(pool=2), 2, 0.5, 0),
+        (Blobs(stride=2, padding=16, pool=2, width=4), 4, 1, 8),
+        (Blobs(padding=0), 1, 8, 9),
+        (Blobs(padding=0, pool=2), 2, 8.5, 0),
     ],
 )
-def test_spots_of_many_sizes_are_named_and_measured_where_they_are(net, stride, offset, join):
+def test_spots_of_many_sizes_are_named_and_measured_where_they_are(net, stride, offset, border, join):
     true = [(40, 44, 1.0, 6.0, 1), (41, 110, 2.0, -6.0, 2), (120, 60, 4.0, 6.0, 1), (105, 131, 5.6, -6.0, 2)]
     picture = spots(171, *[(r, c, w * net.width / 2, h) for r, c, w, h, _ in true])
-    model = ScaleChannels(net, tuple(2 ** (k / 2) for k in range(-4, 4)), join)
+    model = ScaleChannels(net, tuple(2 ** (k / 2) for k in range(-4, 4)), join, border=border)
     joined, sizes = model(picture, return_scales=True)
     assert joined.shape == net(picture).shape
     assert sizes.shape == joined[:, 0].shape
@@ -362,6 +363,50 @@ def test_sizes_that_no_stride_explains_are_told():
         ScaleChannels(Odd(), (0.5, 1.0, 2.0))(torch.zeros(1, 1, 20, 20))
 
 
+# Borders
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect"])
+def test_smaller_channels_are_seen_with_a_border(mode):
+    net, x = Flat().eval(), torch.rand(2, 3, 12, 16)
+    z = []
+    for size in ((6, 8), (12, 16), (20, 27)):
+        small, border = F.interpolate(x, size=size, mode="bicubic", antialias=True), 4 if size < (12, 16) else 0
+        # As numpy pads: the loop over channels is then torch's in no part.
+        kind = {"zeros": "constant", "replicate": "edge", "reflect": "reflect"}[mode]
+        z.append(net(torch.from_numpy(np.pad(small.numpy(), ((0, 0), (0, 0), (border,) * 2, (border,) * 2), kind))))
+    model = ScaleChannels(net, SCALES, "mean", border=4, border_mode=mode)
+    torch.testing.assert_close(model(x), torch.stack(z).mean(0))
+    assert not torch.allclose(model(x), ScaleChannels(net, SCALES, "mean")(x))
+
+
+@pytest.mark.parametrize(("stride", "grid"), [(1, None), (2, None), (3, (3, 0))])
+@pytest.mark.parametrize("scales", [(0.5,), SCALES, (0.6, 1.9)])
+def test_maps_are_cut_to_the_image(scales, stride, grid):
+    # One convolution pads with zeros as the border does, so that the border must leave no trace.
+    net, x = nn.Conv2d(3, 4, 5, stride, 2), torch.randn(2, 3, 61, 58)
+    without = ScaleChannels(net, scales, "mean", grid=grid)(x)
+    joined = ScaleChannels(net, scales, "mean", grid=grid, border=2 * stride)(x)
+    assert joined.shape == without.shape == net(x).shape
+    torch.testing.assert_close(joined[..., 2:-2, 2:-2], without[..., 2:-2, 2:-2])  # beyond, no map is read by itself
+
+
+def test_borders_make_a_small_channel_answer_as_a_large_image_does():
+    """A spot that fills its image, before ground that training showed: with zeros for features it is not the same."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 5, padding=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    spot = spots(16, (7.5, 7.5, 2.5, 1.0))
+    wide = F.pad(spot, (8,) * 4)
+    net.train()(F.pad(spot, (30,) * 4))
+    expected = net.eval()(wide)
+    large = spots(32, (15.5, 15.5, 5.0, 1.0))
+    model = ScaleChannels(net, (0.5,), border=8)
+    assert (model(large) - expected).norm() < 0.02 * expected.norm()
+    assert (ScaleChannels(net, (0.5,))(large) - expected).norm() > 0.05 * expected.norm()
+    assert (net(spot) - expected).norm() > 0.05 * expected.norm()
+
+
 # Cost
 
 
@@ -369,19 +414,22 @@ def test_the_cost_is_the_sum_of_the_areas_and_that_of_the_operations():
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = ScaleChannels(net, (0.25, 0.5, 1.0, 1.5))
     assert model.cost == 0.0625 + 0.25 + 1 + 2.25
+    wide = ScaleChannels(net, model.scales, border=8)
     x, counts = torch.rand(1, 3, 128, 128), []
-    for module in (net, model):
+    for module in (net, model, wide):
         with FlopCounterMode(display=False) as counter:
             module(x)
         counts.append(counter.get_flop_counts()["Global"][torch.ops.aten.convolution])
     assert counts[1] / counts[0] == pytest.approx(model.cost)
+    assert counts[2] / counts[0] == pytest.approx(wide.pixels(128, 128) / 128**2)
+    assert wide.pixels(128, 128) == 48**2 + 80**2 + 128**2 + 192**2
 
 
 # Other sizes, copies, files
 
 
 def test_with_scales_shares_the_network_and_keeps_the_rest():
-    model = ScaleChannels(Flat(), SCALES, "max", drop=0.25, grid=(2, 0.5)).eval()
+    model = ScaleChannels(Flat(), SCALES, "max", drop=0.25, grid=(2, 0.5), border=1, border_mode="reflect").eval()
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     other = model.with_scales((0.25, 1.0))
@@ -389,7 +437,8 @@ def test_with_scales_shares_the_network_and_keeps_the_rest():
     assert other.net is model.net
     assert (other.join, other.drop, other.grid, other.training) == ("max", 0.25, (2, 0.5), False)
     x = torch.randn(2, 3, 8, 8)
-    torch.testing.assert_close(other(x), ScaleChannels(model.net, (0.25, 1.0), "max").eval()(x))
+    expected = ScaleChannels(model.net, (0.25, 1.0), "max", border=1, border_mode="reflect").eval()
+    torch.testing.assert_close(other(x), expected(x))
     assert calls == [1]
     assert not other.train().net.training or model.net.training  # one network: its mode is shared
     with pytest.raises(ValueError, match="`scales` must be positive and strictly ascending"):
@@ -504,7 +553,7 @@ def test_gradients_are_those_of_finite_differences():
 def test_compiles_as_one_graph_at_several_image_sizes(dense):
     torch._dynamo.reset()
     net = nn.Conv2d(3, 2, 5, padding=2) if dense else Flat()
-    model = ScaleChannels(net, SCALES, drop=0.5).eval()
+    model = ScaleChannels(net, SCALES, drop=0.5, border=3, border_mode="reflect").eval()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for side in (12, 17):
         x = torch.randn(2, 3, side, side)
@@ -531,7 +580,7 @@ def test_compiles_with_inductor():
     ],
 )
 def test_exports_with_dynamic_batch_and_size(net, grid):
-    model = ScaleChannels(net, SCALES, grid=grid).eval()
+    model = ScaleChannels(net, SCALES, grid=grid, border=2).eval()
     dims = {i: torch.export.Dim(n, min=low, max=256) for i, n, low in ((0, "b", 1), (2, "h", 16), (3, "w", 16))}
     if grid == (2, 0):  # torch cannot prove what it asks of a strided map, and finds the dynamic sizes by itself
         dims = dict.fromkeys(dims, torch.export.Dim.AUTO)
@@ -542,7 +591,7 @@ def test_exports_with_dynamic_batch_and_size(net, grid):
 
 
 def test_exports_maps_of_a_fixed_size_with_sizes():
-    model = ScaleChannels(nn.Conv2d(3, 2, 5), SCALES).eval()
+    model = ScaleChannels(nn.Conv2d(3, 2, 5), SCALES, border=2, border_mode="replicate").eval()
     x = torch.randn(2, 3, 20, 31)
     batch = {0: torch.export.Dim("b")}
     program = torch.export.export(model, (x, True), dynamic_shapes=(batch, None))
@@ -568,6 +617,13 @@ def test_exports_maps_of_a_fixed_size_with_sizes():
         ({"drop": -0.1}, ValueError, r"`drop` must be from 0 to below 1 \(got -0.1\)"),
         ({"grid": 2}, ValueError, r"`grid` must be \(stride, offset\) \(got 2\)"),
         ({"grid": (0, 1)}, ValueError, r"the stride in `grid` must be positive \(got 0.0\)"),
+        ({"border": -1}, ValueError, r"`border` must be at least 0 \(got -1\)"),
+        ({"border": 1.5}, TypeError, r"`border` must be an integer \(got 1.5 of"),
+        (
+            {"border_mode": "circular"},
+            ValueError,
+            r"`border_mode` must be one of 'zeros', 'replicate', 'reflect' \(got",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, error, message):
@@ -589,6 +645,15 @@ def test_wrong_arguments_are_named(arguments, error, message):
 def test_wrong_input_is_named(x, error, message):
     with pytest.raises(error, match=message):
         ScaleChannels(Flat(), (0.25, 1.0))(x)
+
+
+def test_a_border_that_cannot_be_made_or_cut_is_told():
+    x = torch.zeros(1, 3, 16, 20)
+    with pytest.raises(ValueError, match=r"`border` \(got 8\) must be smaller than .* \(one is 8 x 10\) to mirror"):
+        ScaleChannels(Flat(), (0.5, 1.0), border=8, border_mode="reflect")(x)
+    cells = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(2))
+    with pytest.raises(ValueError, match=r"`border` \(got 8\) cannot be cut off maps that have one size"):
+        ScaleChannels(cells, (0.5, 1.0), border=8)(x)
 
 
 def test_a_network_that_refuses_a_size_is_quoted_with_the_channel():
@@ -634,6 +699,7 @@ def test_what_does_not_fit_memory_names_the_channel():
 
 def test_repr_shows_what_it_was_given():
     assert "scales=(0.5, 1), join='max', drop=0.2" in repr(ScaleChannels(Flat(), (0.5, 1.0), "max", drop=0.2))
+    assert "border=3, border_mode='zeros'" in repr(ScaleChannels(Flat(), (0.5, 1.0), border=3))
 
 
 # Why channels are resized, not steered

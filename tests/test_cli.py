@@ -156,7 +156,7 @@ def test_unwritable_output_is_one_line(filled_cache, capsys, tmp_path):
     assert "cannot write" in err
 
 
-COMMANDS = ["train", "evaluate", "models", "predict"]
+COMMANDS = ["train", "runs", "evaluate", "models", "predict"]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,15 @@ def test_help_goes_to_stdout(capsys, group):
     if group and group not in (["data"], ["data", "list"]):  # teaches by an example, which parses
         example = re.search(r"Example: scalesteer (.*)", out)[1]
         assert cli.app.cli(args=shlex.split(example))
+
+
+def test_help_of_train_begins_with_what_is_set_most(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    first = "\n".join(capsys.readouterr().out.splitlines()[:40])
+    flags = ("images", "image-size", "fit", "grey", "model", "channels", "epochs", "batch-size", "lr", "device", "runs")
+    assert [flag for flag in flags if f"--{flag} " not in first and f"--{flag}," not in first] == []
 
 
 FLAGS = {"model": "ss-cnn", "basis": "area", "upsample": 1, "batch-size": 20, "epochs": 1, "device": "cpu"}

@@ -149,6 +149,16 @@ def test_wrong_arguments_are_told(tmp_path):
 # The command
 
 
+def test_folder_that_is_a_file_is_named(undisturbed, tmp_path, capsys):
+    (tmp_path / "net").write_text("mine")
+    for name, message in (("net", "is a file: choose another name."), ("net/inside", "net/inside: Not a directory")):
+        assert cli.main(["export", str(undisturbed), "--to", "folder", "--output", str(tmp_path / name)]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert "Errno" not in err
+    assert (tmp_path / "net").read_text() == "mine"
+
+
 def test_command_makes_a_folder_with_a_card_of_a_run(undisturbed, cache, tmp_path, capsys):
     folder = tmp_path / "digits"
     assert cli.main(["export", str(undisturbed), "--to", "folder", "--output", str(folder)]) == 0

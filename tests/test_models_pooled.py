@@ -351,6 +351,11 @@ def test_channels_put_the_network_inside_scale_channels(name, dense):
     logits, sizes = model(x, return_scales=True)
     assert sizes.shape == logits.shape[:1] + logits.shape[2:]
     assert model.grid == PooledPlan(widths=(4, 6), subsample=(1,)).grid
+    wide = tiny(name, channels=(0.5, 1.0), dense=dense, border=4, border_mode="reflect").eval()
+    assert (wide.border, wide.border_mode) == (4, "reflect")
+    assert wide(x).shape == alone(x).shape
+    assert create_model(**wide.arguments).arguments == wide.arguments
+    assert not {"border", "border_mode"} & set(model.arguments)
 
 
 def test_maps_lie_where_the_plan_says():
@@ -386,6 +391,7 @@ def test_maps_lie_where_the_plan_says():
         ({"dropout": 1.0}, ValueError, r"`dropout` must be from 0 to below 1 \(got 1.0\)"),
         ({"join": "max"}, ValueError, r"`join` \(got 'max'\) needs `channels`"),
         ({"drop": 0.5}, ValueError, r"`drop` \(got 0.5\) needs `channels`"),
+        ({"border": 4}, ValueError, r"`border` \(got 4\) needs `channels`"),
         ({"image_size": (6, 20)}, ValueError, r"`image_size` must be at least 7 x 7 .*\(got \(6, 20\)\)"),
         ({"upsample": 2}, TypeError, r"steered-cnn has no option 'upsample'"),
         ({"blocks": 2}, TypeError, r"steered-cnn has no option 'blocks'"),

@@ -44,7 +44,7 @@ def test_lists_of_lists_are_values_too(write):
 
 
 def test_no_grid_is_one_setting(write):
-    assert read_grid(write("")) == [sweep.Setting({}, (RunConfig(),))]
+    assert read_grid(write("[base]\nsplit = 1\n")) == [sweep.Setting({}, (RunConfig(split=1),))]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,8 @@ def test_no_grid_is_one_setting(write):
     [
         ("[base\n", r"Expected '\]' at the end of a table declaration \(at line 1, column 6\)\."),
         (b"\xff", "can't decode byte 0xff"),
+        ("", r"it names no run: give \[base\] what all runs share, or \[grid\] lists of values"),
+        ("[base]\n[grid]\n# lr = [1]\n", "it names no run"),
         ("[bases]\n", r"must be one of 'seeds', 'base', 'grid' \(got 'bases'\)\. Did you mean 'base'\?"),
         ("base = 3\n", r"`base` must be a table, \[base\] \(got 3\)"),
         ("[base]\nbatchsize = 3\n", r"a field of \[base\].*Did you mean 'batch_size'\?"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, Self, TypeGuard, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
@@ -17,6 +18,7 @@ from scalesteer.geometry import no_autocast
 from scalesteer.nn import evaluation_mode, twin
 
 JOINS = ("mean", "max", "logsumexp")
+BORDERS = {"zeros": "constant", "replicate": "replicate", "reflect": "reflect"}  # as `F.pad` calls them
 PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
 Grid = tuple[float, float]
 
@@ -42,7 +44,8 @@ class ScaleChannels(nn.Module):
 
     Note:
         Resizing is anti-aliased and exact along both axes: an image of H pixels becomes one of H s, rounded (halves
-        up), by Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is padded or cut.
+        up), by Keys' cubic function (a = -1/2), stretched where the image shrinks. Nothing is cut, and nothing padded
+        but by `border`.
 
     Note:
         Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
@@ -53,7 +56,7 @@ class ScaleChannels(nn.Module):
         the batch (`nn.GroupNorm`), or give it a method `at_sizes`.
 
     Note:
-        Time and memory are :attr:`cost` times those of the network alone.
+        Time and memory are :attr:`cost` times those of the network alone; a border adds to it (:meth:`pixels`).
 
     Args:
         net: Any module that maps images `(B, C, H, W)` to logits `(B, classes)` or to maps `(B, classes, h, w)`, and
@@ -70,6 +73,12 @@ class ScaleChannels(nn.Module):
             ``offset + i * stride``. None finds it from the sizes of image and map in all channels, which needs padding
             that is equal on both sides; one channel alone needs a look at the image itself for it. Export of maps with
             dynamic height and width needs `grid`.
+        border: Pixels that the image gets on all four sides where a channel has made it smaller; maps are cut to the
+            image again. There an object of the usual size comes near the image's edge, where a network that pads its
+            features with zeros sees what training never showed. A border as wide as half the network's window gives it
+            surroundings as in larger images. For maps, a multiple of their stride keeps them on their places.
+        border_mode: What the border shows: ``"zeros"``, for pictures on a black ground; the image continued by its
+            outermost pixels (``"replicate"``) or mirrored (``"reflect"``), for photographs.
 
     Shape:
         `(B, C, H, W)` -> `(B, classes)`, or `(B, classes, h, w)` with h and w of the net on the image itself.
@@ -96,6 +105,8 @@ class ScaleChannels(nn.Module):
         *,
         drop: float = 0.0,
         grid: Grid | None = None,
+        border: int = 0,
+        border_mode: str = "zeros",
     ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
@@ -107,11 +118,26 @@ class ScaleChannels(nn.Module):
         if not 0 <= self.drop < 1:
             raise ValueError(f"`drop` must be from 0 to below 1 (got {self.drop}).")
         self.grid = None if grid is None else _check_grid(grid)
+        self.border = _checks.integer("border", border, minimum=0)
+        self.border_mode = _checks.choice("border_mode", border_mode, tuple(BORDERS))
 
     @property
     def cost(self) -> float:
-        """Time and memory relative to the network on the image alone: the sum of the areas of all channels."""
+        """Time and memory relative to the network on the image alone: the sum of the areas of all channels.
+
+        This is without a border, whose share depends on the size of the image: see :meth:`pixels`.
+        """
         return sum(scale**2 for scale in self.scales)
+
+    def pixels(self, height: int, width: int) -> float:
+        """How many pixels the network sees of an image, in all channels together and with their borders."""
+        pairs = zip(self.scales, self._borders, strict=True)
+        return sum((height * scale + 2 * border) * (width * scale + 2 * border) for scale, border in pairs)
+
+    @property
+    def _borders(self) -> list[int]:
+        """The border of each channel."""
+        return [self.border if scale < 1 else 0 for scale in self.scales]
 
     @property
     def task(self) -> Any:
@@ -125,7 +151,8 @@ class ScaleChannels(nn.Module):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `create_model` that make the same network again, at these sizes."""
-        own = {"channels": list(self.scales), "join": self.join, "drop": self.drop}
+        own: dict[str, Any] = {"channels": list(self.scales), "join": self.join, "drop": self.drop}
+        own |= {"border": self.border, "border_mode": self.border_mode} if self.border else {}
         return {**self.net.arguments, **own}  # type: ignore[dict-item]
 
     def with_scales(self, scales: Sequence[float]) -> Self:
@@ -153,12 +180,14 @@ class ScaleChannels(nn.Module):
         image = _image_size(x)
         canvases = [_canvas(image, scale) for scale in self.scales]
         images = [x if scale == 1 else resize(x, canvas) for scale, canvas in zip(self.scales, canvases, strict=True)]
-        answers = self._answers(images)
+        answers = self._answers(list(map(self._extend, images, self._borders)))
         work = torch.promote_types(answers[0].dtype, torch.float32)
         kept = None
         if answers[0].ndim == 4:
             reference = self._reference_map(x) if self.grid is None and len(self.scales) == 1 else None
-            answers, kept = _on_one_grid(answers, canvases, image, self.scales, self.grid, self.join, reference)
+            answers, kept = _on_one_grid(
+                answers, canvases, image, self.scales, self.grid, self.join, reference, self._borders
+            )
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
         if self.training and self.net.training and self.drop:  # the network may be shared, and is in one mode
             drawn = torch.rand(z.shape[:2], device=z.device)
@@ -170,6 +199,18 @@ class ScaleChannels(nn.Module):
         if not return_scales:
             return joined.to(answers[0].dtype)
         return joined.to(answers[0].dtype), self._sizes(z, joined, kept)
+
+    def _extend(self, image: Tensor, border: int) -> Tensor:
+        """The image of a channel with its border."""
+        if not border:
+            return image
+        if self.border_mode == "reflect" and min(image.shape[-2:]) <= border:
+            shown = f"{image.shape[-2]} x {image.shape[-1]}"
+            raise ValueError(
+                f"`border` (got {border}) must be smaller than the images of all channels (one is {shown}) to "
+                'mirror them: take a smaller one, or border_mode="replicate".'
+            )
+        return F.pad(image, (border,) * 4, mode=BORDERS[self.border_mode])
 
     def _reference_map(self, x: Tensor) -> tuple[int, int] | None:
         """Height and width of the network's map of the image itself, without which one other map has no known grid."""
@@ -252,6 +293,7 @@ class ScaleChannels(nn.Module):
         """Arguments that differ from the defaults."""
         parts = ["scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")", f"join={self.join!r}"]
         parts += [f"drop={self.drop:.4g}"] if self.drop else []
+        parts += [f"border={self.border}, border_mode={self.border_mode!r}"] if self.border else []
         return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
 
 
@@ -453,6 +495,7 @@ def _on_one_grid(
     grid: Grid | None,
     join: str,
     reference: tuple[int, int] | None,
+    borders: list[int],
 ) -> tuple[list[Tensor], Tensor]:
     """The maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`.
 
@@ -464,8 +507,15 @@ def _on_one_grid(
     seen: list[Tensor] = []
     for axis in (0, 1):
         lengths, counts = [canvas[axis] for canvas in canvases], [y.shape[2 + axis] for y in maps]
-        known = (counts, lengths) if reference is None else ([*counts, reference[axis]], [*lengths, image[axis]])
+        known = counts, [length + 2 * border for length, border in zip(lengths, borders, strict=True)]
+        if reference is not None:
+            known = [*counts, reference[axis]], [*known[1], image[axis]]
         if grid is None and all(count == counts[0] for count in known[0]):  # each map covers its image in the same way
+            if any(borders):
+                raise ValueError(
+                    f"`border` (got {max(borders)}) cannot be cut off maps that have one size whatever the image's: "
+                    "give `grid`, (stride, offset), or border=0."
+                )
             for reading in readings:
                 reading.append(None)
             seen.append(torch.ones(len(maps), counts[0], dtype=torch.bool, device=maps[0].device))
@@ -478,9 +528,11 @@ def _on_one_grid(
         else:
             target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)
         inside = []
-        for y, reading, length, count, part in zip(maps, readings, lengths, counts, parts, strict=True):
+        channels = zip(maps, readings, lengths, counts, parts, borders, strict=True)
+        for y, reading, length, count, part, border in channels:
             factor = length / image[axis]
-            start = ((offset + 0.5) * factor - 0.5 - offset) / stride  # of the first place, in pixels of this map
+            # Of the first place, in pixels of this map.
+            start = (border + (offset + 0.5) * factor - 0.5 - offset) / stride
             same = _equal(length, image[axis]) and _equal(count, target)
             first = start + factor * (0.5 / part - 0.5)
             reading.append(None if same else _matrix(y, first, factor / part, target * part, count, _triangle))

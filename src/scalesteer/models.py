@@ -47,6 +47,7 @@ STEERED_BASIS = dataclasses.replace(
 )
 STEERED_SCALES: Scales = (1.0,)
 READOUTS = ("max", "mean", "logsumexp")
+OF_CHANNELS = ("join", "drop", "border", "border_mode")  # options that `ScaleChannels` takes by the same name
 
 
 class Task(NamedTuple):
@@ -174,8 +175,10 @@ class PooledPlan(Plan):
         dense: Leave the pooling out: the output is a map of scores, `(B, classes, h, w)`.
         channels: Sizes at which the network looks at the image, as factors; the result is then a
             `scalesteer.channels.ScaleChannels` around the network.
-        join: How the answers at these sizes become one; None for the default of `ScaleChannels`, as for `drop`.
+        join: How the answers at these sizes become one; None for the default of `ScaleChannels`, as for the next three.
         drop: Share of these sizes that is left out at random in training.
+        border: Pixels that the image gets on all four sides where it is looked at smaller.
+        border_mode: What the border shows.
     """
 
     kernel_size: int | tuple[int, ...] = 7
@@ -186,6 +189,8 @@ class PooledPlan(Plan):
     channels: Scales | None = None
     join: str | None = None
     drop: float | None = None
+    border: int | None = None
+    border_mode: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,7 +209,7 @@ class PooledPlan(Plan):
         _checks.choice("readout", self.readout, READOUTS)
         for name in ("pool_first", "dense"):
             own[name] = _checks.boolean(name, own[name])
-        for name in ("join", "drop"):
+        for name in OF_CHANNELS:
             if self.channels is None and own[name] is not None:
                 raise ValueError(f"`{name}` (got {own[name]!r}) needs `channels`, the sizes to look at.")
         if self.image_size is not None and min(self.image_size) < self.smallest:
@@ -236,7 +241,7 @@ class PooledPlan(Plan):
         network = PooledNetwork(features, self)
         if self.channels is None:
             return network
-        given = {name: value for name in ("join", "drop") if (value := getattr(self, name)) is not None}
+        given = {name: value for name in OF_CHANNELS if (value := getattr(self, name)) is not None}
         return ScaleChannels(network, self.channels, **given, grid=self.grid)
 
 
@@ -357,7 +362,7 @@ def create_model(
     network: Any = model.net if isinstance(model, ScaleChannels) else model
     network.task = Task(plan.in_chans, plan.num_classes, plan.image_size)
     arguments = {"name": name, **vars(plan), **{p.name: p.default for p in own}, **options}
-    arguments |= dict.fromkeys(("channels", "join", "drop"))  # which `ScaleChannels` adds as they are
+    arguments |= dict.fromkeys(("channels", *OF_CHANNELS))  # which `ScaleChannels` adds as they are
     network.arguments = {key: _to_json(value) for key, value in arguments.items() if value is not None}
     return model
 

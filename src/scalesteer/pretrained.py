@@ -23,7 +23,9 @@ SHIPPED = Path(__file__).with_name("weights")
 # What a folder or a run may ask for. Its network is built to be compared with its weights: it must not take all memory.
 LARGEST_CONFIG = 1 << 20
 MOST_VALUES = 32
-LARGEST = {"kernel_size": 31, "scales": 16, "channels": 16, "widths": 2048, "blocks": 64, "image_size": 8192}
+LARGEST = {
+    "kernel_size": 31, "scales": 16, "channels": 16, "border": 256, "widths": 2048, "blocks": 64, "image_size": 8192,
+}  # fmt: skip
 LARGEST_NUMBER = 1 << 20
 LARGEST_BASIS = 1 << 20  # functions times pixels of their windows
 
@@ -67,6 +69,8 @@ def save_pretrained(
         True
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`folder` {folder} is a file: choose another name.")
     if (folder / CONFIG).exists() and not is_pretrained(folder):
         raise ValueError(f"`folder` {folder} holds the {CONFIG} of something else: choose another one.")
     arguments, tensors = _describe(model), model.state_dict()

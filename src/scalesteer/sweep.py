@@ -18,7 +18,7 @@ import itertools
 import math
 import statistics
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +66,8 @@ def _settings(content: dict[str, Any]) -> list[Setting]:
     if twice := sorted(base.keys() & grid.keys()):
         raise ValueError(f"`{twice[0]}` must stand in [base] or in [grid], not in both")
     seeds = content.get("seeds")
+    if not base and not grid and seeds is None:
+        raise ValueError("it names no run: give [base] what all runs share, or [grid] lists of values to combine")
     if seeds is not None and "seed" in base | grid:
         raise ValueError("`seed` must not be given in a table beside `seeds`")
     for name, values in (*grid.items(), *([("seeds", seeds)] if seeds is not None else [])):
@@ -129,6 +131,11 @@ def table(settings: list[Setting], results: Mapping[RunConfig, Mapping[str, Any]
     of = " (mean ± deviation over seeds)" if several else ""
     head = [*settings[0].values, f"validation error{of}", *(["test error"] if tested else [])]
     rows = [head, *(cells for _, cells in sorted(lines, key=lambda line: line[0]))]
+    return align(rows)
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equally many cells as lines of text, with columns of one width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

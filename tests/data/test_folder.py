@@ -96,6 +96,61 @@ def test_the_split_follows_the_hash_of_the_path_and_stays_when_pictures_are_adde
     assert before.items() <= after.items()
 
 
+def test_of_a_class_that_is_drawn_out_of_training_the_picture_with_the_lowest_hash_is_put_back(tmp_path):
+    make(tmp_path, count=20)
+    digests = {f"ox/{i}.png": hashlib.sha256(f"ox/{i}.png".encode()).hexdigest() for i in range(60)}
+    unlucky = sorted((name for name in digests if int(digests[name][:2], 16) >= 0.72 * 256), key=digests.__getitem__)
+    assert len(unlucky) > 5
+    for name in unlucky:
+        paint(tmp_path / name)
+    found = scan_folder(FolderSpec(str(tmp_path)))
+    parts = {picture.name: picture.part for picture in found.pictures}
+    assert [name for name in unlucky if parts[name] == "train"] == unlucky[:1]
+    assert found.notes == ("Classes drawn out of training, of which one picture was put back (1): ox.",)
+    assert f"{unlucky[0]},ox,train,".encode() in found.table()
+    (lucky, *_) = (name for name in digests if int(digests[name][:2], 16) < 0.69 * 256)
+    paint(tmp_path / lucky)  # now it is not needed
+    found = scan_folder(FolderSpec(str(tmp_path)))
+    assert not found.notes
+    assert [p.name for p in found.pictures if p.label == "ox" and p.part == "train"] == [lucky]
+
+
+def test_a_class_that_its_user_kept_out_of_training_stays_out(tmp_path):
+    make(tmp_path, count=3, parts=PARTS)
+    paint(tmp_path / "test" / "ox" / "0.png")
+    spec = FolderSpec(str(tmp_path), (16, 16))
+    assert [p.part for p in scan_folder(spec).pictures if p.label == "ox"] == ["test"]
+    with pytest.raises(DataError, match="has no pictures of ox for train: add pictures"):
+        load(spec, "train")
+
+
+def test_all_pictures_of_known_classes_are_loaded_whatever_their_parts(tmp_path, caplog):
+    root = make(tmp_path, ("dog",), 20)
+    paint(root / "dog" / "broken.png").write_bytes(b"x")
+    (root / "dog" / "notes.txt").write_text("mine")
+    images = load(FolderSpec(str(root), (16, 16)), None, classes=("cat", "dog"))
+    assert images.labels.tolist() == [1] * 20
+    assert sorted(images.paths) == sorted(str(root / "dog" / f"{i}.png") for i in range(20))
+    for path, pixels in zip(images.paths, images.images, strict=True):
+        assert np.array_equal(pixels, read_picture(path, 3, (16, 16)))
+    said = messages(caplog)
+    assert any("broken.png cannot be read" in line for line in said)
+    assert any("notes.txt" in line for line in said)
+    assert "1 of 21 pictures cannot be read and are left out." in said
+    assert not any("for train" in line for line in said)
+    assert images.first(3).paths == images.paths[:3]
+
+
+def test_a_list_for_a_model_that_knows_the_classes_needs_no_training_pictures(tmp_path):
+    paint(tmp_path / "0.png")
+    spec = write_list(tmp_path / "list.csv", "path,label,part,size\n0.png,dog,test,2.5\n")
+    for part in ("test", None):
+        images = load(spec, part, classes=("cat", "dog"))
+        assert (images.labels.tolist(), images.scales.tolist()) == ([1], [2.5])
+    with pytest.raises(DataError, match="the model does not know: dog; it knows ape, cat"):
+        load(spec, None, classes=("ape", "cat"))
+
+
 def test_the_split_does_not_depend_on_how_a_file_system_writes_letters(tmp_path):
     names = [unicodedata.normalize(form, "bär/Größe 1.png") for form in ("NFC", "NFD")]
     assert names[0] != names[1]

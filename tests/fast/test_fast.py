@@ -193,16 +193,37 @@ def test_compiled_programs_have_any_height_and_width():
 
 
 @pytest.mark.parametrize("folded", [False, True])
-def test_compiled_inference_under_autocast(folded):
+@pytest.mark.parametrize("kernels", [False, True])  # images are of half precision where kernels run
+def test_compiled_inference_under_autocast(folded, kernels, monkeypatch):
+    if kernels:
+        pytest.importorskip("triton")
+        monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
     layer, x = build(CASES["many channels"])
     layer = fold(layer) if folded else layer
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for enabled in (True, False):
-            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            with torch.autocast("cpu", torch.float16, enabled=enabled):  # interpreted kernels cannot add bfloat16
                 expected, found = layer(x), compiled(x)
-            assert found.dtype == expected.dtype == (torch.bfloat16 if enabled else torch.float32)
+            assert found.dtype == expected.dtype == (torch.float16 if enabled else torch.float32)
             assert torch.equal(found, expected)
+
+
+def test_gradients_under_autocast_compiled_and_of_second_order(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    layer, x = build(CASES["many channels"])
+    found = []
+    for module, create_graph in ((layer, False), (torch.compile(layer, backend="aot_eager"), False), (layer, True)):
+        with torch.autocast("cpu", torch.float16):  # interpreted kernels cannot add bfloat16
+            out = module(x.requires_grad_())
+        grads = torch.autograd.grad(out.float().square().mean(), (x, layer.coefficients), create_graph=create_graph)
+        assert grads[0].dtype == grads[1].dtype == torch.float32
+        found.append(grads)
+    for exact, compiled, plain in zip(*found, strict=True):
+        assert torch.equal(compiled, exact)
+        assert (plain - exact).norm() <= 0.02 * exact.norm()
+    assert torch.autograd.grad(found[2][1].square().sum(), x)[0].isfinite().all()
 
 
 def test_a_compiled_program_finds_the_tables_of_its_basis(monkeypatch):

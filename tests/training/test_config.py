@@ -67,6 +67,10 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({**STIR, "join": "mean"}, "`join` must be 'logsumexp' without `channels`"),
         ({**STIR, "drop": 0.5}, "`drop` must be from 0 to below 1, with `channels`"),
         ({**STIR, "drop": 1.0, "channels": (1, 2)}, "`drop` must be from 0 to below 1"),
+        ({**STIR, "one_size_epochs": 1}, "`one_size_epochs` must be fewer than `epochs`, with `channels`"),
+        ({**STIR, "one_size_epochs": 60, "channels": (1, 2)}, "`one_size_epochs` must be fewer than `epochs`"),
+        ({**STIR, "border": 4}, "`border` must be at most 256, with `channels`"),
+        ({**STIR, "border": 257, "channels": (1, 2)}, "`border` must be at most 256"),
         ({**STIR, "upsample": 2}, "`upsample` .* applies to .*ss-cnn.* only"),
         ({**STIR, "kernel_size": 4}, "`kernel_size` must be odd"),
         ({**STIR, "kernel_size": 33}, "`kernel_size` must be 1 to 32 integers up to 31"),
@@ -130,7 +134,7 @@ def test_every_field_changes_the_identity():
     }  # fmt: skip
     any_size = {
         "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
-        "join": "mean", "drop": 0.5, "test_channels": (2.0,),
+        "join": "mean", "drop": 0.5, "border": 4, "one_size_epochs": 1, "test_channels": (2.0,),
     }  # fmt: skip
     own = {"images": "others", "image_size": (32, 32), "fit": "crop", "grey": True, "class_weights": True}
     assert {*paper, *any_size, *own} == {field.name for field in fields(RunConfig)}

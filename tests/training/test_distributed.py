@@ -10,12 +10,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from scalesteer import cli, files
 from scalesteer.models import list_models
-from scalesteer.training import load, load_model, train
+from scalesteer.training import RunConfig, load, load_model, train
 from scalesteer.training.distributed import ALONE, Processes, joined, started
 from tests.conftest import TINY
 from tests.training import ranks
@@ -230,6 +232,20 @@ def test_first_process_publishes_and_a_finished_run_returns_at_once(together, ca
     assert said[0] == said[1]
     (line,) = (tmp_path / "results" / "runs" / "mnist-scale.jsonl").read_text().splitlines()
     assert json.loads(line)["identity"] == config.identity
+
+
+def test_only_the_first_process_describes_own_pictures(together, cache, tmp_path):
+    draw = np.random.default_rng(0)
+    for i in range(48):
+        (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (16, 16), np.uint8)).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
+    (tmp_path / "photos" / "a" / "notes.txt").write_text("mine")
+    own = {"image_size": (16, 16), "model": "pooled-cnn", "widths": (2, 2), "kernel_size": 3, "grey": True}
+    config = RunConfig(images=str(tmp_path / "photos"), epochs=1, batch_size=16, **own)
+    assert ended(together(ranks.command, flags(config, tmp_path), tmp_path / "log")) == [0, 0]
+    assert (tmp_path / "log-1").read_text() == ""
+    said = (tmp_path / "log-0").read_text()
+    assert said.count("2 classes; pictures: ") == said.count("notes.txt") == said.count("try a smaller batch size") == 1
 
 
 def test_process_with_other_images_is_refused(together, cache, tiny, tmp_path):

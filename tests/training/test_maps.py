@@ -4,7 +4,8 @@ import torch
 
 from scalesteer import ScaleChannels
 from scalesteer.models import create_model
-from scalesteer.training.maps import answer_maps, class_colour, draw_maps, without_readout
+from scalesteer.training import maps as module
+from scalesteer.training.maps import answer_maps, class_colour, class_shares, draw_maps, without_readout
 
 
 @pytest.fixture
@@ -60,6 +61,30 @@ def test_drawing_shows_the_picture_and_the_classes_beside_it(pixels):
     np.testing.assert_array_equal(shown[::zoom, ::zoom], pixels.transpose(1, 2, 0))
     beside = drawn[top + 2 : top + 32 * zoom : 2 * zoom, left + 2 + 48 * zoom + 18 :: 2 * zoom][:, :24]
     np.testing.assert_array_equal(beside, np.array([class_colour(i) for i in range(5)])[maps.labels])
+
+
+def test_places_of_which_the_model_knows_nothing_do_not_count_in_the_shares():
+    labels, certainty = np.array([[0, 0, 0, 2], [0, 0, 0, 1]]), np.array([[0, 0, 0.1, 0.6], [0, 0, 0, 0.3]])
+    assert class_shares(labels, certainty) == [(2, 0.6), (1, 0.3), (0, 0.1)]
+    assert class_shares(labels, 0 * certainty) == [(0, 0.75), (1, 0.125), (2, 0.125)]
+
+
+def drawn_name(pixels, name):
+    maps = answer_maps(without_readout(make(num_classes=1)), pixels)
+    return np.asarray(draw_maps(pixels, maps, [name]))[-3 * 19 :]
+
+
+def test_names_of_classes_keep_their_letters(pixels):
+    if module._system_font() is None:
+        pytest.skip("no font of this system has more letters than ASCII's")
+    drawn = {drawn_name(pixels, name).tobytes() for name in ("café", "cafè", "cafß", "cafю", "cafe")}
+    assert len(drawn) == 5
+
+
+def test_without_a_font_of_the_system_letters_lose_their_accents(pixels, monkeypatch):
+    monkeypatch.setattr(module, "_system_font", lambda: None)
+    np.testing.assert_array_equal(drawn_name(pixels, "café"), drawn_name(pixels, "cafe"))
+    np.testing.assert_array_equal(drawn_name(pixels, "großю"), drawn_name(pixels, "gro??"))
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (5, 700), (700, 5)])

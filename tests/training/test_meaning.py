@@ -64,7 +64,7 @@ def network(config):
     return (
         model
         if config["channels"] is None
-        else ScaleChannels(model, config["channels"], config["join"], drop=config["drop"])
+        else ScaleChannels(model, config["channels"], config["join"], drop=config["drop"], border=config["border"])
     )
 
 
@@ -189,6 +189,7 @@ CHANGES = {
     "channels": replace(CHANNELS, channels=(0.5, 0.7, 1.0)),
     "join": replace(CHANNELS, join="mean"),
     "drop": replace(CHANNELS, drop=0.5),
+    "border": replace(CHANNELS, border=3),
     "class_weights": replace(PLAIN, class_weights=True),
 }
 BASES = (PLAIN, STEERED, POOLED, CHANNELS)
@@ -208,6 +209,7 @@ def unchanged(_kept_splits, tmp_path_factory):
 
 def test_every_option_of_a_run_is_tried_here():
     tried_elsewhere = {"tuning", "test_sizes", "test_channels"}  # below
+    tried_elsewhere |= {"one_size_epochs"}  # test_sizes.py
     tried_elsewhere |= {
         "images",
         "image_size",

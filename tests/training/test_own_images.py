@@ -1,11 +1,13 @@
 """Runs on a user's own pictures: real files, real training, the command line."""
 
 import csv
-import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from PIL import Image
 
 from scalesteer import ScaleChannels, cli, files
 from scalesteer.data import ImageSet
+from scalesteer.data.pictures import read_picture
 from scalesteer.models import DATASETS, Task, count_parameters, create_model
 from scalesteer.training import CheckpointError, RunConfig, RunError, evaluate, load, load_model, loop, results, train
 from scalesteer.training import run as running
+from scalesteer.training.engines import make_runs
 
 CLASSES = ("a circle", "großes Kreuz", "nothing")
 
@@ -131,10 +135,98 @@ def test_evaluate_on_the_command_line_shows_classes_and_no_sizes(trained, capsys
     assert len({row.index("%") for row in rows}) == 1
 
 
-def test_a_network_without_its_pictures_is_not_evaluated_on_others(trained, tmp_path, capsys):
+def test_a_network_without_its_pictures_asks_for_them(trained, tmp_path, capsys):
     assert cli.main(["export", str(trained[0]), "--to", "folder", "--output", str(tmp_path / "net")]) == 0
     assert cli.main(["evaluate", str(tmp_path / "net"), "--device", "cpu"]) == 2
-    assert "does not say which pictures it was trained on" in capsys.readouterr().err
+    assert "does not say which pictures it was trained on: give the run's own directory, or --images." in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.fixture
+def others(pictures, tmp_path):
+    """Labelled pictures that the trained network knows nothing of: two of its classes, and a broken file."""
+    rng = np.random.default_rng(7)
+    for label in (0, 1):
+        (tmp_path / "others" / CLASSES[label]).mkdir(parents=True)
+        for i in range(15):
+            draw(label, rng).save(tmp_path / "others" / CLASSES[label] / f"{i}.png")
+    (tmp_path / "others" / CLASSES[1] / "broken.jpg").write_bytes(b"no picture")
+    return tmp_path / "others"
+
+
+@pytest.mark.parametrize("inside", ["", "model"])
+def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, caplog, inside):
+    model, _ = load_model(trained[0])
+    assert cli.main(["evaluate", str(trained[0] / inside), "--images", str(others), "--device", "cpu"]) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    wrong = []
+    for name in CLASSES[:2]:
+        paths = sorted((others / name).glob("*.png"))
+        x = torch.stack([torch.from_numpy(read_picture(path, 3, (32, 32), "pad")) for path in paths]) / 255
+        with torch.no_grad():
+            wrong.append(int((model(x).argmax(1) != CLASSES.index(name)).sum()))
+    assert first == f"error {100 * sum(wrong) / 30:.2f} % (30 images)"
+    assert [" ".join(row.split()) for row in rows] == [
+        f"{name} {100 * n / 15:.2f} % (15)" for name, n in zip(CLASSES, wrong, strict=False)
+    ]
+    assert "broken.jpg cannot be read" in caplog.text
+    assert "1 of 31 pictures cannot be read and are left out." in caplog.text
+
+
+def test_evaluate_warns_of_the_pictures_of_the_training(trained, pictures, others, capsys, caplog):
+    for words, warned in (([pictures], True), ([pictures, "--part", "test"], False), ([others], False)):
+        assert cli.main(["evaluate", str(trained[0]), "--device", "cpu", "--images", *map(str, words)]) == 0
+        assert ("the model was trained on some of these pictures" in caplog.text) == warned
+        caplog.clear()
+
+
+def test_evaluate_shows_the_error_by_size_of_a_list_and_a_part_of_it(trained, others, capsys):
+    paths = sorted(others.glob("*/*.png"))
+    lines = [f"{path},{path.parent.name},{('val', 'test')[i % 2]},{1 + i % 3}" for i, path in enumerate(paths)]
+    (others / "list.csv").write_text("\n".join(["path,label,part,size", *lines]))
+    words = ["evaluate", str(trained[0]), "--device", "cpu", "--images", str(others / "list.csv")]
+    assert cli.main(words) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.endswith("(30 images)")
+    assert [row.split()[:2] + row.split()[-1:] for row in rows[2:]] == [["size", str(n), "(10)"] for n in (1, 2, 3)]
+    assert cli.main([*words, "--part", "val"]) == 0
+    assert re.match(r"val error .*\(15 images\)", capsys.readouterr().out)
+
+
+def test_evaluate_names_classes_that_the_model_does_not_know(trained, others, capsys):
+    (others / CLASSES[0]).rename(others / "a ring")
+    assert cli.main(["evaluate", str(trained[0]), "--images", str(others)]) == 2
+    said = "has classes that the model does not know: a ring; it knows a circle, großes Kreuz, nothing."
+    assert said in capsys.readouterr().err
+
+
+def test_evaluate_of_other_pictures_needs_a_model_of_own_ones(others, capsys):
+    assert cli.main(["evaluate", "digits", "--images", str(others)]) == 2
+    assert "needs a model of your own pictures: digits does not know" in capsys.readouterr().err
+
+
+def test_runs_are_listed_with_what_came_of_them(trained, tmp_path, capsys):
+    directory, config, result = trained
+    shutil.copytree(directory, tmp_path / "finished")
+    shutil.copytree(directory, tmp_path / "begun", ignore=shutil.ignore_patterns("result.json", "metrics.jsonl"))
+    shutil.copytree(directory, tmp_path / "odd", ignore=shutil.ignore_patterns("result.json"))
+    (tmp_path / "odd" / "config.json").write_text("{")
+    (tmp_path / "no run").mkdir()
+    for i, path in enumerate(tmp_path / name for name in ("begun", "odd", "finished")):
+        for file in path.glob("*.json*"):
+            os.utime(file, (86400 * (i + 1),) * 2)
+    assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
+    head, *rows = [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+    assert head == ["run", "epochs", "validation error", "test error", "when", "flags"]
+    errors = [f"{100 * result[name]:.2f} %" for name in ("val_error", "test_error")]
+    assert [row[0] for row in rows] == ["begun", "odd", "finished"]
+    assert [row[1] for row in rows] == ["0 of 12", "cannot be read", "12 of 12"]
+    assert rows[2][2:4] == errors
+    assert rows[2][4].startswith(time.strftime("%Y-%m-%d", time.localtime(3 * 86400)))
+    assert f"scalesteer train {rows[2][5]}" == config.command
+    assert cli.main(["runs", "--runs", str(tmp_path / "no run")]) == 2
+    assert "`runs` must be a folder with runs in it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("batch_size", [40, 4])
@@ -263,6 +355,8 @@ def test_without_a_model_own_pictures_get_one_that_takes_any_size():
     assert config == same == RunConfig.from_dict(config.to_dict())
     assert RunConfig(images="photos", model="pooled-resnet").channels is None
     assert RunConfig(images="photos", channels=(1.0,)).channels == (1.0,)
+    assert cli.app.cli(args=["train", "--images", "photos"]).config == config
+    assert replace(RunConfig(), images="photos") == config
 
 
 @pytest.mark.parametrize(
@@ -277,13 +371,16 @@ def test_a_run_is_named_after_the_folder(images, name):
 
 def test_the_command_can_be_typed():
     config = RunConfig(images="my photos/$x", grey=True, class_weights=True, image_size=(32, 48))
-    assert config.command.endswith("--images 'my photos/$x' --image-size 32 48 --grey --class-weights")
+    assert " --images 'my photos/$x' --image-size 32 48 --grey " in config.command
+    parsed = cli.app.cli(args=shlex.split(config.command)[1:])
+    assert parsed.config == config
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dataset": "stir-mnist"}, "`dataset` .got 'stir-mnist'. and `images` .got 'x'. exclude each other"),
+        ({"model": "ss-cnn"}, "`model` must be one that takes any size .* .got 'ss-cnn'."),
         ({"model": "plain-cnn"}, "`model` must be one that takes any size for your own images: pooled-cnn,"),
         ({"split": 1}, "`split` .got 1. does not apply to your own `images`"),
         ({"sizes": (1, 1, 1)}, "`sizes` .* does not apply to your own `images`"),
@@ -336,10 +433,13 @@ def test_a_file_whose_task_cannot_be_is_refused(trained, tmp_path, change, messa
         load_model(tmp_path)
 
 
-def test_results_of_own_pictures_are_kept_apart_from_the_papers(trained, tmp_path):
-    _, config, result = trained
-    assert results.publish(result, tmp_path) == tmp_path / "own-images.jsonl"
-    assert RunConfig.from_dict(json.loads((tmp_path / "own-images.jsonl").read_text())["config"]) == config
+def test_results_of_own_pictures_stay_in_their_directory(trained, tmp_path):
+    directory, config, result = trained
+    assert results.publish(result, tmp_path / "results") is None
+    shutil.copytree(directory, tmp_path / "runs" / config.name)
+    made = make_runs([config], tmp_path / "results", runs=tmp_path / "runs", device="cpu")
+    assert made.results == {config: result}
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_models_task_is_that_of_its_dataset(undisturbed):
@@ -378,7 +478,7 @@ def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictu
     assert any(line.startswith("scalesteer: my pictures/nothing/broken.png cannot be read: ") for line in said)
     assert "scalesteer: epoch 1 of 1: step 1 of 3" in said
     assert any(line.startswith("scalesteer: epoch 1 of 1: loss ") for line in said)
-    assert [path.name for path in (pictures.parent / "results").glob("[!.]*")] == ["own-images.jsonl"]
+    assert not (pictures.parent / "results").exists()
 
 
 @pytest.mark.parametrize(
@@ -387,6 +487,7 @@ def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictu
         ("--images none", "`images` must be a folder of pictures or a CSV file (got none, which is not there)"),
         ("--images .", "`images` . has pictures of 0 classes, and two are needed: ./cats, ./dogs, ..."),
         ("--images . --model ss-cn", "Did you mean 'ss-cnn'?"),
+        ("--images . --model ss-cnn", "`model` must be one that takes any size for your own images: pooled-cnn,"),
         ("--images . --fit fill", "fill"),
         ("--grey", "`grey` (got True) needs `images`"),
     ],

@@ -1,7 +1,10 @@
 import base64
 import io
+import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import numpy as np
 import pytest
@@ -172,6 +175,27 @@ def test_worst_mistakes_are_the_most_certain_ones(tmp_path, model, test):
         np.testing.assert_array_equal(picture, test.images[i].permute(1, 2, 0))
     captions = [text for text in page.texts if text.startswith("said: ")]
     assert captions[0].endswith(f", {100 * float(confidence[order[0]]):.0f} %")
+
+
+def test_worst_mistakes_are_named_and_lead_to_their_files(tmp_path, model, test):
+    odd = ("<b>x & 'y'.png", "javascript:alert(1).png", "100 % #1?.png", os.fsdecode(b"caf\xe9.png"), "ящик.png")
+    paths = [tmp_path / "my photos" / str(i) / odd[i % 5] for i in range(60)]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    page = write(tmp_path / "runs" / "x", model, replace(test, paths=tuple(map(str, paths))))
+    with torch.no_grad():
+        confidence, said = model(test.images / 255).softmax(1).max(1)
+    order = sorted(torch.nonzero(said != test.labels).flatten().tolist(), key=lambda i: -float(confidence[i]))[:24]
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert len(links) == 24
+    for link, i in zip(links, order, strict=True):
+        assert urlsplit(link).path == link  # no scheme, no query
+        found = os.path.normpath(os.path.join(tmp_path / "runs" / "x", os.fsdecode(unquote_to_bytes(link))))
+        assert found == str(paths[i])
+    shown = [text for text in page.texts if text.endswith(".png")]
+    assert shown == [odd[i % 5].replace("\udce9", "\ufffd") for i in order]
 
 
 def test_curves_show_every_epoch(tmp_path, model, test):

@@ -187,6 +187,21 @@ def test_run_with_every_random_choice_goes_on_to_the_same_numbers(cache, tmp_pat
     assert load_model(tmp_path / "a")[0].scales == (0.5, 1.0)
 
 
+def test_first_epochs_may_look_at_the_images_own_size_only(cache, tmp_path, trained):
+    config = replace(SMALL, epochs=3, channels=(0.5, 1), one_size_epochs=2)
+    result = train(config, tmp_path / "a", device="cpu")
+    alone = train(replace(SMALL, epochs=3), tmp_path / "alone", device="cpu")
+    losses, expected = ([entry["loss"] for entry in found["history"]] for found in (result, alone))
+    assert losses[:2] == expected[:2]  # the same training, bit by bit
+    assert losses[2] != expected[2]
+    assert result["best_epoch"] == 2  # whatever the errors of networks that had seen one size
+    assert load_model(tmp_path / "a")[0].scales == (0.5, 1.0)
+    for steps in (4, 8):  # of 3 epochs with 3 steps, before and after the other sizes come in
+        interrupted(config, tmp_path / str(steps), steps=steps)
+        train(config, tmp_path / str(steps), device="cpu")
+        assert outcome(tmp_path / str(steps)) == outcome(tmp_path / "a")
+
+
 def said(capsys, *words):
     code = cli.main([*map(str, words), "--device", "cpu"])
     out, err = capsys.readouterr()

@@ -1,6 +1,7 @@
 """Your own pictures as a dataset: found in a folder or named by a list, divided, read and packed, kept in the cache.
 
-Which part a picture belongs to follows from its path alone, so that adding pictures moves none of the others.
+Which part a picture belongs to follows from its path alone, so that adding pictures moves none of the others; but no
+class is drawn out of training: its first picture is put back there until another one is drawn for it.
 """
 
 import csv
@@ -105,37 +106,42 @@ class Folder(NamedTuple):
 
 
 def load_folder(
-    spec: FolderSpec, part: str, *, classes: Sequence[str] | None = None, workers: int | None = None
+    spec: FolderSpec, part: str | None, *, classes: Sequence[str] | None = None, workers: int | None = None
 ) -> ImageSet:
     """One part of your own pictures as tensors; read on first use, later taken from the cache.
 
-    A picture that cannot be read is named and left out. What was left out of the folder is said with the training part.
-    `scales` are the sizes that a list gives, otherwise ones. `about` has the names of the `classes`, the `counts` of
-    all parts, the parts that were `drawn`, how many pictures were `broken`, and the images' `digest`.
+    A picture that cannot be read is named and left out. What was left out of the folder is said with the training part,
+    or with all. `scales` are the sizes that a list gives, otherwise ones. `about` has the names of the `classes`, the
+    `counts` of all parts, the parts that were `drawn`, how many pictures were `broken`, and the images' `digest`.
 
     Args:
         spec: Which pictures.
-        part: "train", "val" or "test".
-        classes: What the labels 0, 1, ... stand for; by default all classes that are there, in the order of the
-            alphabet.
+        part: "train", "val" or "test"; None for all pictures.
+        classes: What the labels 0, 1, ... mean to a model, which may know more classes than are there; by default all
+            that are there, two or more, in the order of the alphabet.
         workers: Processes to read with, 0 to read in this one; by default a few if there is much to read.
 
     Raises:
-        DataError: There is no such folder, it has fewer than two classes, a class is left without training pictures, a
-            part without any, or they would take more than 8 GiB of memory.
+        DataError: There is no such folder, it has fewer than two classes or some that are not in `classes`, a class is
+            left without training pictures, a part without any, or they would take more than 8 GiB of memory.
     """
-    choice("part", part, PARTS)
-    folder = scan_folder(spec)
+    if part is not None:
+        choice("part", part, PARTS)
+    folder = scan_folder(spec, known_classes=classes is not None)
     names = folder.classes if classes is None else tuple(classes)
-    if unknown := ", ".join(sorted(set(folder.classes) - set(names))):
-        raise DataError(f"{spec.images} has classes that the model does not know: {unknown}.")
+    if unknown := sorted(set(folder.classes) - set(names)):
+        raise DataError(
+            f"{spec.images} has classes that the model does not know: {_some(unknown)}; it knows {_some(names)}."
+        )
+    for note in folder.notes if part in ("train", None) else ():
+        log.warning("%s: %s", spec.images, note)
     if part == "train":
         _describe(folder)
-    chosen = [picture for picture in folder.pictures if picture.part == part]
+    chosen = [picture for picture in folder.pictures if part in (picture.part, None)]
     images, broken, digests = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[int, str](), list[str]()
     count, step = 0, max(1, _BLOCK_BYTES // images[:1].numel()) if chosen else 1
     for start in range(0, len(chosen), step):
-        tensors, meta = _load_block(spec, chosen, range(start, min(start + step, len(chosen))), workers)
+        tensors, meta = _load_block(spec, part or "all", chosen, range(start, min(start + step, len(chosen))), workers)
         images[count : count + len(tensors["images"])] = tensors["images"]
         count += len(tensors["images"])
         broken |= {start + int(row): reason for row, reason in meta["about"]["broken"].items()}
@@ -143,21 +149,26 @@ def load_folder(
     for reason in list(broken.values())[:_MOST_NAMED]:
         log.warning("%s", reason)
     if broken:
-        log.warning("%d of %d pictures for %s cannot be read and are left out.", len(broken), len(chosen), part)
+        purpose = f" for {part}" if part else ""
+        log.warning("%d of %d pictures%s cannot be read and are left out.", len(broken), len(chosen), purpose)
     kept = [picture for row, picture in enumerate(chosen) if row not in broken]
     _check_kept(spec, part, folder.classes, kept, broken)
     labels = torch.tensor([names.index(picture.label) for picture in kept])
     about = {"images": spec.images, "image_size": list(spec.image_size), "fit": spec.fit, "grey": spec.grey,
              "classes": list(names), "counts": folder.counts(), "drawn": list(folder.drawn), "broken": len(broken),
              "part": part, "digest": files.combined_digest([digests, files.tensor_digest(labels)])}  # fmt: skip
-    return ImageSet(images[:count], labels, torch.tensor([picture.size for picture in kept]), about)
+    sizes, paths = torch.tensor([picture.size for picture in kept]), tuple(picture.path for picture in kept)
+    return ImageSet(images[:count], labels, sizes, about, paths)
 
 
 # What is there
 
 
-def scan_folder(spec: FolderSpec) -> Folder:
-    """Find the pictures and divide them; none is opened."""
+def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
+    """Find the pictures and divide them; none is opened.
+
+    If a model knows the classes already, one class is enough, and none needs pictures for training.
+    """
     root, notes = os.path.expanduser(spec.images), list[str]()
     is_folder = os.path.isdir(root)
     if not is_folder and not os.path.isfile(root):
@@ -166,7 +177,7 @@ def scan_folder(spec: FolderSpec) -> Folder:
     found = list(_from_folder(root, notes) if is_folder else _from_list(root, notes))
     given = {part for _, _, _, part, _ in found if part}
     drawn = [part for part in PARTS if part not in given]
-    if given and "train" in drawn:
+    if given and "train" in drawn and not known_classes:
         raise DataError(f"{spec.images} names pictures for {', '.join(sorted(given))}, but none for train.")
     keyed = []
     for path, name, label, part, size in found:
@@ -179,12 +190,15 @@ def scan_folder(spec: FolderSpec) -> Folder:
         except (OSError, ValueError):  # a link to nowhere, a name that cannot be: reading it will say so
             stamp = 0, 0
         keyed.append((key, Picture(path, name, _class_name(label), part, size, stamp)))
-    pictures = tuple(picture for _, picture in sorted(keyed, key=lambda entry: (entry[0], entry[1].name)))
+    keyed.sort(key=lambda entry: (entry[0], entry[1].name))
+    pictures, rescued = _train_each_class([picture for _, picture in keyed], drawn)
+    notes += _sentence("Classes drawn out of training, of which one picture was put back", rescued)
     classes = tuple(sorted({picture.label for picture in pictures}))
-    if len(classes) < 2:
+    if len(classes) < 2 - known_classes:
         what = f"pictures of {len(classes)} class{'es' * (not classes)}"
         layout = f"{spec.images}/cats, {spec.images}/dogs, ..." if is_folder else "a column `label`"
-        raise DataError(f"`images` {spec.images} has {what}, and two are needed: {layout}. {' '.join(notes)}".strip())
+        need = "one is needed" if known_classes else "two are needed"
+        raise DataError(f"`images` {spec.images} has {what}, and {need}: {layout}. {' '.join(notes)}".strip())
     if len(classes) > MOST_CLASSES:
         raise DataError(f"`images` {spec.images} has {len(classes):,} classes, and the limit is {MOST_CLASSES:,}.")
     _check_memory(spec, len(pictures))
@@ -208,6 +222,18 @@ def _draw_part(share: float, missing: Sequence[str]) -> str:
     """The part of a picture whose hash is this share of all hashes: for train, or a part that has no pictures yet."""
     rest = share - (1 - SHARE * len(missing))
     return "train" if rest < 0 else missing[min(len(missing) - 1, int(rest / SHARE))]
+
+
+def _train_each_class(pictures: list[Picture], drawn: Sequence[str]) -> tuple[tuple[Picture, ...], list[str]]:
+    """The pictures with the first one of each class that was drawn out of training put back; and these classes."""
+    trained, rescued, divided = {p.label for p in pictures if p.part == "train"}, list[str](), list[Picture]()
+    for picture in pictures:
+        if picture.part in drawn and picture.label not in trained:
+            trained.add(picture.label)
+            rescued.append(picture.label)
+            picture = picture._replace(part="train")
+        divided.append(picture)
+    return tuple(divided), rescued
 
 
 Found = tuple[str, str, str, str | None, float]  # path, name, label, part if it is given, size
@@ -297,25 +323,22 @@ def _check_memory(spec: FolderSpec, count: int) -> None:
 
 
 def _check_kept(
-    spec: FolderSpec, part: str, classes: Sequence[str], kept: Sequence[Picture], broken: dict[int, str]
+    spec: FolderSpec, part: str | None, classes: Sequence[str], kept: Sequence[Picture], broken: dict[int, str]
 ) -> None:
     """Every class must be trained, and every part must have pictures."""
     lost = sorted(set(classes) - {picture.label for picture in kept})
+    purpose = f" for {part}" if part else ""
     if not kept or (part == "train" and lost):
-        what = f"no pictures of {', '.join(lost[:_MOST_NAMED])}" if kept else "no pictures"
+        what = f"no pictures of {_some(lost)}" if kept else "no pictures"
         why = f", after {len(broken):,} that cannot be read ({next(iter(broken.values()))})" if broken else ""
-        raise DataError(
-            f"{spec.images} has {what} for {part}{why}: add pictures, or divide them yourself into folders train, val "
-            "and test."
-        )
+        advice = "add pictures, or divide them yourself into folders train, val and test" if part else "add pictures"
+        raise DataError(f"{spec.images} has {what}{purpose}{why}: {advice}.")
     if lost:
-        log.warning("%s", _sentence(f"Classes without pictures for {part}, of which nothing is known", lost)[0])
+        log.warning("%s", _sentence(f"Classes without pictures{purpose}, of which nothing is known", lost)[0])
 
 
 def _describe(folder: Folder) -> None:
-    """Say what was found, and what was not used."""
-    for note in folder.notes:
-        log.warning("%s: %s", folder.spec.images, note)
+    """Say what was found."""
     counts = ", ".join(f"{count:,} for {part}" for part, count in folder.counts().items())
     how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
     log.info("%s: %d classes; pictures: %s%s", folder.spec.images, len(folder.classes), counts, how)
@@ -323,14 +346,19 @@ def _describe(folder: Folder) -> None:
 
 def _sentence(what: str, names: Sequence[str]) -> list[str]:
     """What holds for how many files, and some of them by name; nothing if there are none."""
-    some = ", ".join(sorted(names)[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
-    return [f"{what} ({len(names):,}): {some}."] if names else []
+    return [f"{what} ({len(names):,}): {_some(sorted(names))}."] if names else []
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 # Reading
 
 
-def _load_block(spec: FolderSpec, pictures: Sequence[Picture], rows: range, workers: int | None) -> files.Content:
+def _load_block(
+    spec: FolderSpec, part: str, pictures: Sequence[Picture], rows: range, workers: int | None
+) -> files.Content:
     """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`."""
     chosen = pictures[rows.start : rows.stop]
     stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in chosen]
@@ -340,7 +368,7 @@ def _load_block(spec: FolderSpec, pictures: Sequence[Picture], rows: range, work
         paths = [picture.path for picture in chosen]
         few = sum(picture.stamp[0] for picture in chosen) < WORKER_BYTES
         read = _read(_Reader(paths, spec), (0 if few else _processors()) if workers is None else workers)
-        doing = f"reading {chosen[0].part}"
+        doing = f"reading {part}"
         packed, broken, count = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[str, str](), 0
         for row, result in enumerate(files.show_progress(read, len(pictures), doing, rows.start)):
             if isinstance(result, str):
@@ -349,7 +377,7 @@ def _load_block(spec: FolderSpec, pictures: Sequence[Picture], rows: range, work
                 packed[count], count = torch.from_numpy(result), count + 1
         return {"images": packed[:count]}, {"key": digest, "broken": broken}
 
-    path = files.cache_dir() / "folders" / f"{chosen[0].part}-{digest[:24]}.safetensors"
+    path = files.cache_dir() / "folders" / f"{part}-{digest[:24]}.safetensors"
     return files.cached(path, "", lambda meta: bool(meta["about"]["key"] == digest), make)
 
 

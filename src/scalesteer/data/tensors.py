@@ -28,6 +28,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     labels: Tensor  # (N,) int64
     scales: Tensor  # (N,) float32, or (N, 2) where an image shows two digits
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    paths: tuple[str, ...] = field(default=(), repr=False)  # of the files, if the images are your own pictures
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim not in (3, 4):
@@ -87,7 +88,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         """The first `count` images. Such subsets are nested, and class-balanced in mnist-scale-local-2."""
         if integer("count", count, minimum=1) > len(self):
             raise ValueError(f"`count` must be 1 to {len(self)} (got {count}).")
-        return self._each(lambda tensor: tensor[:count])
+        return replace(self._each(lambda tensor: tensor[:count]), paths=self.paths[:count])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "ImageSet":
         return replace(self, images=change(self.images), labels=change(self.labels), scales=change(self.scales))

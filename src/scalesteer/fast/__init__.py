@@ -32,7 +32,7 @@ __all__ = ["being_traced", "choose_backend", "keep_larger", "max_over_scales", "
 
 memory_budget = 1 << 28
 """Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
-CUDA, where neither gradients nor winners are wanted, a piece may take four times as much."""
+CUDA a piece may take twice as much and, where neither gradients nor winners are wanted, four times."""
 
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
 CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
@@ -114,7 +114,7 @@ def pick_engine(x: Tensor, filters: Filters, groups: int, image_gradient: bool =
     channels = filters.weights.shape[1]
     # A kernel needs memory to read: an empty batch has none.
     real = x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
-    suited = real and x.dtype != torch.float64 and groups == 1
+    suited = real and filters.weights.dtype != torch.float64 and groups == 1
     if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
         from scalesteer.fast import triton
 
@@ -182,7 +182,9 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
     if filters.basis is not None and filters.basis.requires_grad:
         filters = filters.finished()  # what is made of a basis is kept, and no gradient goes through it
     tiles = _tiles(axes)
-    images, weights = (x if tiles is None else _cut(x, axes, tiles)).to(work), filters.weights.to(work)
+    # Where kernels run, images may be of half precision; the filters are made in float32 at least.
+    images = (x if tiles is None else _cut(x, axes, tiles)).to(dtype if x.device.type in KERNELS_RUN_ON else work)
+    weights = filters.weights.to(work)
     image_gradient = torch.is_grad_enabled() and images.requires_grad
     gradient = image_gradient or (torch.is_grad_enabled() and weights.requires_grad)
     task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups, image_gradient)
@@ -225,19 +227,22 @@ class _Task(NamedTuple):
     def start(
         self, x: Tensor, weights: Tensor, basis: Tensor | None, gradient: bool = True
     ) -> tuple[Engine, list[slice]]:
-        """An engine, and the pieces of a batch; `gradient` says whether any may be wanted."""
+        """An engine, `like` the images as it wants them, and the pieces of a batch; `gradient`: any may be wanted."""
         filters = Filters(weights, basis, self.sizes, self.symmetric)
         kind = pick_engine(x, filters, self.groups, self.image_gradient)
+        x = x if kind.half else x.to(weights.dtype)
         if not _works_with_basis(kind, filters):
             filters = filters.finished()
         for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
         if x.device.type == "cpu":
             room = min(CPU_PIECE, memory_budget)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (1 if gradient else 4), for_filters)
+            room = max(memory_budget * (2 if gradient else 4), for_filters)
         step = _step(len(x), min(MOST_IMAGES, room // for_image))
         pieces = [slice(i, i + step) for i in range(0, max(1, len(x)), step)]
-        return kind(filters, self.axes, self.groups, x, len(pieces), memory_budget), pieces
+        engine = kind(filters, self.axes, self.groups, x, len(pieces), memory_budget)
+        engine.trains = gradient
+        return engine, pieces
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[Any]:
@@ -254,16 +259,16 @@ def _run(
     kept: list[Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
-    best = x.new_empty(len(x), len(weights), task.axes[0].count, task.axes[1].count)
-    winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
     with no_autocast(x.device), _device_of(x):
         engine, pieces = task.start(x, weights, basis, winners)
+        best = engine.like.new_empty(len(x), len(weights), task.axes[0].count, task.axes[1].count)
+        winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
         for piece in pieces:
-            found = engine.load_batch(x[piece])
+            found = engine.load_batch(engine.like[piece])
             if kept is not None:
                 kept.append(found)
             engine.max_over_scales(best[piece], winner[piece] if winners else None)
-    return best, winner
+    return best.to(x.dtype), winner
 
 
 def _run_back(
@@ -278,18 +283,19 @@ def _run_back(
     kept: Sequence[Any] = (),
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the image and of the weights, where they are wanted."""
-    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if image else None
     with no_autocast(x.device), _device_of(x):
         engine, pieces = task.start(x, weights, basis)
+        images, grad = engine.like, grad.to(engine.like.dtype)
+        grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
         if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
             kept = [None] * len(pieces)
         for piece, found in zip(pieces, kept, strict=True):
-            engine.load_batch(x[piece], found)
+            engine.load_batch(images[piece], found)
             engine.gradients(winner[piece], grad[piece], None if grad_x is None else grad_x[piece], weight)
         grad_weights = engine.weight_gradient() if weight else None
         if grad_weights is not None and basis is not None and engine.filters.basis is None:
             grad_weights = grad_weights @ basis.to(grad_weights).T
-    return grad_x, grad_weights
+    return None if grad_x is None else grad_x.to(x.dtype), grad_weights
 
 
 def _save(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, winner: Tensor, task: _Task, *kept: Any) -> None:
@@ -345,7 +351,7 @@ def _plain_gradients(
         for i, response in enumerate(responses(inputs[0], filters, task.axes, task.groups)):
             best = best + response * (winner == i)
         wanted = [t for t, need in zip(inputs, (image, weight), strict=True) if need]
-        found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
+        found = iter(torch.autograd.grad(best, wanted, grad.to(best.dtype), create_graph=True))
     return next(found) if image else None, next(found) if weight else None
 
 
@@ -374,11 +380,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _operator_back(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     weights, basis, winner, *task, image, weight = rest
     found = _run_back(grad, x, weights, basis, winner, _Task.of(*task), image, weight)
-    return tuple(x.new_empty(0) if t is None else t.contiguous() for t in found)
+    return tuple(
+        like.new_empty(0) if t is None else t.contiguous() for t, like in zip(found, (x, weights), strict=True)
+    )
 
 
 def _fake_back(grad: Tensor, x: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape if rest[-2] else 0), x.new_empty(weights.shape if rest[-1] else 0)
+    return x.new_empty(x.shape if rest[-2] else 0), weights.new_empty(weights.shape if rest[-1] else 0)
 
 
 torch.library.define(

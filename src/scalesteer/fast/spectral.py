@@ -148,8 +148,11 @@ class Engine:
 
     The weights have the dtype and the device of `like`, as all work; the basis may have any. `pieces` are how many will
     be loaded: with 0, operations are plain and autograd follows them. `budget` bytes may be kept for the next piece.
+    With `half`, `like` and the image may be of half precision; the weights are not, and neither is their gradient.
     """
 
+    half = False  # whether it takes images in half precision, and multiplies in it
+    trains = False  # whether a gradient may be wanted: what is made of weights alone then does not stay
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
     # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
     load_batch: Callable[..., Tensor | None]
@@ -277,10 +280,12 @@ def _make_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch
             half = torch.cat([window[:, n // 2, None], 2 * window[:, n // 2 + 1 :]], dim=1) / parts
             filters[part].append((place(half.flatten(1)), column_matrix))
             windows[part].append((place(window.flatten(1)), column_matrix))
+    # Both ways have the same factor, so that spectra of images and of gradients stay in the range of half precision.
+    factor = (2 / (rows.period * columns.period)) ** 0.5
     row_matrix, column_matrix = _analysis(axes, [_arange(axis.length) for axis in axes])
-    analyse = place(row_matrix), place(column_matrix)
+    analyse = place(factor * row_matrix), place(column_matrix)
     row_matrix, column_matrix = _analysis(axes, [axis.first + axis.stride * _arange(axis.count) for axis in axes])
-    restore = place(2 / (rows.period * columns.period) * row_matrix.T), place(column_matrix.T)
+    restore = place(factor * row_matrix.T), place(column_matrix.T)
     return Plan(analyse, restore, filters, windows)
 
 

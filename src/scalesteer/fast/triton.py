@@ -1,31 +1,35 @@
 """The engines of CUDA: all scales in each product, and Triton kernels where plain operations would only move memory.
 
 - :class:`FusedFrequencies` is :class:`spectral.Frequencies` with one product for all scales. Its ends are kernels:
-  *spread* takes images apart, pixels first, and in the backward pass gives each scale the pixels that it won; *max over
-  scales* takes the maximum on the way back.
+  *rows in* transforms images along their columns of pixels, and in the backward pass first gives each scale the pixels
+  that it won; *rows out* transforms back and takes the maximum over scales, so that the maps of single scales are never
+  written. What lies between, transforms along rows of pixels and products of spectra, is cuBLAS's.
 - :class:`FusedTaps` is :class:`taps.Taps`: pixels, or for point-symmetric filters pairs x(p + d) + x(p - d), are
   gathered on the fly and multiplied with the filters of three scales at a time.
 
 Products follow torch's switch for matrix products: TF32 where it is allowed, otherwise float32 (inside the kernels
-three TF32 products, which together have its accuracy). Sums are made in a fixed order.
+three TF32 products, which together have its accuracy). Images in half precision, as autocast makes them, are
+transformed and multiplied in it, with sums in float32. Sums are made in a fixed order.
 
-What one program of a kernel handles. Maps are `(B, O, P)`, P pixels of the output, flattened; an image is a stack of
-such maps, or, between frequencies, pixels first, `(P, B, S, C)`::
+What one program of a kernel handles. Images are `(B, C, H, W)`, maps `(B, O, P)` with P pixels, flattened; between
+frequencies axes have the order `(N, W, B, S, C)`, where N is the period of rows::
 
-    spread, max over scales            taps, forward                     taps, backward
-       P pixels ->                        P pixels ->                       S x taps ->
+    rows in, rows out                  taps, forward                     taps, backward
+       W columns ->                       P pixels ->                       S x taps ->
      C +----+----+----+                 O +----+----+----+                O +----+----+----+
-     h |    | BP |    |  one image      u |    | BP |    |  one image     u |    | BT |    |  a part of the pixels of
+     h |    | BW |    |  one image      u |    | BP |    |  one image     u |    | BT |    |  a part of the pixels of
      a +----+----+----+  b              t +----+----+----+  b             t +----+----+----+  every so many-th image
      n |    |####| BC |                 p |    |####| BO |                p |    |####| BO |
      n +----+----+----+                   +----+----+----+                  +----+----+----+
-     all scales, one after the other    all scales, three at a time,      three scales; the sum over pixels comes in
-                                        taps in blocks of BT              blocks of BP; parts are added up later
+     all scales, one after the other;   all scales, three at a time,      three scales; the sum over pixels comes in
+     H in blocks of BH, N of BN         taps in blocks of BT              blocks of BP; parts are added up later
 
-The block sizes BP (pixels), BC and BO (channels), BT (taps) are powers of two; what lies beyond an end is masked. A
-kernel reads its images once (taps: from the cache, once for each tap) and writes each result once.
+Block sizes are powers of two; what lies beyond an end is masked. A kernel reads its images once (taps: from the cache,
+once for each tap) and writes each result once.
 
-Arguments that several kernels have: `pixels`, `images`, `channels` or `out_channels`, `scales` are the lengths of axes;
+Arguments that several kernels have: `pixels`, `images`, `channels` or `out_channels`, `scales`, `height`, `width`,
+`period` are the lengths of axes; `step` = 4 `fours` are the channels between frequencies, see :func:`_fill_up`;
+`matrix` with `row_step` and `column_step` transforms along one axis;
 `offsets` `(2, taps)`, `starts` `(pixels)`: see :func:`_tap_tables`; `counts` `(scales)`, the taps of each window;
 `image_numbers`, the floats of one padded image; PAIRS, whether taps are of pairs of pixels; PRECISION, the argument
 `input_precision` of `tl.dot`.
@@ -51,7 +55,8 @@ TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
 SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sums of their own, and images with such
 
 # Blocks that were fastest on an H200. More stages than one keep loads in shared memory, which is twice as slow here.
-MOVE_BLOCKS = {"BC": 32, "BP": 16, "num_warps": 4}
+ROWS_IN_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 4, "num_stages": 1}
+ROWS_OUT_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 8, "num_stages": 3}
 BLANK_BLOCKS = {"BP": 128, "num_warps": 4}
 TAPS_FORWARD_BLOCKS = {"BP": 128, "BT": 32, "num_warps": 4, "num_stages": 1}
 TAPS_BACKWARD_BLOCKS = {"BP": 32, "BT": 64, "num_warps": 4, "num_stages": 1}
@@ -65,29 +70,66 @@ def _keep_larger(best, winner, response, s, scales):  # type: ignore[no-untyped-
     return tl.where(wins, response, best), tl.where(wins, s, winner)
 
 
+@triton.jit
+def _places(c, h, w, b, channels, height, width):  # type: ignore[no-untyped-def]
+    """Where pixels of one image lie, `(BC, BH, BW)`, and whether they are there. In this order neighbours in memory are
+    neighbours in a program."""
+    where = (b * channels + c).to(tl.int64)[:, None, None] * (height * width) + (h[:, None] * width + w[None, :])[None]
+    return where, (c < channels)[:, None, None] & ((h[:, None] < height) & (w[None, :] < width))[None]
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def _spread_kernel(  # type: ignore[no-untyped-def]
-    x, winner, out, bright, channels, pixels, images, scales,
-    MASKED: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+def _load_pixels(  # type: ignore[no-untyped-def]
+    x, winner, c, h, w, b, channels, height, width,
+    MASKED: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """`(B, C, P)` -> `(P, B, S, C)`: with MASKED each scale gets what it won, zero elsewhere. Without there is one, and
-    `bright` `(C / BC, B, P)` tells where a block of channels has light."""
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    p = tl.program_id(1) * BP + tl.arange(0, BP)
-    b = tl.program_id(2)
-    there = (c[:, None] < channels) & (p[None, :] < pixels)
-    where = (b * channels + c)[:, None].to(tl.int64) * pixels + p[None, :]
-    values = tl.load(x + where, mask=there, other=0.0)
-    target = (p[None, :].to(tl.int64) * images + b) * (scales * channels) + c[:, None]
+    """Pixels of one image, `(BH, BW BC)`, and, with MASKED, who won them; zero beyond the ends."""
+    where, there = _places(c, h, w, b, channels, height, width)
+    values = tl.permute(tl.load(x + where, mask=there, other=0.0), [1, 2, 0]).reshape([BH, BW * BC])
+    won = values
     if MASKED:
-        won = tl.load(winner + where, mask=there, other=255)
-        for s in range(scales):
-            tl.store(out + target + s * channels, tl.where(won == s, values, 0.0), mask=there)
-    else:
-        tl.store(out + target, values, mask=there)
-        lit = tl.max((values != 0).to(tl.int32), axis=0)
-        block = (tl.program_id(0) * images + b).to(tl.int64) * pixels
-        tl.store(bright + block + p, lit.to(tl.uint8), mask=p < pixels)
+        won = tl.permute(tl.load(winner + where, mask=there, other=255), [1, 2, 0]).reshape([BH, BW * BC])
+    return values, won
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rows_in_kernel(  # type: ignore[no-untyped-def]
+    x, winner, matrix, out, bright, row_step, column_step, channels, height, width, period, images, fours, scales,
+    MASKED: tl.constexpr, ONE: tl.constexpr, PRECISION: tl.constexpr,
+    BH: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """`(B, C, H, W)` -> `(N, W, B, S, step)`, times `matrix` `(N, H)`: with MASKED each scale gets what it won, zero
+    elsewhere. Without there is one, and `bright` `(C / BC, B, H, W)` tells where a block of channels has light. With
+    ONE the image is one block high, and its pixels are loaded once."""
+    step = 4 * fours
+    c, w, b = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1) * BW + tl.arange(0, BW), tl.program_id(2)
+    n = tl.arange(0, BW * BC)
+    column, channel = tl.program_id(1) * BW + n // BC, tl.program_id(0) * BC + n % BC
+    target = out + (column.to(tl.int64) * images + b) * (scales * step) + channel
+    inside = (column < width) & (channel < step)
+    values, won = _load_pixels(x, winner, c, tl.arange(0, BH), w, b, channels, height, width, MASKED, BH, BW, BC)
+    for s in range(scales):
+        for first in range(0, period, BN):
+            k = first + tl.arange(0, BN)
+            found = tl.zeros([BN, BW * BC], tl.float32)
+            for top in range(0, height, BH):
+                h = top + tl.arange(0, BH)
+                if not ONE:
+                    values, won = _load_pixels(x, winner, c, h, w, b, channels, height, width, MASKED, BH, BW, BC)
+                pixels = tl.where(won == s, values, 0.0) if MASKED else values
+                waves = tl.load(
+                    matrix + k[:, None] * row_step + h[None, :] * column_step,
+                    mask=(k[:, None] < period) & (h[None, :] < height), other=0.0,
+                )  # fmt: skip
+                found = tl.dot(waves, pixels.to(waves.dtype), found, input_precision=PRECISION)
+                if not MASKED:  # noqa: SIM102 (both sides of an `and` would be compiled)
+                    if first == 0:
+                        lit = tl.max(tl.reshape((values != 0).to(tl.int32), [BH, BW, BC]), axis=2)
+                        place = bright + (tl.program_id(0) * images + b).to(tl.int64) * (height * width)
+                        place += h[:, None] * width + w[None, :]
+                        tl.store(place, lit.to(tl.uint8), mask=(h[:, None] < height) & (w[None, :] < width))
+            where = target[None, :] + k[:, None].to(tl.int64) * (width * images * scales * step) + s * step
+            tl.store(where, found, mask=(k[:, None] < period) & inside[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -118,32 +160,51 @@ def _blank_scales_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _max_over_scales_kernel(  # type: ignore[no-untyped-def]
-    maps, blank, best_out, winner_out, channels, pixels, images, scales,
-    MANY: tl.constexpr, WINNER: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+def _rows_out_kernel(  # type: ignore[no-untyped-def]
+    maps, matrix, blank, best_out, winner_out, row_step, column_step, channels, height, width, period, images, fours,
+    scales, WINNER: tl.constexpr, PRECISION: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
-    """`(P, B, S, C)` -> `(B, C, P)`: the largest of MANY scales, or the only one. With WINNER also which, and the first
-    `blank` scales of each pixel are exactly zero, whatever rounding made of them."""
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    p = tl.program_id(1) * BP + tl.arange(0, BP)
-    b = tl.program_id(2)
-    there = (c[None, :] < channels) & (p[:, None] < pixels)
-    source = maps + (p[:, None].to(tl.int64) * images + b) * (scales * channels) + c[None, :]
-    best = tl.load(source, mask=there, other=0.0)
-    winner = tl.zeros([BP, BC], tl.int32)
+    """`(N, W, B, S, step)`, times `matrix` `(H, N)`, -> `(B, C, H, W)`: the largest of the scales. With WINNER also
+    which, and the first `blank` scales of each pixel are exactly zero, whatever rounding made of them."""
+    step, blocks = 4 * fours, tl.cdiv(height, BH)
+    c0, w0, b = (tl.program_id(0) // blocks) * BC, tl.program_id(1) * BW, tl.program_id(2)
+    h, w = (tl.program_id(0) % blocks) * BH + tl.arange(0, BH), w0 + tl.arange(0, BW)
+    n = tl.arange(0, BW * BC)
+    column, channel = w0 + n // BC, c0 + n % BC
+    source = maps + (column.to(tl.int64) * images + b) * (scales * step) + channel
+    inside = (column < width) & (channel < step)
+    best = tl.full([BH, BW * BC], -float("inf"), tl.float32)
+    winner = tl.zeros([BH, BW * BC], tl.int32)
     if WINNER:
-        zeros = tl.load(blank + b.to(tl.int64) * pixels + p, mask=p < pixels, other=0).to(tl.int32)[:, None]
-        best = tl.where(zeros > 0, 0.0, best)
-    if MANY:
-        for s in range(1, scales):
-            response = tl.load(source + s * channels, mask=there, other=0.0)
-            if WINNER:
-                response = tl.where(zeros > s, 0.0, response)
-            best, winner = _keep_larger(best, winner, response, s, scales)
-    target = (b * channels + c)[None, :].to(tl.int64) * pixels + p[:, None]
-    tl.store(best_out + target, best, mask=there)
+        place = blank + b.to(tl.int64) * (height * width) + h[:, None] * width + w[None, :]
+        zeros = tl.load(place, mask=(h[:, None] < height) & (w[None, :] < width), other=0)
+        zeros = tl.broadcast_to(zeros[:, :, None], [BH, BW, BC]).reshape([BH, BW * BC])
+    for s in range(scales):
+        response = tl.zeros([BH, BW * BC], tl.float32)
+        for first in range(0, period, BN):
+            k = first + tl.arange(0, BN)
+            where = source[None, :] + k[:, None].to(tl.int64) * (width * images * scales * step) + s * step
+            values = tl.load(where, mask=(k[:, None] < period) & inside[None, :], other=0.0)
+            waves = tl.load(
+                matrix + h[:, None] * row_step + k[None, :] * column_step,
+                mask=(h[:, None] < height) & (k[None, :] < period), other=0.0,
+            )  # fmt: skip
+            response = tl.dot(waves, values, response, input_precision=PRECISION)
+        if WINNER:
+            response = tl.where(zeros > s, 0.0, response)
+        best, winner = _keep_larger(best, winner, response, s, scales)
+    where, there = _places(c0 + tl.arange(0, BC), h, w, b, channels, height, width)
+    tl.store(best_out + where, tl.permute(best.reshape([BH, BW, BC]), [2, 0, 1]), mask=there)
     if WINNER:
-        tl.store(winner_out + target, winner.to(tl.uint8), mask=there)
+        winner = tl.permute(winner.to(tl.uint8).reshape([BH, BW, BC]), [2, 0, 1])
+        tl.store(winner_out + where, winner, mask=there)
+
+
+@triton.jit
+def _add(first, second):  # type: ignore[no-untyped-def]
+    """A sum in the dtype of its terms, rounded once."""
+    return (first.to(tl.float32) + second.to(tl.float32)).to(first.dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -186,7 +247,7 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
             pairs = tl.load(plus + start[None, :])  # (BT, BP)
             if PAIRS:
                 minus = image + tl.load(offsets + taps + offset)[:, None]
-                pairs += tl.load(minus + start[None, :])
+                pairs = _add(pairs, tl.load(minus + start[None, :]))
             first = _accumulate(first, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
             second = _accumulate(second, s + 1, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
             third = _accumulate(third, s + 2, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
@@ -226,7 +287,7 @@ def _taps_backward_kernel(  # type: ignore[no-untyped-def]
             start = tl.load(starts + p, mask=p < high, other=0)[None, :]
             pairs = tl.load(image + (start + plus))  # (BT, BP)
             if PAIRS:
-                pairs += tl.load(image + (start + minus))
+                pairs = _add(pairs, tl.load(image + (start + minus)))
             where = base + p[:, None]
             there = (p[:, None] < high) & (o[None, :] < out_channels)
             won = tl.load(winner + where, mask=there, other=255)
@@ -245,40 +306,53 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"  # both of torch's switches show
 
 
-def _move_grid(channels: int, pixels: int, images: int) -> tuple[int, int, int]:
-    return triton.cdiv(channels, MOVE_BLOCKS["BC"]), triton.cdiv(pixels, MOVE_BLOCKS["BP"]), images
+def rows_in(
+    x: Tensor, matrix: Tensor, step: int, winner: Tensor | None = None, scales: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Images times a matrix `(N, H)`, pixels first: `(B, C, H, W)` -> `(N, W, B S step)`, zero beyond C channels.
 
-
-def spread(x: Tensor, winner: Tensor | None = None, scales: int = 1) -> tuple[Tensor, Tensor]:
-    """Images with pixels first, `(B, C, H, W)` -> `(H, W, B S C)`: with winners, for each scale what it won, else zero.
-
-    Without also `(blocks, B, H, W)`, bytes: where a block of channels has a pixel that is not zero.
+    With winners, of each scale what it won. Without also `(blocks, B, H, W)`, bytes: where a block of channels has a
+    pixel that is not zero.
     """
-    x = x.contiguous()
+    x, period = x.contiguous(), len(matrix)
     images, channels, height, width = x.shape
-    out = x.new_empty(height, width, images * scales * channels)
-    grid = _move_grid(channels, height * width, images)
+    out = x.new_empty(period, width, images * scales * step)
+    grid = triton.cdiv(step, ROWS_IN_BLOCKS["BC"]), triton.cdiv(width, ROWS_IN_BLOCKS["BW"]), images
+    high = min(64, max(16, triton.next_power_of_2(height)))
     # A kernel takes any tensor for what it does not touch.
     bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
-    _spread_kernel[grid](
-        x, x if winner is None else winner, out, bright, channels, height * width, images, scales, winner is not None,
-        **MOVE_BLOCKS,
+    _rows_in_kernel[grid](
+        x, x if winner is None else winner, matrix, out, bright, *matrix.stride(), channels, height, width, period,
+        images, step // 4, scales, winner is not None, height <= high, _precision(), BH=high, **ROWS_IN_BLOCKS,
     )  # fmt: skip
     return out, bright
 
 
-def max_over_scales(
-    maps: Tensor, best: Tensor, scales: int = 1, winner: Tensor | None = None, blank: Tensor | None = None
-) -> None:
-    """From `(H, W, B S C)`, write the largest of the scales and, if wanted, the winner (uint8), both `(B, C, H, W)`.
+def rows_out(
+    maps: Tensor, matrix: Tensor, best: Tensor, scales: int = 1, winner: Tensor | None = None,
+    blank: Tensor | None = None,
+) -> None:  # fmt: skip
+    """From `(N, W, B S step)` and a matrix `(H, N)`, write the largest of the scales and, if wanted, the winner.
 
-    For one scale it undoes :func:`spread`. `blank` `(B, 1, H, W)` comes with `winner`.
+    Both are `(B, C, H, W)`, winners bytes. `blank` `(B, 1, H, W)` comes with `winner`.
     """
-    images, channels, height, width = best.shape
-    _max_over_scales_kernel[_move_grid(channels, height * width, images)](
-        maps, maps if blank is None else blank, best, best if winner is None else winner, channels, height * width,
-        images, scales, scales > 1, winner is not None, **MOVE_BLOCKS,
+    (images, channels, height, width), period = best.shape, matrix.shape[1]
+    high = 16 if height <= 16 else 32
+    blocks = triton.cdiv(channels, ROWS_OUT_BLOCKS["BC"]) * triton.cdiv(height, high)
+    _rows_out_kernel[blocks, triton.cdiv(width, ROWS_OUT_BLOCKS["BW"]), images](
+        maps, matrix, maps if blank is None else blank, best, best if winner is None else winner, *matrix.stride(),
+        channels, height, width, period, images, maps.shape[2] // (4 * images * scales), scales, winner is not None,
+        _precision(), BH=high, **ROWS_OUT_BLOCKS,
     )  # fmt: skip
+
+
+def _fill_up(channels: int, dtype: torch.dtype, scales: int = 1) -> int:
+    """The channels that a product is made for: a multiple of 4, and of all scales together whole pieces of 16 bytes.
+
+    With other lengths cuBLAS has slower kernels only, some without tensor cores, and ours move single numbers.
+    """
+    piece = 16 // dtype.itemsize
+    return next(n for n in range(-(-channels // 4) * 4, channels + 8, 4) if scales * n % piece == 0)
 
 
 @lru_cache(maxsize=64)
@@ -296,15 +370,15 @@ def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -
 
 @lru_cache(maxsize=8)
 @to_stay
-def _windows(
-    axes: Axes, sizes: tuple[int, ...], symmetric: bool, device: torch.device
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """For each scale the transform of a window, cos(u dy ± v dx), and of its first half.
+def _halves(
+    axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """For each scale the transform of the first half of a window, 2 cos(u dy ± v dx), and last of its centre.
 
-    They are `(f, n n)`, and `(f, (n n + 1) / 2)` that ends with the centre. For filters that are not symmetric there
-    are halves only: of the even part, the centre last, and of the odd part, sin(u dy ± v dx), together `(f, n n)`.
+    They are `(f, (n n + 1) / 2)`. For filters that are not symmetric also of the odd part, together `(f, n n)`: cosines
+    without the factor of two, then sin(u dy ± v dx).
     """
-    (rows, columns), wholes, halves = axes, [], []
+    (rows, columns), halves = axes, []
     for n in sizes:
         along_rows = spectral.angles(rows, n)[:, None, :, None]
         along_columns = spectral.angles(columns, n)[None, :, None, :]
@@ -314,11 +388,10 @@ def _windows(
         half = turns[:, : middle + 1].cos()
         if symmetric:
             half[:, :-1] *= 2
-            wholes.append(turns.cos().to(device=device, dtype=torch.float32))
         else:
             half = torch.cat([half, turns[:, :middle].sin()], dim=1)
-        halves.append(half.to(device=device, dtype=torch.float32))
-    return tuple(wholes), tuple(halves)
+        halves.append(half.to(device=device, dtype=dtype))
+    return tuple(halves)
 
 
 def _pack(even: Tensor, odd: Tensor) -> Tensor:
@@ -339,21 +412,31 @@ def _unpack(packed: Tensor, channels: int, count: int) -> tuple[Tensor, Tensor]:
     return by_part[:count, :, 0].permute(1, 2, 0), by_part[count:, :, 1].permute(1, 2, 0)
 
 
+def _along_columns(matrix: Tensor, maps: Tensor, rest: int = -1) -> Tensor:
+    """The transform along rows of pixels, with `(K, 2W)`: `(N, W, rest)` -> `(N / 2, K, rest)`, or back."""
+    maps = maps.view(-1, matrix.shape[1], maps.shape[2] if rest < 0 else rest)
+    return spectral.batched_product(matrix, maps)
+
+
 class FusedFrequencies(Engine):
     """Responses as products of spectra, all scales in each. The image's transform is kept for the backward pass.
 
-    Spectra have C' channels: C, or, if filters have odd parts, 2C; see :func:`spectral.turn`.
+    Spectra have C' channels: C, filled up (see :func:`_fill_up`), or, if filters have odd parts, twice as many (see
+    :func:`spectral.turn`).
     """
+
+    half = True
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         super().__init__(filters, axes, groups, like, pieces, budget)
-        self.plan = spectral.plan_for(axes, filters.sizes, like)
+        self.plan = spectral.plan_for(axes, (), like)
         self.basis = self.from_basis(
             ("fused", axes), lambda _: self._join_tables(spectral.basis_parts(filters, axes, like))
         )
-        if self.basis is None:
-            windows = _windows(axes, filters.sizes, filters.symmetric, like.device)
-            self.windows, self.halves = keep_for_cuda_graph(windows, like.device)
+        scales, (out_channels, channels) = len(filters.sizes), filters.weights.shape[:2]
+        self.step, self.out_step = _fill_up(channels, like.dtype), _fill_up(out_channels, like.dtype, scales)
+        self.made: Tensor | None = None
+        self.pieces = pieces
 
     @staticmethod
     def _join_tables(parts: tuple[spectral.BasisPart, ...]) -> tuple[Tensor, tuple[spectral.BasisPart, ...]]:
@@ -370,67 +453,85 @@ class FusedFrequencies(Engine):
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
         self.batch = len(x)
         if kept is None:
-            pixels, self.bright = spread(x)
-            kept = spectral.transform(pixels, self.plan.analyse)
-        kept = self.spectrum = kept.view(-1, 2 * self.batch, x.shape[1])  # (f, 2B, C)
+            rows, columns = self.plan.analyse
+            pixels, self.bright = rows_in(x, rows, self.step)
+            kept = _along_columns(columns, pixels)
+        kept = self.spectrum = kept.view(-1, 2 * self.batch, self.step)  # (f, 2B, C)
         if not self.filters.symmetric:
             self.spectrum = torch.cat([kept, spectral.turn(kept)], dim=2)  # (f, 2B, 2C)
         return kept
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        row_matrix, column_matrix = self.plan.restore
-        shape = row_matrix.shape[1] // 2, column_matrix.shape[1], -1
+        (rows, columns), scales = self.plan.restore, len(self.filters.sizes)
         blank = None if winner is None else self.blank_scales()
         # Large tensors are handed on, not named, so that each is free as soon as the next is there: (f, 2B, S O).
-        maps = spectral.restore(torch.bmm(self.spectrum, self._transfers().mT).view(shape), self.plan.restore)
-        max_over_scales(maps, best, len(self.filters.sizes), winner, blank)
+        rest = self.batch * scales * self.out_step
+        maps = _along_columns(columns, torch.bmm(self.spectrum, self._transfers().mT), rest)
+        rows_out(maps, rows, best, scales, winner, blank)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        scales = len(self.filters.sizes)
-        incoming = spectral.transform(spread(grad, winner, scales)[0], spectral.adjoint(self.plan.restore))
-        shape = incoming.shape[0], incoming.shape[1], -1
-        incoming = incoming.view(-1, 2 * self.batch, scales * grad.shape[1])  # (f, 2B, S O)
+        scales, (rows, columns) = len(self.filters.sizes), spectral.adjoint(self.plan.restore)
+        incoming = _along_columns(columns, rows_in(grad, rows, self.out_step, winner, scales)[0])
+        incoming = incoming.view(-1, 2 * self.batch, scales * self.out_step)  # (f, 2B, S O)
         if grad_image is not None:
             back = torch.bmm(incoming, self._transfers())  # (f, 2B, C')
             if not self.filters.symmetric:
                 straight, turned = back.chunk(2, dim=2)
                 back = straight - spectral.turn(turned)
-            max_over_scales(spectral.restore(back.view(shape), spectral.adjoint(self.plan.analyse)), grad_image)
+            rows, columns = spectral.adjoint(self.plan.analyse)
+            rows_out(_along_columns(columns, back, self.batch * self.step), rows, grad_image)
         if weights:
-            self.add_weight_gradient(torch.bmm(incoming.mT, self.spectrum))  # (f, S O, C')
+            found = torch.bmm(incoming.mT, self.spectrum)  # (f, S O, C')
+            self.add_weight_gradient(found.float() if self.pieces > 1 else found)
 
     def weight_gradient(self) -> Tensor:
-        """The adjoint of `_transfers`: `(f, S O, C')` -> `(O, C, D)`."""
-        weights, scales = self.filters.weights, len(self.filters.sizes)
-        grad = self.weight_grads[0].view(self.weight_grads[0].shape[0] * scales, -1)  # (f S, O C')
+        """The adjoint of `_make_transfers`: `(f, S O, C')` -> `(O, C, D)`, float32."""
+        (out_channels, channels), scales = self.filters.weights.shape[:2], len(self.filters.sizes)
+        grad = self.weight_grads[0].to(self.like.dtype).view(self.weight_grads[0].shape[0] * scales, -1)  # (f S, O C')
         if self.basis is not None:
             table, parts = self.basis
             if self.filters.symmetric:
-                return (grad.T @ table).view_as(weights)
-            found = _unpack(table.T @ grad, weights.shape[1], parts[0].mix.shape[1])  # type: ignore[union-attr]
-            return parts[0].pull_back(found[0]) + parts[1].pull_back(found[1])
-        by_scale = grad.unflatten(0, (-1, scales)).unbind(1)
-        if self.filters.symmetric:
-            return torch.cat([g.T @ w for g, w in zip(by_scale, self.windows, strict=True)], dim=1).view_as(weights)
-        taps = []
-        for g, matrix in zip(by_scale, self.halves, strict=True):
-            even, odd = _unpack(matrix.T @ g, weights.shape[1], matrix.shape[1] // 2 + 1)
-            head = even[..., :-1]
-            taps += [head + odd, even[..., -1:], (head - odd).flip(2)]
-        return torch.cat(taps, dim=2)
+                found = (grad.T @ table).view(self.out_step, self.step, -1)
+            else:
+                pair = _unpack(table.T @ grad, self.step, parts[0].mix.shape[1])  # type: ignore[union-attr]
+                found = parts[0].pull_back(pair[0]) + parts[1].pull_back(pair[1])
+        else:
+            taps = []
+            for g, matrix in zip(grad.unflatten(0, (-1, scales)).unbind(1), self._halves(), strict=True):
+                if self.filters.symmetric:
+                    half = (g.T @ matrix).view(self.out_step, self.step, -1)
+                    head, centre = half[..., :-1] / 2, half[..., -1:]  # a tap and its mirror image have equal gradients
+                    taps += [head, centre, head.flip(2)]
+                else:
+                    even, odd = _unpack(matrix.T @ g, self.step, matrix.shape[1] // 2 + 1)
+                    head = even[..., :-1]
+                    taps += [head + odd, even[..., -1:], (head - odd).flip(2)]
+            found = torch.cat(taps, dim=2)
+        return found[:out_channels, :channels].float()
 
     def _transfers(self) -> Tensor:
-        """The transforms of the filters: `(f, S O, C')`."""
-        weights, scales = self.filters.weights, len(self.filters.sizes)
+        """The transforms of the filters: `(f, S O, C')`. Those of finished filters, which nobody trains, are kept."""
+        if self.made is None:
+            weights, filters = self.filters.weights, self.filters
+            key = "transfers", self.axes, filters.sizes, filters.symmetric
+            finished = self.basis is None and not (self.trains or weights.requires_grad)
+            self.made = cached_on(weights if finished else None, self.like, key, self._make_transfers)
+        return self.made
+
+    def _make_transfers(self) -> Tensor:
+        weights, scales = self.filters.weights.to(self.like.dtype), len(self.filters.sizes)
+        out_channels, channels = weights.shape[:2]
+        if (self.out_step, self.step) != (out_channels, channels):
+            weights = F.pad(weights, (0, 0, 0, self.step - channels, 0, self.out_step - out_channels))
         if self.basis is not None:
             table, parts = self.basis
             right = [part.weights(weights) for part in parts]
             matrix = right[0].flatten(0, 1).T if self.filters.symmetric else _pack(*right)
             out = (table @ matrix).view(-1, scales, matrix.shape[1])
         else:
-            width = weights[..., 0].numel() * (1 if self.filters.symmetric else 2)
-            out = weights.new_empty(self.halves[0].shape[0], scales, width)
-            for i, (half, taps) in enumerate(zip(self.halves, weights.split(self.filters.areas, dim=2), strict=True)):
+            width, halves = weights[..., 0].numel() * (1 if self.filters.symmetric else 2), self._halves()
+            out = weights.new_empty(len(halves[0]), scales, width)
+            for i, (half, taps) in enumerate(zip(halves, weights.split(self.filters.areas, dim=2), strict=True)):
                 middle = taps.shape[2] // 2
                 if self.filters.symmetric:
                     matrix = taps[..., : middle + 1].flatten(0, 1).T
@@ -438,7 +539,11 @@ class FusedFrequencies(Engine):
                     head, centre, tail = taps.split([middle, 1, middle], dim=2)
                     matrix = _pack(torch.cat([head + tail.flip(2), centre], dim=2), head - tail.flip(2))
                 torch.mm(half, matrix, out=out[:, i])
-        return out.view(out.shape[0], scales * len(weights), -1)
+        return out.view(len(out), scales * self.out_step, -1)
+
+    def _halves(self) -> tuple[Tensor, ...]:
+        halves = _halves(self.axes, self.filters.sizes, self.filters.symmetric, self.like.dtype, self.like.device)
+        return keep_for_cuda_graph(halves, self.like.device)
 
     def blank_scales(self) -> Tensor:
         (rows, columns), filters, device = self.axes, self.filters, self.spectrum.device
@@ -509,6 +614,8 @@ class FusedTaps(Engine):
     Where a window sees zeros only, its response is exactly zero. The image with a border is kept for the backward pass.
     """
 
+    half = True
+
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
         super().__init__(filters, axes, groups, like, pieces, budget)
         rows, columns = axes
@@ -532,28 +639,37 @@ class FusedTaps(Engine):
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
-        flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
-        if self.table is None:
-            weights = flat[self.tables["read"]] * self.tables["factor"][:, None, None]
-        else:
-            weights = self.table @ flat.flatten(1)  # (S pairs, C O)
         blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
         grid = triton.cdiv(pixels, blocks["BP"]), len(padded), triton.cdiv(out_channels, blocks["BO"])
         _taps_forward_kernel[grid](
-            self.image, weights.contiguous(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
+            self.image, self._tap_weights(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
             best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
             self.tables["offsets"].shape[1], len(self.filters.sizes), winner is not None, self.filters.symmetric,
             PRECISION=_precision(), **blocks,
         )  # fmt: skip
 
+    def _tap_weights(self) -> Tensor:
+        """The weights of each tap, `(S pairs, C O)`. Those of finished filters, which nobody trains, are kept."""
+
+        def make() -> Tensor:
+            flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
+            if self.table is not None:
+                return (self.table @ flat.flatten(1)).to(self.like.dtype)
+            found = flat[self.tables["read"]] * self.tables["factor"][:, None, None]
+            return found.to(self.like.dtype).contiguous()
+
+        finished = self.table is None and not self.filters.weights.requires_grad
+        key = "tap weights", self.filters.sizes, self.filters.symmetric
+        return cached_on(self.filters.weights if finished else None, self.like, key, make)
+
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         padded, out_channels = self.padded, len(self.filters.weights)
         taps, scales, pixels = self.tables["offsets"].shape[1], len(self.filters.sizes), grad[0, 0].numel()
         part = max(TAPS_BACKWARD_BLOCKS["BP"], -(-pixels // SUMS_PER_IMAGE))
-        room = self.budget // (4 * padded.element_size() * scales * taps * out_channels)
+        room = self.budget // (16 * scales * taps * out_channels)
         parts = -(-pixels // part)
         programs = parts * max(1, min(len(padded), MOST_SUMS, room // parts))
-        out = padded.new_empty(programs, scales, taps, out_channels)
+        out = padded.new_empty(programs, scales, taps, out_channels, dtype=torch.float32)
         blocks = {**TAPS_BACKWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
         grid = len(self.tables["blocks"]), programs, triton.cdiv(out_channels, blocks["BO"])
         _taps_backward_kernel[grid](

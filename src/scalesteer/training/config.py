@@ -23,10 +23,10 @@ BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may 
 LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
-NEEDS |= dict.fromkeys(("channels", "drop", "test_channels"), "channels")
+NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
 MODEL_FIELDS = (
-    "upsample", "basis", "scales", "widths", "kernel_size", "readout", "dropout", "channels", "join", "drop",
+    "upsample", "basis", "scales", "widths", "kernel_size", "readout", "dropout", "channels", "join", "drop", "border",
 )  # that `create_model` takes by the same name  # fmt: skip
 DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
 FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
@@ -34,6 +34,10 @@ FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
 # here, at sizes that cover a factor of three; a channel of 2 would cost more than all of these. The mean over places
 # would let the border that small pictures get have its say.
 OWN_MODEL: dict[str, Any] = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
+
+
+class _Default(str):
+    """The value of a field that nobody gave: an equal one that somebody gave is a plain string."""
 
 
 def _range(name: str, value: Any) -> tuple[float, ...]:
@@ -77,18 +81,33 @@ OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One training of one model on one split. Each field is a flag of `scalesteer train`."""
+    """One training of one model on one split. Each field is a flag of `scalesteer train`, the most used first."""
 
-    model: str = "ss-cnn"
-    """The network; `scalesteer models` lists them. Your own images need one that takes any size; there the default is
-    pooled-resnet with --readout logsumexp --channels 0.5 0.71 1 1.41."""
+    model: str = _Default("ss-cnn")
+    """The network; `scalesteer models` lists them. For your own images pooled-resnet with --readout logsumexp."""
     dataset: str = "mnist-scale"
     """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
-    split: int = 0  # Which draw of the dataset; the paper has 0 to 5.
-    seed: int = 0  # Seed of the first weights, the order of the images and dropout.
+    images: str | None = None
+    """Your own pictures, not a dataset: a folder with one for each class, or a CSV file with path and label."""
+    image_size: tuple[int, int] | None = None  # Height and width that they are fitted to; by default 64 64.
+    fit: Literal["pad", "crop", "resize"] = "pad"
+    """How: pad keeps their scale but shrinks larger ones; crop keeps it and cuts; resize covers the image and cuts."""
+    grey: bool = False  # Make them grey.
+    channels: tuple[float, ...] | None = None
+    """Sizes at which a network that reads out by pooling looks at the image (1.4: enlarged by 1.4); by default one, and
+    0.5 0.71 1 1.41 for your own images without --model."""
     epochs: int = 60  # Passes over the training images.
-    batch_size: int = 128  # Images per step; the last, smaller batch of an epoch is left out.
+    batch_size: int = 128  # Images per step; a smaller batch at the end is left out.
     lr: float = 0.005  # Largest learning rate of AdamW.
+    flip: bool = False  # Mirror every other training image at random.
+    shift: int = 0  # Move training images at random by up to so many pixels.
+    resize: tuple[float, float] | None = None
+    """Resize each training image at random, by factors between these two; by default not at all."""
+    class_weights: bool = False
+    """Multiply the loss of each training image so that all classes count alike, however many images they have."""
+    tuning: bool = False  # Choose settings: the test set is not looked at.
+    seed: int = 0  # Seed of the first weights, the order of the images and dropout.
+    split: int = 0  # Which draw of the dataset; the paper has 0 to 5.
     weight_decay: float = 0.01  # Weight decay of AdamW.
     label_smoothing: float = 0.1  # Share of each label that is spread over all classes.
     schedule: Schedule = "one-cycle"
@@ -116,43 +135,33 @@ class RunConfig:
     """Smallest and largest size of the objects in training and validation images, of those that the dataset has; by
     default its own."""
     test_sizes: tuple[float, ...] | None = None  # Sizes of the objects in test images; by default all of the dataset.
-    resize: tuple[float, float] | None = None
-    """Resize each training image at random, by factors between these two; by default not at all."""
-    flip: bool = False  # Mirror every other training image at random.
-    shift: int = 0  # Move training images at random by up to so many pixels.
     widths: tuple[int, ...] | None = None
     """Channels of the layers; by default the network's own, as with the next three."""
     kernel_size: int | tuple[int, ...] | None = None
     """Side of the filters of networks that read out by pooling: one number, or one for each stage."""
     readout: str | None = None  # How those networks pool over space: max, mean or logsumexp.
     dropout: float | None = None  # Share of the last features that is left out at random in training.
-    channels: tuple[float, ...] | None = None
-    """Sizes at which a network that reads out by pooling looks at the image (1.4: enlarged by 1.4); by default one."""
-    join: Join = "logsumexp"  # How the answers at these sizes become one.
-    drop: float = 0.0  # Share of these sizes that is left out at random in training.
+    join: Join = "logsumexp"  # How the answers at the sizes of --channels become one.
+    drop: float = 0.0  # Share of the sizes of --channels that is left out at random in training.
+    border: int = 0
+    """Pixels that the image gets on all four sides where --channels show it smaller: black, or mirrored if it is a
+    photograph."""
+    one_size_epochs: int = 0
+    """Epochs at the beginning that look at the image at its own size only, as fast as without --channels; what they
+    learn serves at all sizes, to which the epochs that follow get the network used."""
     test_channels: tuple[float, ...] | None = None
     """Sizes at which the trained network looks at test images, joined in the same way; by default as in training."""
-    tuning: bool = False  # Choose settings: the test set is not looked at.
-    images: str | None = None
-    """Your own pictures, in place of a dataset: a folder with a sub-folder for each class, or a CSV file with the
-    columns path and label."""
-    image_size: tuple[int, int] | None = None  # Height and width that they are fitted to; by default 64 64.
-    fit: Literal["pad", "crop", "resize"] = "pad"
-    """How they are fitted: kept at their scale and padded, larger ones shrunk; kept at their scale and padded or cut;
-    or resized until they cover the image, and cut."""
-    grey: bool = False  # Make them grey.
-    class_weights: bool = False
-    """Multiply the loss of each training image so that all classes count alike, however many images they have."""
 
     def __post_init__(self) -> None:
         own = vars(self)  # where values become plain ones, whatever they came as
-        if self.images is not None and self.model == RunConfig.model:
+        if self.images is not None and isinstance(self.model, _Default):
             own |= {name: value for name, value in OWN_MODEL.items() if own[name] == getattr(RunConfig, name)}
         _checks.choice("model", self.model, list_models())
         _checks.choice("schedule", self.schedule, get_args(Schedule))
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("join", self.join, get_args(Join))
         minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
+        minima |= {"border": 0, "one_size_epochs": 0}
         for name, minimum in minima.items():
             if own[name] is not getattr(RunConfig, name):  # the default, which may be None
                 own[name] = _checks.integer(name, own[name], minimum=minimum)
@@ -194,6 +203,14 @@ class RunConfig:
             "drop": (
                 0 <= self.drop < 1 and bool(self.drop <= 0 or self.channels),
                 "be from 0 to below 1, with `channels`",
+            ),
+            "one_size_epochs": (
+                self.one_size_epochs < self.epochs and bool(not self.one_size_epochs or self.channels),
+                "be fewer than `epochs`, with `channels`",
+            ),
+            "border": (
+                self.border <= LARGEST["border"] and bool(not self.border or self.channels),
+                f"be at most {LARGEST['border']}, with `channels`",
             ),
             "join": (
                 looks or self.join == RunConfig.join,
@@ -253,6 +270,9 @@ class RunConfig:
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.channels is not None:
             options |= {"join": self.join, "drop": self.drop}
+        if self.border:
+            photographs = self.images is not None or getattr(SIZED_DATASETS.get(self.dataset), "in_chans", 1) > 1
+            options |= {"border": self.border, "border_mode": "reflect" if photographs else "zeros"}
         changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
         if self.basis is not None or changed:
             start = self.basis or ("paper" if self.model == "ss-cnn" else STEERED_BASIS)
@@ -294,7 +314,7 @@ class RunConfig:
         """The command line that makes this run.
 
         >>> RunConfig(split=3, sizes=(200, 50, 50), batch_size=50).command
-        'scalesteer train --split 3 --batch-size 50 --sizes 200 50 50'
+        'scalesteer train --batch-size 50 --split 3 --sizes 200 50 50'
         """
         words = ["scalesteer train"]
         for field in fields(self):

@@ -62,7 +62,7 @@ def make_runs(
     configs: Iterable[RunConfig],
     results_dir: Path,
     *,
-    publish: Callable[[dict[str, Any], Path], Path] = results.publish,
+    publish: Callable[[dict[str, Any], Path], Path | None] = results.publish,
     runs: Path = Path("runs"),
     device: str = "auto",
     data_dir: Path | None = None,
@@ -96,8 +96,9 @@ def make_runs(
             no GPU, or a machine of it does not share the disk or has another version.
     """
     _check_place(device, engine, address, gpus_per_run)
-    _check_writable(results_dir / "runs")
     todo, made = list(dict.fromkeys(configs)), Made({}, [])
+    if any(config.images is None for config in todo):  # the others publish nothing
+        _check_writable(results_dir / "runs")
     options = {"device": device, "data_dir": data_dir}
     outcomes = _local(todo, runs, options) if engine == "local" else _ray(todo, runs, options, address, gpus_per_run)
     bar = files.require("tqdm").tqdm(total=len(todo), unit="run", disable=None)

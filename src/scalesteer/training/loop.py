@@ -102,8 +102,11 @@ def fit(
     Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number.
     """
     model, images, steps = state.model, parts["train"], len(state.losses)
-    update = make_update(state, config, images, processes)
+    first, update = config.one_size_epochs, None
     while state.epoch < config.epochs:
+        if update is None or state.epoch == first:
+            _look_at(model, config, state.epoch)
+            update = make_update(state, config, images, processes)
         model.train()
         if state.step == 0:
             torch.manual_seed(epoch_seed(config.seed + 1, state.epoch))  # all that is random in steps
@@ -130,13 +133,15 @@ def fit(
             return _failed(f"the loss on validation data became {val['loss']} after step {after}", state)
         entry = {"epoch": state.epoch, "loss": float(np.mean(losses)), "val_loss": val["loss"]}
         entry |= {"val_error": val["error"], "seconds": round(state.seconds, 3)}
-        if not state.history or _rank(entry) < min(map(_rank, state.history)):  # on a tie the earlier epoch stays
+        # On a tie the earlier epoch stays. One that did not look at all sizes yet is no rival of those that do.
+        if all(_rank(entry) < _rank(other) for other in state.history[first:]):
             state.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         state.history.append(entry)
         state.epoch, state.step = state.epoch + 1, 0
         watcher.after_epoch(state)
 
-    best = min(state.history, key=_rank)
+    _look_at(model, config, state.epoch)  # of a finished training too
+    best = min(state.history[first:], key=_rank)
     outcome: dict[str, Any] = {"status": "finished"}
     if not config.tuning:  # the one look at the test set
         model.load_state_dict(state.best)
@@ -150,6 +155,12 @@ def fit(
         outcome |= {"size_correlation": found["size_correlation"]} if "size_correlation" in found else {}
         outcome |= by_training_size(found["by_scale"], config)
     return outcome | {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
+
+
+def _look_at(model: nn.Module, config: RunConfig, epoch: int) -> None:
+    """Let a network with channels look at the image at the sizes of an epoch."""
+    if isinstance(model, ScaleChannels) and config.channels is not None:
+        model.scales = (1.0,) if epoch < config.one_size_epochs else config.channels
 
 
 def make_update(
@@ -176,7 +187,7 @@ def make_update(
         return loss.detach()
 
     run: Callable[[Tensor], Tensor] = step
-    if device.type == "cuda" and state.epoch < config.epochs and processes.count == 1:
+    if device.type == "cuda" and processes.count == 1:
         run = recorded(step, torch.arange(config.batch_size, device=device), model, optimizer)
 
     def update(rows: Tensor, rate: float) -> Tensor:
@@ -301,7 +312,9 @@ def evaluate(
 def with_channels(model: nn.Module, scales: tuple[float, ...], join: str) -> ScaleChannels:
     """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
     if isinstance(model, ScaleChannels):
-        return ScaleChannels(model.net, scales, join, grid=model.grid)
+        return ScaleChannels(
+            model.net, scales, join, grid=model.grid, border=model.border, border_mode=model.border_mode
+        )
     return ScaleChannels(model, scales, join)
 
 
@@ -313,7 +326,7 @@ def as_tested(model: nn.Module, config: RunConfig) -> nn.Module:
 def evaluation_batch(model: nn.Module, images: ImageSet) -> int:
     """How many images go through a model at once: as many as memory has room for, with the area of all channels."""
     height, width = images.images.shape[-2:]
-    area = height * width * (model.cost if isinstance(model, ScaleChannels) else 1.0)
+    area = model.pixels(height, width) if isinstance(model, ScaleChannels) else height * width
     kind = images.device.type
     return max(1, min(EVALUATION_BATCH.get(kind, 500), int(EVALUATION_PIXELS.get(kind, 1 << 20) / area)))
 

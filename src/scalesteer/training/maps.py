@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import colorsys
-from collections import Counter
+import functools
+import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ SIDE, GAP, LINE = 384, 18, 19  # largest side of a panel, space between panels, 
 MOST_NAMES = 12  # in a legend
 RAMP = ((38, 34, 98), (32, 110, 142), (48, 164, 120), (168, 206, 80), (250, 226, 96))  # colours from small to large
 INK = (40, 40, 40)
+# Of the system, for letters that Pillow's own font does not have.
+FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "Arial Unicode.ttf")
 
 
 class Maps(NamedTuple):
@@ -72,7 +76,8 @@ def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
 def draw_maps(pixels: NDArray[np.uint8], maps: Maps, classes: Sequence[str] = ()) -> Any:
     """A picture, `(H, W)` or `(3, H, W)`, with its maps of class and size and their legends: a Pillow image.
 
-    Colours are paler where the model is less certain. Classes without a name are numbers.
+    Colours are paler where the model is less certain, and such places count less in a class's share: it says something
+    of the background too, but hardly knows. Classes without a name are numbers.
     """
     pil, pil_draw = require("PIL.Image"), require("PIL.ImageDraw")
     height, width = pixels.shape[-2:]
@@ -81,11 +86,11 @@ def draw_maps(pixels: NDArray[np.uint8], maps: Maps, classes: Sequence[str] = ()
     panel = max(1, round(width * zoom)), max(1, round(height * zoom))
     certainty = (maps.confidences * maps.classes - 1).clip(0) / max(1, maps.classes - 1)
     palette = np.array([class_colour(label) for label in range(maps.classes)], np.float64)
-    layers = [("class, and its share of the picture", palette[maps.labels])]
+    layers = [("class, and its share of the certainty", palette[maps.labels])]
     if maps.sizes is not None:
         layers.append(("size that answered", size_colours(maps.sizes, maps.ends)))
-    counts = Counter(maps.labels.flatten().tolist()).most_common()
-    room, lines = max(panel[0], 190), min(len(counts), MOST_NAMES + 1) + 2
+    shares = class_shares(maps.labels, certainty)
+    room, lines = max(panel[0], 190), min(len(shares), MOST_NAMES + 1) + 2
     step, top = room + GAP, GAP + LINE
     sheet = pil.new("RGB", (step * (1 + len(layers)) + GAP, top + panel[1] + lines * LINE), "white")
     draw, below = pil_draw.Draw(sheet), top + panel[1] + LINE // 2
@@ -103,13 +108,13 @@ def draw_maps(pixels: NDArray[np.uint8], maps: Maps, classes: Sequence[str] = ()
         sheet.paste(pil.fromarray(faded).resize(size, pil.Resampling.NEAREST), (x, top))
         draw.rectangle((x - 1, top - 1, x + panel[0], top + panel[1]), outline=(200, 200, 200))
 
-    for line, (label, count) in enumerate(counts[:MOST_NAMES]):
+    for line, (label, share) in enumerate(shares[:MOST_NAMES]):
         x, y = GAP + step, below + line * LINE
         draw.rectangle((x, y + 3, x + 11, y + 14), fill=class_colour(label))
         name = classes[label] if classes else str(label)
-        _write(draw, (x + 18, y), f"{name}  {100 * count / maps.labels.size:.0f} %", room - 18)
-    if len(counts) > MOST_NAMES:
-        _write(draw, (GAP + step, below + MOST_NAMES * LINE), f"and {len(counts) - MOST_NAMES} more", room)
+        _write(draw, (x + 18, y), f"{name}  {100 * share:.0f} %", room - 18)
+    if len(shares) > MOST_NAMES:
+        _write(draw, (GAP + step, below + MOST_NAMES * LINE), f"and {len(shares) - MOST_NAMES} more", room)
     if maps.sizes is not None:
         x, ramp = GAP + 2 * step, np.geomspace(*maps.ends, room - 30)
         bar = size_colours(ramp[None].repeat(12, 0), maps.ends)
@@ -119,12 +124,37 @@ def draw_maps(pixels: NDArray[np.uint8], maps: Maps, classes: Sequence[str] = ()
     return sheet
 
 
+def class_shares(labels: NDArray[np.int64], certainty: NDArray[np.float64]) -> list[tuple[int, float]]:
+    """The classes that are there, each with its share of the certainty at all places, `(h, w)`; the largest first.
+
+    >>> class_shares(np.array([[2, 2, 0]]), np.array([[0.1, 0.1, 0.6]]))
+    [(0, 0.75), (2, 0.25)]
+    """
+    certainty = certainty if certainty.any() else np.ones_like(certainty)
+    sums = np.bincount(labels.flatten(), certainty.flatten()) / certainty.sum()
+    found = [(label, round(float(sums[label]), 6)) for label in np.unique(labels).tolist()]
+    return sorted(found, key=lambda entry: -entry[1])
+
+
 def _write(draw: Any, at: tuple[int, int], text: str, room: int) -> None:
     """Write one line, cut where it would be longer than `room` pixels."""
-    font, text = require("PIL.ImageFont").load_default(13), printable(text)
+    text = printable(text)
+    font = None if text.isascii() else _system_font()
+    if font is None:  # Pillow's own has ASCII only
+        bare = (letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+        font, text = require("PIL.ImageFont").load_default(13), "".join(bare).encode("ascii", "replace").decode()
     while len(text) > 3 and draw.textlength(text, font) > room:
         text = text[:-3] + ".."
     draw.text(at, text, fill=INK, font=font)
+
+
+@functools.cache
+def _system_font() -> Any:
+    """A font of the system with more letters than ASCII's, or None."""
+    for name in FONTS:
+        with suppress(OSError):
+            return require("PIL.ImageFont").truetype(name, 13)
+    return None
 
 
 def class_colour(label: int) -> tuple[int, int, int]:

@@ -6,10 +6,12 @@ import base64
 import io
 import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +49,8 @@ def write_report(
         config: The run's.
         history: An entry with `epoch`, `loss`, `val_loss` and `val_error` for each epoch.
         test: The test images; with `config.tuning` they are not looked at, and the page is about `val`.
-        val: The validation images. Names of classes are read from `about`, if it has `classes`.
+        val: The validation images. Names of classes are read from `about`, if it has `classes`; the files of mistakes
+            are named and linked if the images have `paths`.
 
     Returns:
         The page's path.
@@ -69,7 +72,8 @@ def write_report(
     if answers.sizes is not None:
         title = "Error by size that answered"
         sections.append(_by_size(title, "size relative to training", answers.sizes.numpy(), true != said))
-    sections += [_confusion_matrix(confusion, names), _mistakes(images, answers.confidences.numpy(), said, names)]
+    sections.append(_confusion_matrix(confusion, names))
+    sections.append(_mistakes(images, answers.confidences.numpy(), said, names, directory))
     title = f"{config.images or config.dataset}: {config.model}"
     path = directory / "report.html"
     write_atomically(path, _page(title, sections).encode(errors="replace"))
@@ -123,7 +127,9 @@ def _headline(
         "network": f"{config.model}, {count_parameters(model):,} parameters",
     }
     if history:
-        best = min(history, key=lambda entry: (entry["val_error"], entry["val_loss"]))
+        best = min(
+            history[config.one_size_epochs :] or history, key=lambda entry: (entry["val_error"], entry["val_loss"])
+        )
         chosen = f"{_percent(best['val_error'])} at epoch {int(best['epoch']) + 1} of {len(history)}"
         facts["validation error"] = f"{chosen}, which chose the weights"
     rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
@@ -266,8 +272,8 @@ def _confusion_matrix(confusion: Counts, names: Sequence[str]) -> str:
 """
 
 
-def _mistakes(images: ImageSet, confidences: NDArray[Any], said: Counts, names: Sequence[str]) -> str:
-    """The mistakes that the network is most certain of, as pictures."""
+def _mistakes(images: ImageSet, confidences: NDArray[Any], said: Counts, names: Sequence[str], directory: Path) -> str:
+    """The mistakes that the network is most certain of, as pictures, with the names of their files."""
     true = images.labels.cpu().numpy()
     wrong = np.flatnonzero(true != said)
     if not len(wrong):
@@ -277,13 +283,22 @@ def _mistakes(images: ImageSet, confidences: NDArray[Any], said: Counts, names: 
     for row in worst.tolist():
         source = _data_uri(images.images[row].cpu().numpy())
         answer = f"{names[said[row]]}, {100 * confidences[row]:.0f} %"
+        file = _link(images.paths[row], directory) if images.paths else ""
         figures.append(
             f'<figure><img src="{source}" alt=""><figcaption><b>{_text(names[true[row]])}</b>'
-            f"<span>said: {_text(answer)}</span></figcaption></figure>"
+            f"<span>said: {_text(answer)}</span>{file}</figcaption></figure>"
         )
     note = "The true class, and below it what the network said and how certain it was."
+    note += " The names lead to the files, where they are still in their place." if images.paths else ""
     grid = f'<div class="mistakes">{"".join(figures)}</div>'
     return f"<section><h2>Worst mistakes</h2><p>{note}</p>{grid}</section>\n"
+
+
+def _link(path: str, directory: Path) -> str:
+    """The name of a file that leads to it, for a page in a directory."""
+    # Quoted it has no colon, so that it can be nothing but a path.
+    address = quote(os.fsencode(os.path.relpath(path, directory)))
+    return f'<a href="{address}">{_text(os.path.basename(path))}</a>'
 
 
 def _data_uri(pixels: NDArray[np.uint8]) -> str:
@@ -365,6 +380,6 @@ td:nth-child(2), th:nth-child(2) { text-align: right; }
 figure { margin: 0; }
 figure img { width: 100%; display: block; border-radius: 6px; background: var(--panel); image-rendering: pixelated; }
 figcaption { font-size: 13px; line-height: 1.35; margin-top: 4px; overflow-wrap: anywhere; }
-figcaption span { display: block; color: var(--soft); }
+figcaption span, figcaption a { display: block; color: var(--soft); }
 footer { margin-top: 40px; color: var(--soft); font-size: 13px; }
 """

@@ -22,16 +22,16 @@ class ResultError(ValueError):
     """A line that does not hold a result, or a file that cannot be written."""
 
 
-def publish(result: dict[str, Any], folder: Path) -> Path:
+def publish(result: dict[str, Any], folder: Path) -> Path | None:
     """Put the result of a run into the file of its dataset, in place of an earlier one, and return the file.
 
+    A run of your own pictures belongs to no dataset: its result stays in its directory, and None is returned.
     Several processes may publish to one folder. What is not a result, or a file that cannot be written or has a line
     that is none, is a ResultError.
     """
     line = to_line(result)
     config = _find_config(line, "this is not a result to publish")
-    own = folder / "own-images.jsonl"  # apart from the runs that tables are made of
-    return add_line(own if config.images else folder / "runs" / f"{config.dataset}.jsonl", config, line)
+    return None if config.images else add_line(folder / "runs" / f"{config.dataset}.jsonl", config, line)
 
 
 def card(result: dict[str, Any]) -> str:
