@@ -302,10 +302,13 @@ def _save(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, winner: Te
     # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
     ctx.save_for_backward(x, weights, winner, basis, *kept)
     ctx.basis, ctx.task = basis, task
+    ctx.set_materialize_grads(False)  # that of the winners would be zeros, to be filled in
     ctx.mark_non_differentiable(winner)
 
 
-def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None]:
+    if grad is None:
+        return None, None
     x, weights, winner, _basis, *kept = ctx.saved_tensors
     image, weight = ctx.needs_input_grad[:2]
     inputs, task = (x, weights, ctx.basis, winner), ctx.task
