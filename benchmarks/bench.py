@@ -2,10 +2,10 @@
 
 A case is the same work for several contenders: ``spectral`` and ``auto`` are ours, ``direct`` is one convolution per
 scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size; ``two-lobed`` and
-``one-lobed`` are ours with functions that are point-symmetric and with functions that are not. The group ``shapes`` has
-layers of every shape with the backends ``fast``, ``direct`` and ``auto``, which shows where "auto" chooses wrongly.
-Contenders take turns, so that whatever else the machine does hits all of them. What
-fails is recorded, and the next case is measured.
+``one-lobed`` are ours with functions that are point-symmetric and with functions that are not; ``compiled`` is ``auto``
+by ``torch.compile(mode="reduce-overhead")``. The group ``shapes`` has layers of every shape with the backends ``fast``,
+``direct`` and ``auto``, which shows where "auto" chooses wrongly. Contenders take turns, so that whatever else the
+machine does hits all of them. What fails is recorded, and the next case is measured.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from scalesteer.training.device import arithmetic, capture, commit, pick_device,
 GROUPS = ("network", "layer", "lobes", "sweep", "large", "baselines", "shapes")
 CONTENDERS = ("spectral", "auto", "direct", "plain")
 SHAPE_CONTENDERS = ("fast", "direct", "auto")
+COMPILED = "compiled"  # a whole network on CUDA
 LOBES = {"two-lobed": "area", "one-lobed": "smooth"}  # and the preset of each
 RIVALS = ("direct", "plain", "two-lobed")  # to which others are compared
 NETWORKS = ("ss-cnn", "plain-cnn", "locally-scale-invariant-cnn", "vector-field-cnn", "spatial-transformer")
@@ -135,8 +136,9 @@ def list_cases(cuda: bool, quick: bool = False) -> list[Case]:
     trained, inferred, single = (128, 512, 128) if cuda else (64, 64, 16)
     cases = []
     for mode in modes:
-        cases.append(Case("network", trained // share, memory=full, **mode))
-        cases.append(Case("network", inferred // share, train=False, memory=full, **mode))
+        names = (*CONTENDERS, COMPILED) if cuda and not mode["graph"] else CONTENDERS
+        base = Case("network", trained // share, memory=full, contenders=names, **mode)
+        cases += [base, replace(base, batch=inferred // share, train=False)]
     for train in (True, False):
         base = Case("layer", single // share, train, channels=(30, 60), **modes[0])
         cases += [
@@ -245,7 +247,8 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         if name == "plain":
             model = create_model("plain-cnn", upsample=2)
         else:
-            model = create_model("ss-cnn", backend=name) if name in BACKENDS else create_model(name)
+            backend = "auto" if name == COMPILED else name
+            model = create_model("ss-cnn", backend=backend) if backend in BACKENDS else create_model(name)
         x = torch.rand(case.batch, 1, 28, 28, device=device)
     else:
         if name == "plain":
@@ -256,6 +259,9 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
     model.to(device)
     if not case.train:
         model = fold(model.eval())
+    if name == COMPILED:
+        model = torch.compile(model, mode="reduce-overhead", fullgraph=True)  # type: ignore[assignment]
+    if not case.train:
         return torch.no_grad()(lambda: model(x))
     if case.channels is None:
         labels = torch.arange(case.batch, device=device) % 10

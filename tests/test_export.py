@@ -97,6 +97,15 @@ def test_a_program_of_torch_equals_eager_at_any_batch_and_size(tmp_path):
     assert b"scalesteer/channels.py" not in (tmp_path / "net.pt2").read_bytes()
 
 
+def test_no_file_needs_our_operator(tmp_path):
+    model = network("ss-cnn", upsample=1, widths=(2, 3, 4), hidden=8, backend="fast")
+    assert "scalesteer" in str(torch.export.export(model, (torch.rand(2, 1, 28, 28),)).graph)
+    export(model, tmp_path / "net.pt2", to="pt2")
+    program = torch.export.load(tmp_path / "net.pt2")
+    assert "scalesteer" not in str(program.graph)
+    assert_same(model, program.module(), [(3, 28, 28)])
+
+
 @pytest.mark.parametrize(
     ("hook", "message"),
     [

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from scalesteer import ScaleSteerableConv2d, fold
+from scalesteer import ScaleSteerableConv2d, fast, fold
 from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
 pytestmark = [
@@ -88,6 +88,66 @@ def test_a_step_can_be_captured_in_a_graph(backend):
         out = layer(x)
     graph.replay()
     torch.testing.assert_close(out, expected)
+
+
+def compiled_with_graphs(module):
+    torch._dynamo.reset()
+    return torch.compile(module, mode="reduce-overhead", fullgraph=True)
+
+
+@pytest.mark.parametrize("basis", ["paper", "smooth"])
+def test_a_program_of_cuda_graphs_gives_the_steps_of_eager(basis, monkeypatch):
+    calls, run_engine = [], fast._run
+    monkeypatch.setattr(fast, "_run", lambda *a, **k: calls.append(1) or run_engine(*a, **k))
+    first, second = (ScaleSteerableConv2d(channels, 8, padding="same", basis=basis) for channels in (1, 8))
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second).cuda()
+    other = copy.deepcopy(model)
+    compiled = compiled_with_graphs(other)
+    for _ in range(6):
+        x = torch.randn(4, 1, 28, 28, device="cuda")
+        results = []
+        for module, run_module in ((model, model), (other, compiled)):
+            before = len(calls)
+            out = run_module(x)
+            out.square().sum().backward()
+            results.append([out.detach().clone(), *(p.grad.clone() for p in module.parameters())])
+            with torch.no_grad():
+                for p in module.parameters():
+                    p -= 1e-4 * p.grad
+            module.zero_grad()
+        for expected, found in zip(*results, strict=True):
+            assert (found - expected).norm() <= 1e-4 * expected.norm()
+    assert len(calls) == before  # the last step replayed what was recorded
+
+
+def test_inference_by_cuda_graphs_equals_eager_in_half_precision_too():
+    layer = fold(ScaleSteerableConv2d(6, 8, padding="same", device="cuda", backend="fast"))
+    for dtype in (torch.float32, torch.bfloat16):
+        compiled = compiled_with_graphs(layer)
+        with torch.no_grad(), torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            for _ in range(4):
+                x = torch.randn(4, 6, 28, 28, device="cuda")
+                expected, found = layer(x), compiled(x)
+                assert found.dtype == expected.dtype == dtype
+                assert (found - expected).norm() <= 1e-4 * expected.norm()
+
+
+def test_compiled_steps_are_bitwise_equal_in_deterministic_mode(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    x = torch.randn(4, 6, 28, 28, device="cuda")
+    layer = ScaleSteerableConv2d(6, 8, padding="same", device="cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        compiled = compiled_with_graphs(layer)
+        found = []
+        for _ in range(5):  # compiled, recorded, replayed
+            layer.zero_grad()
+            out = compiled(x)
+            out.square().sum().backward()
+            found.append((out.detach().clone(), layer.coefficients.grad.clone()))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for later in found[1:] for a, b in zip(found[0], later, strict=True))
 
 
 @pytest.mark.parametrize(

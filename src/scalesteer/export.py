@@ -89,9 +89,9 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     finished = fold(model).eval()
     if to == "onnx":
         files.require("onnxscript")  # told now
-        for layer in finished.modules():
-            if isinstance(layer, FoldedScaleConv2d):
-                layer.backend = "direct"  # ONNX has no transforms
+    for layer in finished.modules():
+        if isinstance(layer, FoldedScaleConv2d):  # ONNX has no transforms, and no file may need our operator
+            layer.backend = "direct" if to == "onnx" or layer.backend == "direct" else "auto"
     with torch.no_grad(), _quiet(), tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         file = Path(folder) / f"model{SUFFIXES[to]}"
         try:

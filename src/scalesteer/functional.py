@@ -50,7 +50,7 @@ def scale_conv2d(
     """
     axes, groups = geometry.axes(x.shape[-2], x.shape[-1], filters.sizes), geometry.groups
     x, axes = _pad_beyond(x, axes, geometry.padding_mode)
-    plain = reduce is None or len(filters.sizes) > fast.MOST_SCALES or fast.being_traced()
+    plain = reduce is None or len(filters.sizes) > fast.MOST_SCALES or fast.needs_plain_operations(axes, backend)
     if backend == "auto":
         backend = fast.choose_backend(axes, filters, groups, tiles=not plain)
     winner: Tensor | None = None

@@ -144,4 +144,6 @@ class Filters:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast would turn every product into half precision, also those that make filters and transforms."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

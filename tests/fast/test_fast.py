@@ -1,11 +1,59 @@
-"""Which form suits a layer; pieces, tiles and gradients are tested with the algorithm itself in test_spectral.py."""
+"""Which form suits a layer, and the operators that compilers see.
+
+Pieces, tiles and gradients are tested with the algorithm itself in test_spectral.py.
+"""
+
+import copy
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
-from scalesteer import fast
-from scalesteer.fast import _step
+from scalesteer import ScaleSteerableConv2d, fast, fold
+from scalesteer.fast import _step, spectral
 from scalesteer.geometry import Filters, Geometry
+
+# One engine for few channels, one for many; filters with and without point symmetry; an image that is cut into tiles.
+CASES = {
+    "few channels": (1, (12, 13), {"basis": "paper"}),
+    "many channels": (3, (12, 13), {"basis": "paper"}),
+    "one lobe, stride": (3, (12, 13), {"basis": "smooth", "stride": 2}),
+    "groups, reflected": (4, (12, 13), {"basis": "paper", "groups": 2, "padding_mode": "reflect"}),
+    "tiles": (3, (12, 90), {"basis": "paper"}),
+}
+all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@pytest.fixture(autouse=True)
+def _compile_anew():
+    torch._dynamo.reset()  # programs of all layers together count towards a limit
+
+
+def build(case, backend="fast"):
+    channels, size, options = case
+    layer = ScaleSteerableConv2d(channels, 4, 5, padding=2, scales=(1.0, 2.6), backend=backend, **options)
+    return layer, torch.randn(2, channels, *size)
+
+
+def operators(graph):
+    return [node.target.name() for node in graph.graph.nodes if "scalesteer" in str(node.target)]
+
+
+def capturing(forward, backward):
+    """A compiler that changes nothing and notes our operators."""
+
+    def look(found):
+        return lambda graph, _: found.append(operators(graph)) or make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=look(forward), bw_compiler=look(backward))
+
+
+def run(layer, x):
+    image = x.clone().requires_grad_()
+    torch._dynamo.mark_dynamic(image, 0)  # a compiler must not fix the batch size
+    out, winner = layer(image, return_scales=True)
+    return out.detach(), winner, *torch.autograd.grad(out.square().sum(), (image, layer.coefficients, layer.bias))
 
 
 def choose_backend(image_size, sizes, in_channels, geometry, tiles=True, symmetric=True):
@@ -102,3 +150,136 @@ def test_the_engine_that_suits_a_layer():
     assert engine(2, size=17) is fast.Taps
     assert engine(1, size=17, symmetric=False) is fast.Taps
     assert engine(2, size=17, symmetric=False) is fast.Frequencies
+
+
+@all_cases
+def test_operators_keep_torchs_rules(case):
+    layer, x = build(case)
+    filters = layer._stored_filters()
+    axes = layer.geometry.axes(*x.shape[2:], filters.sizes)
+    numbers = fast._Task(filters.sizes, filters.symmetric, axes, layer.groups, True).numbers()
+    images, weights = x.requires_grad_(), filters.weights.detach().requires_grad_()
+    forward = torch.ops.scalesteer.max_over_scales.default
+    torch.library.opcheck(forward, (images, weights, filters.basis, *numbers, True))
+    torch.library.opcheck(forward, (x.detach(), weights.detach(), filters.basis, *numbers, False))
+    inputs = x.detach(), weights.detach(), filters.basis
+    best, winner = forward(*inputs, *numbers, True)
+    backward = torch.ops.scalesteer.max_over_scales_backward.default
+    for needs in ((True, True), (False, True), (True, False)):
+        torch.library.opcheck(backward, (best, *inputs, winner, *numbers, *needs))
+
+
+@all_cases
+def test_compiled_programs_contain_the_fast_path_with_any_batch(case):
+    forward, backward = [], []
+    layer, x = build(case)
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend=capturing(forward, backward), dynamic=False)
+    for images in (x, torch.randn(5, *x.shape[1:])):
+        for first, second in zip(run(layer, images), run(compiled, images), strict=True):
+            assert torch.equal(first, second)
+    assert forward == [["scalesteer::max_over_scales"]]
+    assert backward == [["scalesteer::max_over_scales_backward"]]
+
+
+def test_compiled_programs_have_any_height_and_width():
+    forward = []
+    layer, _ = build(CASES["many channels"], backend="auto")
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend=capturing(forward, []), dynamic=True)
+    for height, width in ((12, 13), (17, 14), (30, 90)):
+        image = torch.randn(2, 3, height, width)
+        assert torch.equal(compiled(image), layer(image))
+    assert len(forward) == 2  # one more for tiles
+    assert all(forward)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("kernels", [False, True])  # images are of half precision where kernels run
+def test_compiled_inference_under_autocast(folded, kernels, monkeypatch):
+    if kernels:
+        pytest.importorskip("triton")
+        monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    layer, x = build(CASES["many channels"])
+    layer = fold(layer) if folded else layer
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for enabled in (True, False):
+            with torch.autocast("cpu", torch.float16, enabled=enabled):  # interpreted kernels cannot add bfloat16
+                expected, found = layer(x), compiled(x)
+            assert found.dtype == expected.dtype == (torch.float16 if enabled else torch.float32)
+            assert torch.equal(found, expected)
+
+
+def test_gradients_under_autocast_compiled_and_of_second_order(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    layer, x = build(CASES["many channels"])
+    found = []
+    for module, create_graph in ((layer, False), (torch.compile(layer, backend="aot_eager"), False), (layer, True)):
+        with torch.autocast("cpu", torch.float16):  # interpreted kernels cannot add bfloat16
+            out = module(x.requires_grad_())
+        grads = torch.autograd.grad(out.float().square().mean(), (x, layer.coefficients), create_graph=create_graph)
+        assert grads[0].dtype == grads[1].dtype == torch.float32
+        found.append(grads)
+    for exact, compiled, plain in zip(*found, strict=True):
+        assert torch.equal(compiled, exact)
+        assert (plain - exact).norm() <= 0.02 * exact.norm()
+    assert torch.autograd.grad(found[2][1].square().sum(), x)[0].isfinite().all()
+
+
+def test_a_compiled_program_finds_the_tables_of_its_basis(monkeypatch):
+    made, make = [], spectral.basis_parts
+    monkeypatch.setattr(spectral, "basis_parts", lambda *a: made.append(1) or make(*a))
+    layer, x = build(CASES["many channels"])
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        run(compiled, x)
+    run(layer, x)
+    assert len(made) == 1
+    layer.steered_basis *= 2
+    assert torch.equal(run(compiled, x)[0], run(layer, x)[0])
+    assert len(made) == 2
+
+
+def test_what_an_engine_keeps_comes_back_to_the_same_engine(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    layer, x = build(CASES["few channels"])
+    out = layer(x.requires_grad_())  # another engine than without the image's gradient, which now nobody asks for
+    (found,) = torch.autograd.grad(out.square().sum(), layer.coefficients, retain_graph=True)
+    monkeypatch.setattr(fast, "memory_budget", 1)  # other pieces
+    expected = torch.autograd.grad(out.square().sum(), (layer.coefficients, x))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    layer.backend = "direct"
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), layer.coefficients)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_kernels_run_in_compiled_programs(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    for name in ("few channels", "one lobe, stride"):
+        layer, x = build(CASES[name])
+        compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
+        for image in (x, x.clone().requires_grad_()):
+            first, second = layer(image), compiled(image)
+            assert torch.equal(first, second)
+            wanted = [image] if image.requires_grad else []
+            expected = torch.autograd.grad(first.square().sum(), [layer.coefficients, *wanted])
+            found = torch.autograd.grad(second.square().sum(), [compiled.coefficients, *wanted])
+            assert all(map(torch.equal, expected, found))
+
+
+def test_torch_func_inside_a_compiled_function_sees_plain_operations():
+    layer, x = build(CASES["many channels"])
+    function = torch.func.vmap(torch.func.grad(lambda x: layer(x[None]).square().sum()))
+    found = torch.compile(lambda x: function(x), fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, function(x))
+
+
+@pytest.mark.parametrize(("backend", "named"), [("fast", True), ("auto", False)])
+def test_exported_programs_contain_the_operator_where_it_is_asked_for_by_name(backend, named):
+    layer, x = build(CASES["many channels"], backend)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    assert operators(program) == ["scalesteer::max_over_scales"] * named
+    x = torch.randn(3, *x.shape[1:])
+    torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-5)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -25,13 +26,13 @@ from torch import Tensor
 
 from scalesteer.fast.spectral import Engine, Frequencies, holds_numbers, keep_larger
 from scalesteer.fast.taps import Taps
-from scalesteer.geometry import Axes, Filters, Maximum, no_autocast
+from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
 
 __all__ = ["being_traced", "choose_backend", "keep_larger", "max_over_scales", "memory_budget", "responses"]
 
 memory_budget = 1 << 28
 """Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
-CUDA a piece may take twice as much and, where no gradient is wanted and nothing is kept, four times."""
+CUDA a piece may take twice as much and, where neither gradients nor winners are wanted, four times."""
 
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
 CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
@@ -52,15 +53,35 @@ MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
 KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
-def being_traced() -> bool:
-    """Whether a transformation is at work that sees plain operations only: a compiler, a tracer, or `torch.func`."""
-    # The last three are private names of torch (2.11 to 2.13); there are no public ones. test_fast.py guards them.
+def transformed() -> bool:
+    """Whether a transformation is at work that sees plain operations only: `torch.func`, forward mode, or a tracer."""
+    # These are private names of torch (2.11 to 2.13); there are no public ones. test_fast.py guards them.
     return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
+        torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
     )
+
+
+# What `torch.compiler.assume_constant_result` does; to call it would import the compiler.
+transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def being_traced() -> bool:
+    """Whether operations are only recorded: by a compiler, or by what :func:`transformed` knows."""
+    return torch.compiler.is_compiling() or transformed()
+
+
+def needs_plain_operations(axes: Axes, backend: str) -> bool:
+    """Whether the maximum over scales has to be made of plain operations.
+
+    An exported program has our operator only if the fast backend was asked for by name: whoever runs it then needs
+    this package. With sizes that are not known yet there is no plan.
+    """
+    symbolic = torch.compiler.is_exporting() and (
+        backend == "auto" or any(isinstance(axis.length, torch.SymInt) for axis in axes)
+    )
+    return symbolic or transformed()
 
 
 def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True) -> str:
@@ -88,19 +109,17 @@ def _few_taps(filters: Filters) -> bool:
     return filters.symmetric or filters.weights.shape[1] * max(filters.areas) <= FEW_TAPS
 
 
-def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
+def pick_engine(x: Tensor, filters: Filters, groups: int, image_gradient: bool = False) -> type[Engine]:
     """The fastest engine for a layer, where nothing is being traced."""
     channels = filters.weights.shape[1]
-    # A kernel needs memory to read: a fake tensor has none, and neither has an empty batch.
-    real = holds_numbers(x) and x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
-    double = torch.promote_types(x.dtype, filters.weights.dtype) == torch.float64
-    suited = real and not double and groups == 1
+    # A kernel needs memory to read: an empty batch has none.
+    real = x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
+    suited = real and filters.weights.dtype != torch.float64 and groups == 1
     if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
         from scalesteer.fast import triton
 
         cost = channels if filters.symmetric else 2 * channels  # every tap is on its own, half of them are not spared
-        few = cost <= FEW_CHANNELS_CUDA and not (torch.is_grad_enabled() and x.requires_grad)
-        return triton.FusedTaps if few else triton.FusedFrequencies
+        return triton.FusedTaps if cost <= FEW_CHANNELS_CUDA and not image_gradient else triton.FusedFrequencies
     few = _few_taps(filters)
     # Pairs are made of hundreds of slices: a GPU would launch each.
     return Taps if few and channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
@@ -109,9 +128,7 @@ def pick_engine(x: Tensor, filters: Filters, groups: int) -> type[Engine]:
 def _works_with_basis(engine: type[Engine], filters: Filters) -> bool:
     """Whether an engine is faster with weights and a basis than with the taps that are made of them."""
     basis = filters.basis
-    if basis is None or basis.requires_grad or not holds_numbers(basis):
-        return False  # what is made of a basis is kept, and no gradient goes through it
-    if engine is Frequencies:
+    if basis is not None and engine is Frequencies:
         return basis.device.type == "cpu" and len(filters.sizes) * len(basis) <= sum(filters.areas)
     return True
 
@@ -159,116 +176,240 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
 def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True) -> Maximum:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
-    Both are `(B, O, H', W')`; without `winners` the second may be None.
+    Both are `(B, O, H', W')`; without `winners` the second may have no elements.
     """
     dtype, work = result_and_work_dtype(x, filters.weights)
+    if filters.basis is not None and filters.basis.requires_grad:
+        filters = filters.finished()  # what is made of a basis is kept, and no gradient goes through it
     tiles = _tiles(axes)
-    with no_autocast(x.device):
-        images = x if tiles is None else _cut(x, axes, tiles)
-        engine = pick_engine(images, filters, groups)
-        images = images.to(dtype if engine.half else work)
-        if not (holds_numbers(images) and _works_with_basis(engine, filters)):
-            filters = filters.finished()
-        weights = filters.weights.to(work)
-        task = _Task.plan(engine, filters, tiles or axes, groups, images)
-        if torch.is_grad_enabled() and (images.requires_grad or weights.requires_grad):
-            best, winner = _MaxOverScales.apply(images, weights, task)  # type: ignore[no-untyped-call]
-        else:
-            best, winner = task.run(images, weights, winners)
+    # Where kernels run, images may be of half precision; the filters are made in float32 at least.
+    images = (x if tiles is None else _cut(x, axes, tiles)).to(dtype if x.device.type in KERNELS_RUN_ON else work)
+    weights = filters.weights.to(work)
+    image_gradient = torch.is_grad_enabled() and images.requires_grad
+    gradient = image_gradient or (torch.is_grad_enabled() and weights.requires_grad)
+    task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups, image_gradient)
+    inputs = images, weights, filters.basis
+    if torch.compiler.is_compiling() or not _can_run(images, weights):
+        best, winner = torch.ops.scalesteer.max_over_scales(*inputs, *task.numbers(), winners or gradient)
+    elif gradient:
+        best, winner = _MaxOverScales.apply(*inputs, task)  # type: ignore[no-untyped-call]
+    else:
+        best, winner = _run(*inputs, task, winners)
     if tiles is not None:
-        best, winner = _join(best, x.shape[0], axes), None if winner is None else _join(winner, x.shape[0], axes)
+        best, winner = (_join(maps, x.shape[0], axes) if maps.ndim == 4 else maps for maps in (best, winner))
     return best.to(dtype), winner
 
 
-class _Task(NamedTuple):
-    """What both passes need to know beside the tensors that may have a gradient."""
+def _can_run(*tensors: Tensor) -> bool:
+    """Whether engines can run on these tensors; others have a shape only, or go through a dispatcher of their own."""
+    return all(holds_numbers(t) and not t.is_meta for t in tensors)
 
-    engine: type[Engine]
-    basis: Tensor | None
+
+class _Task(NamedTuple):
+    """What both passes need to know beside tensors."""
+
     sizes: tuple[int, ...]
     symmetric: bool
     axes: Axes
     groups: int
-    step: int  # images of a piece
+    image_gradient: bool  # whether that of the image may be wanted; it decides on the engine in both passes
 
     @classmethod
-    def plan(cls, engine: type[Engine], filters: Filters, axes: Axes, groups: int, x: Tensor) -> _Task:
-        for_filters, for_image = (x.element_size() * floats for floats in engine.floats(filters, axes, groups))
+    def of(cls, sizes: list[int], symmetric: bool, rows: list[int], columns: list[int], *rest: Any) -> _Task:
+        """The opposite of :meth:`numbers`."""
+        return cls(tuple(sizes), symmetric, (Axis(*rows), Axis(*columns)), *rest)
+
+    def numbers(self) -> tuple[Any, ...]:
+        """The same as arguments of an operator."""
+        axes = ([a.length, a.first, a.stride, a.count, a.dilation, a.radius] for a in self.axes)
+        return (list(self.sizes), self.symmetric, *axes, self.groups, self.image_gradient)
+
+    def start(
+        self, x: Tensor, weights: Tensor, basis: Tensor | None, gradient: bool = True
+    ) -> tuple[Engine, list[slice]]:
+        """An engine, `like` the images as it wants them, and the pieces of a batch; `gradient`: any may be wanted."""
+        filters = Filters(weights, basis, self.sizes, self.symmetric)
+        kind = pick_engine(x, filters, self.groups, self.image_gradient)
+        x = x if kind.half else x.to(weights.dtype)
+        if not _works_with_basis(kind, filters):
+            filters = filters.finished()
+        for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
         if x.device.type == "cpu":
             room = min(CPU_PIECE, memory_budget)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (2 if torch.is_grad_enabled() else 4), for_filters)
+            room = max(memory_budget * (2 if gradient else 4), for_filters)
         step = _step(len(x), min(MOST_IMAGES, room // for_image))
-        return cls(engine, filters.basis, filters.sizes, filters.symmetric, axes, groups, step)
+        pieces = [slice(i, i + step) for i in range(0, max(1, len(x)), step)]
+        engine = kind(filters, self.axes, self.groups, x, len(pieces), memory_budget)
+        engine.trains = gradient
+        return engine, pieces
 
-    def filters(self, weights: Tensor) -> Filters:
-        return Filters(weights, self.basis, self.sizes, self.symmetric)
 
-    def start(self, x: Tensor, weights: Tensor) -> tuple[Engine, list[slice]]:
-        """An engine, and the pieces of a batch."""
-        pieces = [slice(i, i + self.step) for i in range(0, max(1, len(x)), self.step)]
-        return self.engine(self.filters(weights), self.axes, self.groups, x, len(pieces), memory_budget), pieces
+def _device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
 
-    def run(self, x: Tensor, weights: Tensor, winners: bool = True, kept: list[Any] | None = None) -> Maximum:
-        """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
-        best = x.new_empty(len(x), len(weights), self.axes[0].count, self.axes[1].count)
-        winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
-        with torch.cuda.device_of(x):  # Triton launches on the current device
-            engine, pieces = self.start(x, weights)
-            for piece in pieces:
-                found = engine.load_batch(x[piece])
-                if kept is not None:
-                    kept.append(found)
-                engine.max_over_scales(best[piece], None if winner is None else winner[piece])
-        return best, winner
+
+def _run(
+    x: Tensor,
+    weights: Tensor,
+    basis: Tensor | None,
+    task: _Task,
+    winners: bool,
+    kept: list[Any] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
+    with no_autocast(x.device), _device_of(x):
+        engine, pieces = task.start(x, weights, basis, winners)
+        best = engine.like.new_empty(len(x), len(weights), task.axes[0].count, task.axes[1].count)
+        winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
+        for piece in pieces:
+            found = engine.load_batch(engine.like[piece])
+            if kept is not None:
+                kept.append(found)
+            engine.max_over_scales(best[piece], winner[piece] if winners else None)
+    return best.to(x.dtype), winner
+
+
+def _run_back(
+    grad: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    basis: Tensor | None,
+    winner: Tensor,
+    task: _Task,
+    image: bool,
+    weight: bool,
+    kept: Sequence[Any] = (),
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the image and of the weights, where they are wanted."""
+    with no_autocast(x.device), _device_of(x):
+        engine, pieces = task.start(x, weights, basis)
+        images, grad = engine.like, grad.to(engine.like.dtype)
+        grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
+        if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
+            kept = [None] * len(pieces)
+        for piece, found in zip(pieces, kept, strict=True):
+            engine.load_batch(images[piece], found)
+            engine.gradients(winner[piece], grad[piece], None if grad_x is None else grad_x[piece], weight)
+        grad_weights = engine.weight_gradient() if weight else None
+        if grad_weights is not None and basis is not None and engine.filters.basis is None:
+            grad_weights = grad_weights @ basis.to(grad_weights).T
+    return None if grad_x is None else grad_x.to(x.dtype), grad_weights
+
+
+def _save(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, winner: Tensor, task: _Task, *kept: Any) -> None:
+    # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
+    ctx.save_for_backward(x, weights, winner, basis, *kept)
+    ctx.basis, ctx.task = basis, task
+    ctx.set_materialize_grads(False)  # that of the winners would be zeros, to be filled in
+    ctx.mark_non_differentiable(winner)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None]:
+    if grad is None:
+        return None, None
+    x, weights, winner, _basis, *kept = ctx.saved_tensors
+    image, weight = ctx.needs_input_grad[:2]
+    inputs, task = (x, weights, ctx.basis, winner), ctx.task
+    if torch.is_grad_enabled() or transformed():
+        return _plain_gradients(grad, *inputs, task, image, weight)
+    if _can_run(x, grad):
+        return _run_back(grad, *inputs, task, image, weight, kept)
+    found = torch.ops.scalesteer.max_over_scales_backward(grad, *inputs, *task.numbers(), image, weight)
+    return found[0] if image else None, found[1] if weight else None
 
 
 class _MaxOverScales(torch.autograd.Function):
-    """The maximum over scales; saves the image, the weights, the winner, and what the engine asks for."""
+    """The maximum over scales without the operator, whose registered gradient costs time in every call."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, task: _Task) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> tuple[Tensor, Tensor]:
         kept: list[Tensor | None] = []
-        best, winner = task.run(x, weights, kept=kept)
-        # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
-        ctx.save_for_backward(x, winner, weights, task.basis, *kept)
-        ctx.task = task
-        ctx.set_materialize_grads(False)  # that of the winners would be zeros, to be filled in
-        ctx.mark_non_differentiable(winner)
-        return best, winner  # type: ignore[return-value]
+        best, winner = _run(x, weights, basis, task, True, kept)
+        _save(ctx, x, weights, basis, winner, task, *kept)
+        return best, winner
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if grads[0] is None:
-            return None, None, None
-        x, winner, weights, _, *kept = ctx.saved_tensors
-        task: _Task = ctx.task
-        image, weight = ctx.needs_input_grad[:2]
-        with no_autocast(x.device):
-            if torch.is_grad_enabled() or being_traced():
-                return *_plain_gradients(x, weights, task, winner, (image, weight), grads[0]), None
-            grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if image else None
-            engine, pieces = task.start(x, weights)
-            for piece, found in zip(pieces, kept, strict=True):
-                engine.load_batch(x[piece], found)
-                grad = grads[0][piece].to(x.dtype)
-                engine.gradients(winner[piece], grad, None if grad_x is None else grad_x[piece], weight)
-            return grad_x, engine.weight_gradient() if weight else None, None
+        return *_gradients(ctx, *grads), None, None
 
 
 def _plain_gradients(
-    x: Tensor, weights: Tensor, task: _Task, winner: Tensor, needs: tuple[bool, bool], grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients of image and weights that can be differentiated again: plain operations, the winners given."""
-    with torch.enable_grad():
+    grad: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    basis: Tensor | None,
+    winner: Tensor,
+    task: _Task,
+    image: bool,
+    weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """As :func:`_run_back`, made of plain operations, so that it can be differentiated again; the winners are given."""
+    with no_autocast(x.device), torch.enable_grad():
         # Aliases, so that nothing is followed from the image back to weights that it may depend on.
         inputs = x.view_as(x), weights.view_as(weights)
+        filters = Filters(inputs[1], basis, task.sizes, task.symmetric)
         best = torch.zeros((), dtype=x.dtype, device=x.device)
-        for i, response in enumerate(responses(inputs[0], task.filters(inputs[1]), task.axes, task.groups)):
+        for i, response in enumerate(responses(inputs[0], filters, task.axes, task.groups)):
             best = best + response * (winner == i)
-        wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
-        found = iter(torch.autograd.grad(best, wanted, grad, create_graph=True))
-    return [next(found) if need else None for need in needs]
+        wanted = [t for t, need in zip(inputs, (image, weight), strict=True) if need]
+        found = iter(torch.autograd.grad(best, wanted, grad.to(best.dtype), create_graph=True))
+    return next(found) if image else None, next(found) if weight else None
+
+
+# What compilers see: both passes as operators of tensors and numbers; `rows` and `columns` are the fields of an `Axis`.
+# What an engine would keep for the backward pass is made again.
+_FORWARD, _BACKWARD = "scalesteer::max_over_scales", "scalesteer::max_over_scales_backward"
+_TASK = "int[] sizes, bool symmetric, SymInt[] rows, SymInt[] columns, int groups, bool image_gradient"
+
+
+def _operator(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
+    return _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
+
+
+def _fake(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
+    *task, winners = numbers
+    rows, columns = _Task.of(*task).axes
+    best = x.new_empty(x.shape[0], weights.shape[0], rows.count, columns.count)
+    return best, torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weights, basis, *task, _winners = inputs
+    _save(ctx, x, weights, basis, output[1], _Task.of(*task))
+
+
+def _operator_back(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    weights, basis, winner, *task, image, weight = rest
+    found = _run_back(grad, x, weights, basis, winner, _Task.of(*task), image, weight)
+    return tuple(
+        like.new_empty(0) if t is None else t.contiguous() for t, like in zip(found, (x, weights), strict=True)
+    )
+
+
+def _fake_back(grad: Tensor, x: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape if rest[-2] else 0), weights.new_empty(weights.shape if rest[-1] else 0)
+
+
+torch.library.define(
+    _FORWARD,
+    f"(Tensor images, Tensor weights, Tensor? basis, {_TASK}, bool winners) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.impl(_FORWARD, "default", _operator)
+torch.library.register_fake(_FORWARD, _fake)
+torch.library.define(
+    _BACKWARD,
+    "(Tensor grad, Tensor images, Tensor weights, Tensor? basis, Tensor winner, "
+    f"{_TASK}, bool image, bool weight) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.impl(_BACKWARD, "default", _operator_back)
+torch.library.register_fake(_BACKWARD, _fake_back)
+torch.library.register_autograd(
+    _FORWARD, lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 8), setup_context=_setup_context
+)
 
 
 def _step(images: int, most: int) -> int:
@@ -278,9 +419,10 @@ def _step(images: int, most: int) -> int:
 
 def _tiles(axes: Axes) -> Axes | None:
     """The axes of one tile, if an image is so large that it is cut."""
-    rows, columns = (axis.tile(max(TILE, TILE_REACHES * axis.reach)) for axis in axes)
-    large = axes[0].count > MORE_THAN_TILES * rows.count or axes[1].count > MORE_THAN_TILES * columns.count
-    return (rows, columns) if large else None
+    (rows, columns), counts = axes, [max(TILE, TILE_REACHES * axis.reach) for axis in axes]
+    if rows.count <= MORE_THAN_TILES * counts[0] and columns.count <= MORE_THAN_TILES * counts[1]:
+        return None
+    return rows.tile(counts[0]), columns.tile(counts[1])
 
 
 def _cut(x: Tensor, axes: Axes, tiles: Axes) -> Tensor:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -53,6 +54,24 @@ def keep_for_cuda_graph(value: Value, device: torch.device) -> Value:
     return value
 
 
+def make_to_stay(make: Callable[[], Value], device: torch.device) -> Value:
+    """What `make` computes, in memory that may be kept; whoever comes next may want gradients, on another stream."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        with torch.inference_mode(False), torch.no_grad():
+            return make()
+    # torch.compile with CUDA graphs lends a thread memory for a first call, and nothing may stay there: take another.
+    torch.cuda.synchronize(device)
+    with ThreadPoolExecutor(1) as thread:
+        value = thread.submit(torch.no_grad()(make)).result()
+    torch.cuda.synchronize(device)
+    return value
+
+
+def to_stay(make: Callable[..., Value]) -> Callable[..., Value]:
+    """The same for a function whose last argument is the device, to be decorated with a cache."""
+    return lambda *arguments: make_to_stay(lambda: make(*arguments), arguments[-1])
+
+
 _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 
@@ -68,11 +87,7 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
         found = _tables[basis] = (version, {})
     value: Value | None = found[1].get(key)
     if value is None:
-        with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
-            value = make()
-        if basis.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(basis.device)  # whoever comes next may work on another stream
-        found[1][key] = value
+        value = found[1][key] = make_to_stay(make, like.device)
         # The oldest go; a layer uses two kinds of tables in turn, which stay whatever they take.
         while len(found[1]) > 2 and sum(map(_count_bytes, found[1].values())) > TABLES_BYTES:
             found[1].pop(next(iter(found[1])))
@@ -137,6 +152,7 @@ class Engine:
     """
 
     half = False  # whether it takes images in half precision, and multiplies in it
+    trains = False  # whether a gradient may be wanted: what is made of weights alone then does not stay
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
     # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
     load_batch: Callable[..., Tensor | None]
@@ -242,12 +258,6 @@ def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor, symmetric: bool =
     return keep_for_cuda_graph(_kept_plan(axes, sizes, symmetric, like.dtype, like.device), like.device)
 
 
-@lru_cache(maxsize=64)
-def _kept_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device) -> Plan:
-    with torch.inference_mode(False), torch.no_grad():  # whoever comes next may want gradients
-        return _make_plan(axes, sizes, symmetric, dtype, device)
-
-
 def _make_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device) -> Plan:
     rows, columns = axes
 
@@ -277,6 +287,9 @@ def _make_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch
     row_matrix, column_matrix = _analysis(axes, [axis.first + axis.stride * _arange(axis.count) for axis in axes])
     restore = place(factor * row_matrix.T), place(column_matrix.T)
     return Plan(analyse, restore, filters, windows)
+
+
+_kept_plan = lru_cache(maxsize=64)(to_stay(_make_plan))
 
 
 def adjoint(matrices: Matrices) -> Matrices:

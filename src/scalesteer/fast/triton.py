@@ -47,7 +47,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scalesteer.fast import spectral
-from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph
+from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph, to_stay
 from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.geometry import Axes, Filters
 
@@ -371,6 +371,7 @@ def _fill_up(channels: int, dtype: torch.dtype, scales: int = 1) -> int:
 
 
 @lru_cache(maxsize=64)
+@to_stay
 def _filled_pairs(out_channels: int, channels: int, out_step: int, step: int, device: torch.device) -> Tensor:
     """Which pair of an output and an input channel stands in each place after :func:`_fill_up`."""
     outputs, inputs = np.arange(out_step) % out_channels, np.arange(step) % channels
@@ -378,6 +379,7 @@ def _filled_pairs(out_channels: int, channels: int, out_step: int, step: int, de
 
 
 @lru_cache(maxsize=64)
+@to_stay
 def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
     """The largest window ring by ring: places of its taps, offsets (row, column) in pixels, where rings begin."""
     dy, dx = np.mgrid[-radius : radius + 1, -radius : radius + 1].reshape(2, -1)
@@ -390,6 +392,7 @@ def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -
 
 
 @lru_cache(maxsize=8)
+@to_stay
 def _halves(
     axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
@@ -534,7 +537,7 @@ class FusedFrequencies(Engine):
         if self.made is None:
             weights, filters = self.filters.weights, self.filters
             key = "transfers", self.axes, filters.sizes, filters.symmetric
-            finished = self.basis is None and not weights.requires_grad
+            finished = self.basis is None and not (self.trains or weights.requires_grad)
             self.made = cached_on(weights if finished else None, self.like, key, self._make_transfers)
         return self.made
 
@@ -589,6 +592,7 @@ class FusedFrequencies(Engine):
 
 
 @lru_cache(maxsize=64)
+@to_stay
 def _tap_tables(
     axes: Axes, row: int, plane: int, channels: int, sizes: tuple[int, ...], symmetric: bool, device: torch.device
 ) -> dict[str, Tensor]:
