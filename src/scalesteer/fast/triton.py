@@ -5,7 +5,7 @@
   that it won; *rows out* transforms back and takes the maximum over scales, so that the maps of single scales are never
   written. What lies between, transforms along rows of pixels and products of spectra, is cuBLAS's.
 - :class:`FusedTaps` is :class:`taps.Taps`: pixels, or for point-symmetric filters pairs x(p + d) + x(p - d), are
-  gathered on the fly and multiplied with the filters of several scales at a time.
+  gathered on the fly and multiplied with the filters of three scales at a time.
 
 Products follow torch's switch for matrix products: TF32 where it is allowed, otherwise float32 (inside the kernels
 three TF32 products, which together have its accuracy). Images in half precision, as autocast makes them, are
@@ -21,7 +21,7 @@ frequencies axes have the order `(N, W, B, S, C)`, where N is the period of rows
      a +----+----+----+  b              t +----+----+----+  b             t +----+----+----+  every so many-th image
      n |    |####| BC |                 p |    |####| BO |                p |    |####| BO |
      n +----+----+----+                   +----+----+----+                  +----+----+----+
-     all scales, one after the other;   all scales, eight at a time,      three scales; the sum over pixels comes in
+     all scales, one after the other;   all scales, three at a time,      three scales; the sum over pixels comes in
      H in blocks of BH, N of BN         taps in blocks of BT              blocks of BP; parts are added up later
 
 Block sizes are powers of two; what lies beyond an end is masked. A kernel reads its images once (taps: from the cache,
@@ -30,7 +30,7 @@ once for each tap) and writes each result once.
 Arguments that several kernels have: `pixels`, `images`, `channels` or `out_channels`, `scales`, `height`, `width`,
 `period` are the lengths of axes; `step` = 4 `fours` are the channels between frequencies, see :func:`_fill_up`;
 `matrix` with `row_step` and `column_step` transforms along one axis;
-`offsets` `(2, taps)`, `starts` `(pixels)`, `counts`: see :func:`_tap_tables`;
+`offsets` `(2, taps)`, `starts` `(pixels)`: see :func:`_tap_tables`; `counts` `(scales)`, the taps of each window;
 `image_numbers`, the floats of one padded image; PAIRS, whether taps are of pairs of pixels; PRECISION, the argument
 `input_precision` of `tl.dot`.
 """
@@ -55,11 +55,18 @@ TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
 SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sums of their own, and images with such
 
 # Blocks that were fastest on an H200. More stages than one keep loads in shared memory, twice as slow for taps.
-# Those of rows are within a third of the fastest of a dozen, in float32; other precisions were not searched.
-ROWS_IN_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 4, "num_stages": 1}
-ROWS_OUT_BLOCKS = {"BN": 16, "BW": 8, "BC": 16, "num_warps": 8, "num_stages": 3}
+# Those of rows, by BH, were the fastest of a dozen in TF32, 128 images of 28 and of 14 pixels; others were not searched.
+ROWS_IN_BLOCKS = {
+    16: {"BN": 32, "BW": 8, "BC": 16, "num_warps": 4, "num_stages": 1},
+    32: {"BN": 64, "BW": 8, "BC": 16, "num_warps": 8, "num_stages": 1},
+    64: {"BN": 64, "BW": 8, "BC": 16, "num_warps": 8, "num_stages": 1},
+}
+ROWS_OUT_BLOCKS = {
+    16: {"BN": 32, "BW": 8, "BC": 32, "num_warps": 8, "num_stages": 1},
+    32: {"BN": 64, "BW": 8, "BC": 16, "num_warps": 4, "num_stages": 1},
+}
 BLANK_BLOCKS = {"BP": 128, "num_warps": 4}
-TAPS_FORWARD_BLOCKS = {"BP": 128, "BT": 32, "num_warps": 8, "num_stages": 1}
+TAPS_FORWARD_BLOCKS = {"BP": 128, "BT": 32, "num_warps": 4, "num_stages": 1}
 TAPS_BACKWARD_BLOCKS = {"BP": 32, "BT": 64, "num_warps": 4, "num_stages": 1}
 
 
@@ -210,29 +217,15 @@ def _add(first, second):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _accumulate(  # type: ignore[no-untyped-def]
-    responses, s, t, weights, pairs, taps, out_channels, scales, PRECISION: tl.constexpr, BT: tl.constexpr,
-    BO: tl.constexpr,
+    response, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """Add to the responses of four scales, `(BP, 4 BO)`, what a block of taps gives."""
-    n = tl.arange(0, 4 * BO)
-    scale, o = s + n // BO, tl.program_id(2) * BO + n % BO
-    where = (scale * taps)[None, :] + (t + tl.arange(0, BT))[:, None]
-    there = ((scale < scales) & (o < out_channels))[None, :]
-    w = tl.load(weights + where * out_channels + o[None, :], mask=there, other=0.0)
-    return tl.dot(pairs, w, responses, input_precision=PRECISION)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _keep_largest(best, winner, responses, s, scales, BP: tl.constexpr, BO: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest of `best` `(BP, BO)` and the responses of four scales; see :func:`_keep_larger`."""
-    scale = s + tl.arange(0, 4)[None, :, None]
-    responses = tl.where(scale < scales, tl.reshape(responses, [BP, 4, BO]), -float("inf"))
-    value, index = tl.max(responses, axis=1, return_indices=True)
-    wins = value > best
-    best, winner = tl.where(wins, value, best), tl.where(wins, s + index, winner)
-    last = tl.sum(tl.where(scale == scales - 1, responses, 0.0), axis=1)
-    shows = last - last != 0
-    return tl.where(shows, last, best), tl.where(shows, scales - 1, winner)
+    """Add to the response of a scale what a block of taps gives, if its window has them."""
+    if s < scales:  # noqa: SIM102 (both sides of an `and` would be evaluated)
+        if t < tl.load(counts + s):
+            where = weights + (s * taps + t + tl.arange(0, BT))[None, :] * out_channels + o[:, None]
+            w = tl.load(where, mask=o[:, None] < out_channels, other=0.0)
+            response = tl.dot(w, pairs, response, input_precision=PRECISION)
+    return response
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -242,31 +235,35 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
     BO: tl.constexpr,
 ):  # fmt: skip
     """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pixels or pairs are
-    gathered once for eight scales, two groups of four; a window's taps are a prefix of every larger window's."""
+    gathered once for three scales; a window's taps are a prefix of every larger window's."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     image = x + tl.program_id(1).to(tl.int64) * image_numbers
     start = tl.load(starts + p, mask=p < pixels, other=0)
-    best = tl.full([BP, BO], -float("inf"), tl.float32)
-    winner = tl.zeros([BP, BO], tl.int32)
-    for s in range(0, scales, 8):
-        first = tl.zeros([BP, 4 * BO], tl.float32)
-        second = tl.zeros([BP, 4 * BO], tl.float32)
-        few, more = tl.load(counts + s // 4), tl.load(counts + s // 4 + 1)
-        for t in range(0, tl.maximum(few, more), BT):
+    best = tl.full([BO, BP], -float("inf"), tl.float32)
+    winner = tl.zeros([BO, BP], tl.int32)
+    for s in range(0, scales, 3):
+        first = tl.zeros([BO, BP], tl.float32)
+        second = tl.zeros([BO, BP], tl.float32)
+        third = tl.zeros([BO, BP], tl.float32)
+        count = tl.load(counts + s)
+        count = tl.maximum(count, tl.load(counts + tl.minimum(s + 1, scales - 1)))
+        count = tl.maximum(count, tl.load(counts + tl.minimum(s + 2, scales - 1)))
+        for t in range(0, count, BT):
             offset = t + tl.arange(0, BT)
-            pairs = tl.load(image + (tl.load(offsets + offset)[:, None] + start[None, :]))  # (BT, BP)
+            plus = image + tl.load(offsets + offset)[:, None]
+            pairs = tl.load(plus + start[None, :])  # (BT, BP)
             if PAIRS:
-                pairs = _add(pairs, tl.load(image + (tl.load(offsets + taps + offset)[:, None] + start[None, :])))
-            pairs = tl.trans(pairs)
-            if t < few:
-                first = _accumulate(first, s, t, weights, pairs, taps, out_channels, scales, PRECISION, BT, BO)
-            if t < more:
-                second = _accumulate(second, s + 4, t, weights, pairs, taps, out_channels, scales, PRECISION, BT, BO)
-        best, winner = _keep_largest(best, winner, first, s, scales, BP, BO)
-        best, winner = _keep_largest(best, winner, second, s + 4, scales, BP, BO)
-    where = (tl.program_id(1) * out_channels + o)[None, :].to(tl.int64) * pixels + p[:, None]
-    there = (p[:, None] < pixels) & (o[None, :] < out_channels)
+                minus = image + tl.load(offsets + taps + offset)[:, None]
+                pairs = _add(pairs, tl.load(minus + start[None, :]))
+            first = _accumulate(first, s, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
+            second = _accumulate(second, s + 1, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
+            third = _accumulate(third, s + 2, t, counts, weights, pairs, taps, o, out_channels, scales, PRECISION, BT)
+        best, winner = _keep_larger(best, winner, first, s, scales)
+        best, winner = _keep_larger(best, winner, second, s + 1, scales)
+        best, winner = _keep_larger(best, winner, third, s + 2, scales)
+    where = (tl.program_id(1) * out_channels + o)[:, None].to(tl.int64) * pixels + p[None, :]
+    there = (p[None, :] < pixels) & (o[:, None] < out_channels)
     tl.store(best_out + where, best, mask=there)
     if WINNER:
         tl.store(winner_out + where, winner.to(tl.uint8), mask=there)
@@ -332,13 +329,14 @@ def rows_in(
     x, period = x.contiguous(), len(matrix)
     images, channels, height, width = x.shape
     out = x.new_empty(period, width, images * scales * step)
-    grid = _cdiv(step, ROWS_IN_BLOCKS["BC"]), _cdiv(width, ROWS_IN_BLOCKS["BW"]), images
     high = 16 if height <= 16 else 32 if height <= 32 else 64
+    blocks = ROWS_IN_BLOCKS[high]
+    grid = _cdiv(step, blocks["BC"]), _cdiv(width, blocks["BW"]), images
     # A kernel takes any tensor for what it does not touch.
     bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
     _rows_in_kernel[grid](
         x, x if winner is None else winner, matrix, out, bright, *matrix.stride(), channels, height, width, period,
-        images, step // 4, scales, winner is not None, height <= high, _precision(), BH=high, **ROWS_IN_BLOCKS,
+        images, step // 4, scales, winner is not None, height <= high, _precision(), BH=high, **blocks,
     )  # fmt: skip
     return out, bright
 
@@ -353,11 +351,12 @@ def rows_out(
     """
     (images, channels, height, width), period = best.shape, matrix.shape[1]
     high = 16 if height <= 16 else 32
-    blocks = _cdiv(channels, ROWS_OUT_BLOCKS["BC"]) * _cdiv(height, high)
-    _rows_out_kernel[blocks, _cdiv(width, ROWS_OUT_BLOCKS["BW"]), images](
+    blocks = ROWS_OUT_BLOCKS[high]
+    programs = _cdiv(channels, blocks["BC"]) * _cdiv(height, high)
+    _rows_out_kernel[programs, _cdiv(width, blocks["BW"]), images](
         maps, matrix, maps if blank is None else blank, best, best if winner is None else winner, *matrix.stride(),
         channels, height, width, period, images, maps.shape[2] // (4 * images * scales), scales, winner is not None,
-        _precision(), BH=high, **ROWS_OUT_BLOCKS,
+        _precision(), BH=high, **blocks,
     )  # fmt: skip
 
 
@@ -618,14 +617,13 @@ def _tap_tables(
     half = np.zeros(sum(n * n for n in sizes))
     half[taps] = half[mirrored] = places
     counts = [length * channels for length in lengths]
-    fours = [max(counts[s : s + 4], default=0) for s in range(0, len(sizes) + 4, 4)]  # the kernel reads them in pairs
     threes = [(s, max(counts[s : s + 3])) for s in range(0, len(sizes), 3)]  # scales that share a program
     blocks = [(s, t) for s, count in threes for t in range(0, count, TAPS_BACKWARD_BLOCKS["BT"])]
     rows, columns = (axis.stride * np.arange(axis.count) for axis in axes)
     tables = {  # P pixels, S scales
         "offsets": signed.reshape(2, -1).astype(np.int32),  # (2, taps): from a centre to a pair, in floats
         "starts": (row * rows[:, None] + columns).ravel().astype(np.int32),  # (P): from the first centre, in floats
-        "counts": np.array(fours, np.int32),  # the taps of the largest window of each four scales
+        "counts": np.array(counts, np.int32),  # (S): the taps of each window
         "read": read.astype(np.int64),  # (S pairs): which tap of the filters a pair takes,
         "factor": factor,  # and times what: nothing beyond the window
         "beyond": (factor == 0)[:, None],  # where that is
