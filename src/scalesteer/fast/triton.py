@@ -55,7 +55,7 @@ TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
 SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sums of their own, and images with such
 
 # Blocks that were fastest on an H200. More stages than one keep loads in shared memory, twice as slow for taps.
-# Those of rows, by BH, were the fastest of a dozen in TF32, 128 images of 28 and of 14 pixels; others were not searched.
+# Those of rows, by BH, were the fastest of a dozen in TF32, 128 images of 28 and of 14 pixels.
 ROWS_IN_BLOCKS = {
     16: {"BN": 32, "BW": 8, "BC": 16, "num_warps": 4, "num_stages": 1},
     32: {"BN": 64, "BW": 8, "BC": 16, "num_warps": 8, "num_stages": 1},
