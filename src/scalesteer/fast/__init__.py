@@ -28,7 +28,15 @@ from scalesteer.fast.spectral import Engine, Frequencies, holds_numbers, keep_la
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
 
-__all__ = ["being_traced", "choose_backend", "keep_larger", "max_over_scales", "memory_budget", "responses"]
+__all__ = [
+    "being_exported",
+    "being_traced",
+    "choose_backend",
+    "keep_larger",
+    "max_over_scales",
+    "memory_budget",
+    "responses",
+]
 
 memory_budget = 1 << 28
 """Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
@@ -63,8 +71,14 @@ def transformed() -> bool:
     )
 
 
-# What `torch.compiler.assume_constant_result` does; to call it would import the compiler.
-transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def being_exported() -> bool:
+    """Whether `torch.export` is at work."""
+    return torch.compiler.is_exporting()
+
+
+# What `torch.compiler.assume_constant_result` does; to call it would import the compiler. The compiler of torch 2.11
+# takes the second question for yes whenever it reads it itself.
+transformed._dynamo_marked_constant = being_exported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def being_traced() -> bool:
@@ -78,9 +92,7 @@ def needs_plain_operations(axes: Axes, backend: str) -> bool:
     An exported program has our operator only if the fast backend was asked for by name: whoever runs it then needs
     this package. With sizes that are not known yet there is no plan.
     """
-    symbolic = torch.compiler.is_exporting() and (
-        backend == "auto" or any(isinstance(axis.length, torch.SymInt) for axis in axes)
-    )
+    symbolic = being_exported() and (backend == "auto" or any(isinstance(axis.length, torch.SymInt) for axis in axes))
     return symbolic or transformed()
 
 
