@@ -166,15 +166,14 @@ class ScaleChannels(nn.Module):
     def forward(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
 
     def forward(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        r"""Joined logits.
+        """Joined logits.
 
         Args:
             x: Images `(B, C, H, W)`.
             return_scales: Also return the size that answered, `(B,)` or `(B, h, w)`: the size of the object relative to
                 those that the network was made for, 1 / scale of the channel that answered. 2 is an object twice as
                 large, which the channel of scale 0.5 shows at the usual size. Between channels it is continuous: the
-                geometric mean of the channels' sizes, weighted by :math:`(\sum_k e^{z_{ck}})^2`, so that a wrong name
-                need not make a wrong size. (The square ranked sizes best, on garments drawn as STIR draws digits.) With
+                geometric mean of the channels' sizes, weighted by their softmax for the class that won; with
                 ``join="max"``, the size of the channel that won.
         """
         _checks.batch(x)
@@ -275,14 +274,17 @@ class ScaleChannels(nn.Module):
         raise kind(f"the channel of scale {self.scales[channel]:.4g} {shown}: {why}") from error
 
     def _sizes(self, z: Tensor, joined: Tensor, kept: Tensor | None) -> Tensor:
-        """The size that answered: `(S, B, classes, ...)` -> `(B, ...)`."""
-        z = z if kept is None else z.masked_fill(~kept, -math.inf)
+        """The size that answered for the class that won: `(S, B, classes, ...)` -> `(B, ...)`."""
+        best = joined.argmax(1, keepdim=True)  # (B, 1, ...)
+        score = z.gather(2, best.expand(len(self.scales), *best.shape))  # (S, B, 1, ...)
+        if kept is not None:
+            score = score.masked_fill(~kept, -math.inf)
+        score = score.squeeze(2)
         if self.join == "max":
-            best = joined.argmax(1, keepdim=True)  # (B, 1, ...)
-            winner = z.gather(2, best.expand(len(self.scales), *best.shape)).squeeze(2).argmax(0)  # (B, ...)
+            winner = score.argmax(0)
             shares = [(winner == i).to(z.dtype) for i in range(len(self.scales))]
         else:
-            shares = list((2 * z.logsumexp(2)).softmax(0))  # (B, ...) for each channel
+            shares = list(score.softmax(0))
         # Plain numbers: a tensor of sizes could not be copied to the device while a CUDA graph is recorded.
         parts = [share * -math.log(scale) for share, scale in zip(shares, self.scales, strict=True)]
         return torch.stack(parts).sum(0).exp()
