@@ -437,7 +437,7 @@ EXPERIMENTS |= {
                 ours_resize=(2**-0.5, 2**0.5),
             ),
             {"": {"dataset": "rescaled-cifar10"}},
-            lambda line, _: 2 if line in (LEADING["rescaled-cifar10"], TWIN, RESIZED) else 1,
+            lambda line, _: 1 if line in OURS else 2,
         ),
     ),
     "new-networks": Experiment(
