@@ -277,9 +277,10 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         model = fold(model.eval())
     if name == COMPILED:
         model = torch.compile(model, mode="reduce-overhead", fullgraph=True)  # type: ignore[assignment]
-    half = torch.autocast(device.type, torch.bfloat16, enabled=case.precision == "bf16")
+    half = torch.autocast(device.type, torch.bfloat16) if case.precision == "bf16" else nullcontext()
     if not case.train:
-        return torch.no_grad()(half(lambda: model(x)))
+        infer = torch.no_grad()(lambda: model(x))
+        return half(infer) if isinstance(half, torch.autocast) else infer
     if case.channels is None:
         labels = torch.arange(case.batch, device=device) % 10
         cuda = device.type == "cuda"  # a graph needs its numbers on the device
