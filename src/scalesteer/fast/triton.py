@@ -52,7 +52,7 @@ from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.geometry import Axes, Filters
 
 TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
-SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sums of their own, and images with such
+SUMS_PER_IMAGE, MOST_SUMS = 2, 128  # taps, backward: parts of an image with sums of their own, and images with such
 
 # Blocks that were fastest on an H200. More stages than one keep loads in shared memory, twice as slow for taps.
 # Those of rows, by BH, were the fastest of a dozen in TF32, 128 images of 28 and of 14 pixels.
