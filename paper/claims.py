@@ -40,7 +40,7 @@ def _below(experiment: str, column: str, first: str, others: Iterable[str]) -> t
 def _under_distortion(other: str, times: float) -> tuple[Pair, ...]:
     """SS-CNN below so many times another method's errors at every strength of distortion."""
     cells = ([Cell("longer", line, "60 epochs", alpha) for line in ("SS-CNN", other)] for alpha in STRENGTHS)
-    return tuple(Pair(*both, times) for both in cells)
+    return tuple(Pair(ours, theirs, times) for ours, theirs in cells)
 
 
 CLAIMS: dict[str, Claim] = {

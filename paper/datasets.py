@@ -9,20 +9,8 @@ from numpy.typing import NDArray
 
 from paper import RESULTS, recorded
 from paper.markdown import percent_table, table, view
-from scalesteer.data import (
-    DATASETS,
-    ELASTIC_ALPHAS,
-    SIZED_DATASETS,
-    SOURCES,
-    SizedSpec,
-    SplitSpec,
-    build,
-    distort,
-    fetch,
-    load_part,
-    load_split,
-    sheets,
-)
+from scalesteer import data
+from scalesteer.data import sheets
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
 from scalesteer.data.packages import PACKAGES
 from scalesteer.data.scale import RESAMPLERS, Part, shrink
@@ -40,16 +28,16 @@ def box_edges(images: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def edges_within_a_pixel(dataset: str, resampler: str) -> float:
     """The share of bounding-box edges of a test part within a pixel of where the drawn scale puts them."""
-    part, _ = load_part(SplitSpec(dataset, resampler=resampler), "test")
-    originals = fetch(DATASETS[dataset].source).images[part.indices]
+    part, _ = data.load_part(data.SplitSpec(dataset, resampler=resampler), "test")
+    originals = data.fetch(data.DATASETS[dataset].source).images[part.indices]
     expected = 14 + (box_edges(originals) - 14) * part.scales[:, None]
     return float((np.abs(box_edges(part.images) - expected) <= 1).mean())
 
 
 def overlaps() -> tuple[float, float]:
     """Of the pairs of MNIST-scale-local-2: the shares whose boxes share a column, and whose ink shares a pixel."""
-    part, _ = load_part(SplitSpec("mnist-scale-local-2"), "test")
-    pool = fetch("mnist")
+    part, _ = data.load_part(data.SplitSpec("mnist-scale-local-2"), "test")
+    pool = data.fetch("mnist")
     ink = np.asarray(part.images.any(axis=1))
     first, last = ink.argmax(1), 40 - ink[:, ::-1].argmax(1)
     shown, spans = [], []
@@ -72,11 +60,11 @@ def measure_data() -> dict[str, Any]:
     boxes, ink = overlaps()
     fields = {
         f"{alpha:g}": displacements(np.arange(2000), (28, 28), alpha, ELASTIC_SIGMA, 0) / 256
-        for alpha in ELASTIC_ALPHAS
+        for alpha in data.ELASTIC_ALPHAS
     }
     return {
-        "digests": {dataset: [meta["digest"] for meta in build(dataset).values()] for dataset in DATASETS},
-        "train_std": {dataset: load_split(dataset).std for dataset in DATASETS},
+        "digests": {dataset: [meta["digest"] for meta in data.build(dataset).values()] for dataset in data.DATASETS},
+        "train_std": {dataset: data.load_split(dataset).std for dataset in data.DATASETS},
         "edges_within_a_pixel": {
             f"{dataset}, {resampler}": edges_within_a_pixel(dataset, resampler)
             for dataset in ("mnist-scale", "fmnist-scale")
@@ -97,7 +85,7 @@ def data_sources() -> str:
     """The originals: their releases, and the digest that proves each."""
     rows = [
         (name, release, f"`{known.pool}`", known.remark or "used")
-        for name, source in SOURCES.items()
+        for name, source in data.SOURCES.items()
         for release, known in source.releases.items()
     ]
     return table([("source", "release", "pool, SHA-256", ""), *rows], left=4)
@@ -116,7 +104,7 @@ def data_sized() -> str:
     """The datasets of sizes never seen in training."""
     objects = "objects for training / validation / test"
     rows: list[tuple[object, ...]] = [("name", "image", "classes", objects, "sizes", "training sizes by default")]
-    for name, own in SIZED_DATASETS.items():
+    for name, own in data.SIZED_DATASETS.items():
         image = f"{own.canvas} x {own.canvas}{', colour' if own.in_chans == 3 else ''}"
         span = f"{own.sizes[0]:g} to {own.sizes[-1]:g}{' px' if own.sizes[0] > 8 else ''}, {len(own.sizes)} steps"
         low, high = own.train_sizes
@@ -168,7 +156,7 @@ def resamplers_sheet(part: Part) -> Any:
     """Three images of MNIST, shrunk by each resampler to six sizes."""
     scales = np.array([1, 0.8, 0.65, 0.5, 0.4, 0.3], np.float32)
     rows = [(index, resampler) for index in part.indices.reshape(-1)[:3] for resampler in RESAMPLERS]
-    originals = fetch("mnist").images
+    originals = data.fetch("mnist").images
     images = [shrink(originals[[index] * len(scales)], scales, resampler) for index, resampler in rows]
     captions = [f"{resampler} {scale:.2f}" for _, resampler in rows for scale in scales]
     return sheets.contact_sheet(np.concatenate(images), captions, columns=len(scales))
@@ -177,18 +165,18 @@ def resamplers_sheet(part: Part) -> Any:
 def elastic_sheet(part: Part) -> Any:
     """The three largest images under elastic deformation of every strength, for three widths."""
     large = np.argsort(-part.scales.reshape(len(part.labels), -1).min(1), kind="stable")[:3]
-    fields = [(sigma, alpha) for sigma in (3.0, 4.0, 6.0) for alpha in ELASTIC_ALPHAS]
-    images = [distort(part.images[large], alpha, sigma=sigma, indices=large) for sigma, alpha in fields]
+    fields = [(sigma, alpha) for sigma in (3.0, 4.0, 6.0) for alpha in data.ELASTIC_ALPHAS]
+    images = [data.distort(part.images[large], alpha, sigma=sigma, indices=large) for sigma, alpha in fields]
     captions = [f"alpha={alpha:g} sigma={sigma:g}" for sigma, alpha in fields for _ in large]
-    return sheets.contact_sheet(np.concatenate(images), captions, columns=len(ELASTIC_ALPHAS) * len(large))
+    return sheets.contact_sheet(np.concatenate(images), captions, columns=len(data.ELASTIC_ALPHAS) * len(large))
 
 
 def draw_sheets() -> None:
     """Draw the sheets of images that docs/data.md shows."""
-    for dataset in DATASETS:
-        sheets.draw(SplitSpec(dataset), "train", RESULTS / "data" / f"{dataset}.png")
-    for dataset in SIZED_DATASETS:
-        sheets.draw(SizedSpec(dataset), "test", RESULTS / "data" / f"{dataset}.png")
-    part = load_part(SplitSpec(), "test")[0]
+    for dataset in data.DATASETS:
+        sheets.draw(data.SplitSpec(dataset), "train", RESULTS / "data" / f"{dataset}.png")
+    for dataset in data.SIZED_DATASETS:
+        sheets.draw(data.SizedSpec(dataset), "test", RESULTS / "data" / f"{dataset}.png")
+    part = data.load_part(data.SplitSpec(), "test")[0]
     sheets.save(resamplers_sheet(part), RESULTS / "data" / "resamplers.png")
     sheets.save(elastic_sheet(part), RESULTS / "data" / "elastic.png")

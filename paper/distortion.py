@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from paper import RESULTS, curves, grids
-from paper.cells import (
-    DISTORTIONS,
-    GAP,
-    Data,
-    columns,
-    intervals_table,
-    lines,
-    load,
-    numbers_table,
-    runs,
-    values,
-)
+from paper import RESULTS, cells, curves, grids
+from paper.cells import DISTORTIONS, GAP, Data, columns, lines, load, runs, values
 from paper.grids import EXPERIMENTS, PAPER, STRENGTHS, Cell
 from paper.markdown import view, words
 from scalesteer.data import ELASTIC_ALPHAS
@@ -45,14 +34,16 @@ def best_network(data: Data, name: str, line: str, column: str = "60 epochs") ->
 @view
 def distorted(data: Data) -> str:
     """Table 2 as means over splits, also with images moved."""
-    return numbers_table(data, "error in %", {line: Cell("2", line, "60 epochs") for line in lines("2")}, DISTORTIONS)
+    return cells.numbers_table(
+        data, "error in %", {line: Cell("2", line, "60 epochs") for line in lines("2")}, DISTORTIONS
+    )
 
 
 @view
 def distorted_pairs(data: Data) -> str:
     """SS-CNN against each other line of Table 2, in every way that images were changed."""
     ours, *others = (Cell("2", line, "60 epochs") for line in sorted(lines("2"), key="SS-CNN".__ne__))
-    return intervals_table(data, "SS-CNN minus", {other.line: (ours, other) for other in others}, DISTORTIONS)
+    return cells.intervals_table(data, "SS-CNN minus", {other.line: (ours, other) for other in others}, DISTORTIONS)
 
 
 @view
@@ -70,8 +61,8 @@ def other_networks(data: Data) -> str:
 def longer(data: Data) -> str:
     """Each method of Table 2 after 60 epochs and after more."""
     both = itertools.product(lines("longer"), columns("longer"))
-    cells = {f"{line}, {column}": Cell("longer", line, column) for line, column in both}
-    return numbers_table(data, "error in %", cells, ("val error", *STRENGTHS), ("validation", *STRENGTHS))
+    every = {f"{line}, {column}": Cell("longer", line, column) for line, column in both}
+    return cells.numbers_table(data, "error in %", every, ("val error", *STRENGTHS), ("validation", *STRENGTHS))
 
 
 def validation_means(data: Data) -> dict[str, dict[str, float]]:
@@ -110,7 +101,7 @@ def longer_changes(data: Data) -> str:
     few, *more = columns("longer")
     both = itertools.product(lines("longer"), more)
     pairs = {f"{m}, {column}": (Cell("longer", m, column), Cell("longer", m, few)) for m, column in both}
-    return intervals_table(data, f"minus its error after {few}", pairs, ("val error", *DISTORTIONS))
+    return cells.intervals_table(data, f"minus its error after {few}", pairs, ("val error", *DISTORTIONS))
 
 
 @view
@@ -122,7 +113,7 @@ def longer_pairs(data: Data) -> str:
             own = epochs_of(data, way)
             both = [Cell("longer", m, own[m]) for m in ("SS-CNN", line) if m in own]
             pairs[f"{line}, {way}"] = (both[0], both[1]) if len(both) == 2 else None
-    return intervals_table(data, "SS-CNN, trained likewise, minus", pairs, DISTORTIONS)
+    return cells.intervals_table(data, "SS-CNN, trained likewise, minus", pairs, DISTORTIONS)
 
 
 # Ratios of errors

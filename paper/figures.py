@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from paper import guide, layers
+from paper import grids, guide, layers
 from paper.curves import frame, label, panels, styled
 from paper.guide import centred, imshow_signed, signed_root, steerable
 from scalesteer import _checks
@@ -24,8 +24,6 @@ from scalesteer.harmonics import PAPER_SCALES
 from scalesteer.models import Network
 from scalesteer.training import RunConfig, load, load_model
 from scalesteer.training.loop import split_by_scale
-
-TITLES = {"ss": "SS-CNN", "lsi": "locally scale-invariant CNN"}
 
 
 def plot_filter_bank(layer: nn.Module, count: int = 5) -> Figure:
@@ -61,7 +59,7 @@ def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
 
 
 def _pair(ss: Network, lsi: Network) -> dict[str, Network]:
-    return {TITLES["ss"]: ss, TITLES["lsi"]: lsi}
+    return {"SS-CNN": ss, "locally scale-invariant CNN": lsi}
 
 
 def plot_feature_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
@@ -192,7 +190,7 @@ def plot_centrality(ss: Network, lsi: Network) -> Figure:
 
 
 def plot_entanglement(ss: Network, lsi: Network) -> Figure:
-    """How much a change of scale looks like a move (`layers.entanglement`), mean over filters, by scale, both networks."""
+    """How much a change of scale looks like a move (`layers.entanglement`), mean over filters, by scale."""
     scales = PAPER_SCALES[1:]
     figure, axes = panels(2, 9, 3.8)
     for name, model, colour, marker in styled(_pair(ss, lsi)):
@@ -228,7 +226,7 @@ class Trained:
     @property
     def networks(self) -> dict[str, Network]:
         """By name; the locally scale-invariant CNN only if its run is given."""
-        return {TITLES["ss"]: self.ss} | ({} if self.lsi_run is None else {TITLES["lsi"]: self.lsi})
+        return {"SS-CNN": self.ss} if self.lsi_run is None else _pair(self.ss, self.lsi)
 
     @cached_property
     def test(self) -> ImageSet:
@@ -269,12 +267,6 @@ FIGURES: dict[str, tuple[Callable[..., Figure], Callable[[Trained], tuple[Any, .
 }
 """The figures of the paper and of what its discussion claims: who draws each, and from what."""
 
-OF_NETWORKS = (
-    *("layer", "filters", "feature-maps", "filter-bank", "winning-scales", "scale-tracking"),
-    *("centrality", "entanglement"),
-)
-"""The figures that the pages show of trained networks."""
-
 
 def description(name: str) -> str:
     """What a figure shows, in one line."""
@@ -295,3 +287,12 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
     """
     plot, shown = FIGURES[_checks.choice("name", name, tuple(FIGURES))]
     return plot(*shown(Trained(ss, lsi, data_dir)))
+
+
+def of_networks(runs: Path, data_dir: Path | None = None) -> dict[str, Figure]:
+    """The figures that show trained networks, by their place in results/; none without the runs of the first split."""
+    ss, lsi = (runs / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN"))
+    if not all((run / "model.safetensors").exists() for run in (ss, lsi)):
+        return {}
+    places = {name: f"figures/{name}.png" for name, (plot, _) in FIGURES.items() if plot.__module__ == __name__}
+    return {place: draw(name, ss, lsi, data_dir) for name, place in places.items()}

@@ -174,16 +174,8 @@ def resizing_error(
             steered = layer.with_scales((scale,)).filters()[0].double().cpu()
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
-            resized = LocallyScaleInvariantConv2d(
-                1,
-                len(weight),
-                k,
-                padding="same",
-                bias=False,
-                dtype=torch.float64,
-                scales=(scale,),
-                antialias=layer.antialias,
-            )
+            options = {"bias": False, "dtype": torch.float64, "scales": (scale,), "antialias": layer.antialias}
+            resized = LocallyScaleInvariantConv2d(1, len(weight), k, padding="same", **options)
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]
     middle = slice(size // 2 - reach, size // 2 + reach + 1)
@@ -191,7 +183,7 @@ def resizing_error(
 
 
 def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d]:
-    """The layers that :func:`paper.figures.plot_resizing` compares, with fixed random filters."""
+    """The layers that :func:`paper.guide.plot_resizing` compares, with fixed random filters."""
     random = torch.Generator().manual_seed(0)
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():

@@ -26,7 +26,6 @@ from paper import (
     curves,
     distortion,
     figures,
-    grids,
     guide,
     measures,
     quickstart,
@@ -47,19 +46,15 @@ def draw(runs: Path = Path("runs"), data_dir: Path | None = None) -> None:
         runs: Where runs are kept. Figures of trained networks show those of the first split, if they are there.
         data_dir: Where the original images are, if not in the cache.
     """
-    for module in MODULES:
-        for place, figure in getattr(module, "plots", dict)().items():
-            curves.save(figure, RESULTS / place)
-    ss, lsi = (runs / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN"))
-    if all((run / "model.safetensors").exists() for run in (ss, lsi)):
-        for name in figures.OF_NETWORKS:
-            curves.save(figures.draw(name, ss, lsi, data_dir), RESULTS / "figures" / f"{name}.png")
+    drawn = {place: figure for module in MODULES for place, figure in getattr(module, "plots", dict)().items()}
+    for place, figure in (drawn | figures.of_networks(runs, data_dir)).items():
+        curves.save(figure, RESULTS / place)
 
 
 def views() -> dict[str, Callable[..., Any]]:
     """What templates can call: all views, those of `data` with the results of results/."""
-    found = {**VIEWS, **convert.VIEWS, **simulation.VIEWS}
-    of_results = {name for name, function in found.items() if "data" in inspect.signature(function).parameters}
+    found: dict[str, Callable[..., Any]] = {**VIEWS, **convert.VIEWS, **simulation.VIEWS}
+    of_results = [name for name, function in found.items() if "data" in inspect.signature(function).parameters]
     return found | {name: partial(found[name], cells.published()) for name in of_results}
 
 

@@ -10,23 +10,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from paper import RESULTS, ROOT, anysize, curves, distortion, grids
-from paper.cells import (
-    GAP,
-    SIZES,
-    Data,
-    columns,
-    decimal,
-    interval,
-    lines,
-    load,
-    mean,
-    minus,
-    numbers_table,
-    runs,
-    show,
-    values,
-)
+from paper import RESULTS, ROOT, anysize, cells, curves, distortion, grids
+from paper.cells import GAP, SIZES, Data, columns, interval, lines, load, mean, minus, runs, show, values
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, PAPER, STRENGTHS, Cell
 from paper.markdown import table as markdown
 from paper.markdown import view, words
@@ -152,8 +137,8 @@ def pairs(data: Data, name: str) -> str:
 
 def _choices(data: Data) -> str:
     heads = ("validation error in %", "validation loss")
-    cells = {line: Cell("choices", line, "") for line in lines("choices")}
-    return numbers_table(data, "filters", cells, ("val error", "val_loss"), heads)
+    every = {line: Cell("choices", line, "") for line in lines("choices")}
+    return cells.numbers_table(data, "filters", every, ("val error", "val_loss"), heads)
 
 
 @view
@@ -173,7 +158,7 @@ def effects(data: Data) -> str:
 @view
 def by_scale(data: Data, column: str) -> str:
     """Error by scale of the object in a column of Table 1, mean over splits."""
-    return numbers_table(
+    return cells.numbers_table(
         data, f"{column}, error in %", {method: Cell("1", method, column) for method in METHODS}, SIZES
     )
 
@@ -181,13 +166,13 @@ def by_scale(data: Data, column: str) -> str:
 @view
 def costs(data: Data) -> str:
     """Parameters and training time by method."""
-    cells = [Cell("1", "", column, measure) for column in columns("1") for measure in ("parameters", "seconds")]
-    rows = [["mean over splits", *(f"{c.column}, {c.measure}" for c in cells), "all runs, minutes"]]
+    every = [Cell("1", "", column, measure) for column in columns("1") for measure in ("parameters", "seconds")]
+    rows = [["mean over splits", *(f"{c.column}, {c.measure}" for c in every), "all runs, minutes"]]
     for line in lines("1"):
-        times = [values(data, cell._replace(line=line), False) for cell in cells if cell.measure == "seconds"]
+        times = [values(data, cell._replace(line=line), False) for cell in every if cell.measure == "seconds"]
         seconds = pd.concat(times).dropna()
         total = f"{seconds.sum() / 60:.1f} ({len(seconds)} runs)" if len(seconds) else GAP
-        rows.append([line, *(show(data, cell._replace(line=line)) for cell in cells), total])
+        rows.append([line, *(show(data, cell._replace(line=line)) for cell in every), total])
     return markdown(rows)
 
 
@@ -291,7 +276,11 @@ def release_change(data: Data) -> str:
     """How far our means on FMNIST-Scale lie from those with the first release."""
     now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
     changes = [float(now[m]) - before for m, before in grids.FIRST_RELEASE.items() if now[m] != GAP]
-    return f"{decimal(min(changes), '+.2f')} to {decimal(max(changes), '+.2f')}" if len(changes) == len(now) else GAP
+    return (
+        f"{cells.decimal(min(changes), '+.2f')} to {cells.decimal(max(changes), '+.2f')}"
+        if len(changes) == len(now)
+        else GAP
+    )
 
 
 @view
