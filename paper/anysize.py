@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -245,6 +246,13 @@ def correlation(data: Data, column: str) -> str:
 
 
 @view
+def best_rival(data: Data, name: str, column: str = "", measure: str = "outside") -> str:
+    """The rival with the lowest mean error in a column, of those that were measured."""
+    means = {line: values(data, Cell(name, line, column, measure)).mean() for line in grids.RIVALS}
+    return min((line for line in means if not math.isnan(means[line])), key=means.__getitem__, default=PENDING)
+
+
+@view
 def best_published(title: str, protocol: str) -> str:
     """The highest published accuracy outside the training sizes of STIR, in %."""
     rows = published("stir")["networks"].values()
@@ -269,6 +277,13 @@ def run_of(name: str, line: str = "", column: str = "") -> RunConfig:
     """The configuration of the first run of a line, by default of the leading one, and of a column, if one is named."""
     rows = (row for row in grids.EXPERIMENTS[name].rows if row.line == (line or LEADING[name]))
     return next(row.config for row in rows if column in ("", row.column))
+
+
+@view
+def steps(config: RunConfig) -> str:
+    """How many steps the training of a run has."""
+    own: Any = config.data
+    return f"{config.epochs * ((config.train_images or own.sizes[0]) // config.batch_size):,}"
 
 
 @view

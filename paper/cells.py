@@ -108,7 +108,7 @@ def values(data: Data, cell: Cell, averaged: bool = True) -> pd.Series:
 def _cells(data: Data, experiment: str, averaged: bool) -> dict[tuple[str, str], pd.DataFrame]:
     """The runs of each cell by line and column, one line for each split and seed."""
     found = runs(data, experiment, averaged).set_index(["split", "seed"])
-    return dict(iter(found.groupby(["line", "column"], sort=False)))  # type: ignore[arg-type]
+    return dict(iter(found.groupby(["line", "column"], sort=False)))
 
 
 def lines(experiment: str) -> list[str]:

@@ -163,7 +163,13 @@ def plot_sensitivity(orders: Sequence[float] = theorem.SENSITIVITY_ORDERS) -> Fi
         left.semilogx(scales, (row / row[0]).real, color=colour, label=f"order {order:g}")
         if periods[order] <= scales[-1] * 1.001:
             left.axvline(periods[order], color=colour, linestyle=":", linewidth=1)
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 5, "frameon": False, "columnspacing": 1}
+    above: dict[str, Any] = {
+        "loc": "lower center",
+        "bbox_to_anchor": (0.5, 1),
+        "ncols": 5,
+        "frameon": False,
+        "columnspacing": 1,
+    }
     x, y = "scaling of the image s (dotted: one period)", "Re of the response, relative to s = 1"
     label(left, x, y, legend=8, **above)
     fine = np.linspace(min(orders), max(orders), 100)

@@ -174,7 +174,12 @@ def resizing_error(
             steered = layer.with_scales((scale,)).filters()[0].double().cpu()
             found = F.conv2d(shown, steered, padding=steered.shape[-1] // 2)[0]
         else:
-            options = {"bias": False, "dtype": torch.float64, "scales": (scale,), "antialias": layer.antialias}
+            options: dict[str, Any] = {
+                "bias": False,
+                "dtype": torch.float64,
+                "scales": (scale,),
+                "antialias": layer.antialias,
+            }
             resized = LocallyScaleInvariantConv2d(1, len(weight), k, padding="same", **options)
             resized.weight.copy_(weight[:, None])
             found = resized(shown)[0]

@@ -53,7 +53,8 @@ def draw(runs: Path = Path("runs"), data_dir: Path | None = None) -> None:
 
 def views() -> dict[str, Callable[..., Any]]:
     """What templates can call: all views, those of `data` with the results of results/."""
-    found: dict[str, Callable[..., Any]] = {**VIEWS, **convert.VIEWS, **simulation.VIEWS}
+    others: dict[str, Any] = {**convert.VIEWS, **simulation.VIEWS}
+    found = VIEWS | others
     of_results = [name for name, function in found.items() if "data" in inspect.signature(function).parameters]
     return found | {name: partial(found[name], cells.published()) for name in of_results}
 

@@ -8,7 +8,7 @@ import pytest
 
 from paper import anysize, cells, claims, grids, report
 from paper.claims import TARGETS
-from paper.grids import LEADING, PROTOCOLS, RIVALS
+from paper.grids import LEADING, OURS, PROTOCOLS, RIVALS
 from paper.markdown import PENDING
 from tests.paper.invented import results_by_size
 
@@ -25,6 +25,7 @@ def test_without_results_every_view_says_so(tmp_path, monkeypatch):
     assert {claims.outcome(data, claim.evidence) for claim in TARGETS.values()} == {PENDING}
     assert anysize.accuracy(data, "stir", "ours", "MNIST Mid2Rest") == PENDING
     assert anysize.mean_error(data, "rescaled-cifar10", "ours") == PENDING
+    assert anysize.best_rival(data, "rescaled-cifar10") == PENDING
     assert anysize.correlation(data, "MNIST Mid2Rest") == PENDING
     assert anysize.plots(tmp_path) == {}
 
@@ -68,6 +69,8 @@ def test_other_tables_show_each_size(load):
     (row,) = (x for x in anysize.rescaled_cifar10(data).splitlines() if x.startswith(f"| {grids.TWIN} |"))
     assert row == f"| {grids.TWIN} {'| 30.0 ' * 4}| 5.0 {'| 30.0 ' * 4}| 30.0 ± 0.1 | 10 |"
     assert anysize.mean_error(data, "rescaled-cifar10", "ours", "", "inside") == "5.0"
+    data = load(results_by_size("rescaled-cifar10", lambda line: 0.2 if line in (grids.RESIZED, *OURS) else 0.3))
+    assert anysize.best_rival(data, "rescaled-cifar10") == grids.RESIZED
 
 
 def test_plots_show_what_was_measured_beside_the_best_published(load, tmp_path):
@@ -106,6 +109,8 @@ def test_pages_say_how_lines_were_trained():
     assert anysize.resizing_of("large-scale") == "0.5 to 8"
     assert anysize.protocol("stir").startswith("15 epochs of AdamW with batches of 100, a one-cycle learning rate")
     assert anysize.repeats_of("stir", LEADING["stir"]) == "10"
+    assert anysize.run_of("stir", column="Emoji Mid2Rest").epochs == 100
+    assert [anysize.steps(anysize.run_of(name, "SS-CNN")) for name in ("1", "3")] == ["4,680", "1,200"]
     assert set(LEADING.values()) <= {*grids.OURS, grids.PLAIN + grids.AUGMENTED}
     assert not set(RIVALS) & set(grids.OURS)
 
