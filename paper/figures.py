@@ -26,12 +26,12 @@ from scalesteer.training import RunConfig, load, load_model
 from scalesteer.training.loop import split_by_scale
 
 
-def plot_filter_bank(layer: nn.Module, count: int = 5) -> Figure:
-    """The strongest filters of a layer at its first scale, one per row, each at all of its scales."""
+def plot_filter_bank(layer: nn.Module) -> Figure:
+    """The five strongest filters of a layer at its first scale, one per row, each at all of its scales."""
     layer = steerable(layer)
     with torch.no_grad():
         filters = [f[:, 0].cpu().numpy() for f in layer.filters()]
-    strongest = np.argsort(-np.linalg.norm(filters[0], axis=(1, 2)), kind="stable")[:count]
+    strongest = np.argsort(-np.linalg.norm(filters[0], axis=(1, 2)), kind="stable")[:5]
     figure = Figure(figsize=(1.3 * len(filters), 1.3 * len(strongest) + 0.3), layout="constrained")
     axes = figure.subplots(len(strongest), len(filters), squeeze=False)
     for row, channel in zip(axes, strongest, strict=True):
@@ -42,14 +42,14 @@ def plot_filter_bank(layer: nn.Module, count: int = 5) -> Figure:
     return figure
 
 
-def plot_filters(ss: Network, lsi: Network, columns: int = 6) -> Figure:
+def plot_filters(ss: Network, lsi: Network) -> Figure:
     """First-layer filters at scale 1 of SS-CNN and of the locally scale-invariant CNN, side by side."""
-    lines = max(-(-len(layers.unit_filters(model.first)) // columns) for model in (ss, lsi))
+    banks = {title: layers.unit_filters(model.first) for title, model in _pair(ss, lsi).items()}
+    lines = max(-(-len(bank) // 6) for bank in banks.values())
     figure = Figure(figsize=(9, 0.75 * lines + 0.4), layout="constrained")
     halves: Any = figure.subfigures(1, 2, wspace=0.05)
-    for part, (title, model) in zip(halves, _pair(ss, lsi).items(), strict=True):
-        bank = layers.unit_filters(model.first)
-        axes = part.subplots(lines, columns, squeeze=False).ravel()
+    for part, (title, bank) in zip(halves, banks.items(), strict=True):
+        axes = part.subplots(lines, 6, squeeze=False).ravel()
         for axis in axes:
             axis.set_axis_off()
         for axis, weight in zip(axes, bank, strict=False):
@@ -66,9 +66,10 @@ def plot_feature_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
     """Average first-layer feature maps of both networks, for several inputs."""
     figure = Figure(figsize=(1.4 * len(images) + 0.6, 4.6), layout="constrained")
     axes = figure.subplots(3, len(images), squeeze=False)
-    rows = {"input": images[:, 0]} | {name: layers.first_maps(m, images).mean(1) for name, m in _pair(ss, lsi).items()}
-    for row, (name, maps) in zip(axes, rows.items(), strict=True):
-        for axis, values in zip(row, maps.cpu().numpy(), strict=True):
+    with torch.no_grad():
+        maps = {name: F.relu(m.first(m.prepare(images))).mean(1) for name, m in _pair(ss, lsi).items()}
+    for row, (name, shown) in zip(axes, {"input": images[:, 0], **maps}.items(), strict=True):
+        for axis, values in zip(row, shown.cpu().numpy(), strict=True):
             axis.imshow(values, cmap="gray")
             frame(axis)
         row[0].set_ylabel(name.replace("scale-", "scale-\n").replace("invariant ", "invariant\n"), fontsize=9)
@@ -118,7 +119,7 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
     return figure
 
 
-def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = ()) -> Figure:
+def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str]) -> Figure:
     """Images, their strongest first-layer responses and the scales that won, one column per image."""
     response, winner = layers.winning_scales(model, images)
     scales: tuple[float, ...] = model.first.scales  # type: ignore[assignment]
@@ -126,7 +127,7 @@ def plot_winning_scales(model: Network, images: Tensor, titles: Sequence[str] = 
     axes = figure.subplots(3, len(images), squeeze=False)
     for i, image in enumerate(images):
         axes[0, i].imshow(image[0].cpu().numpy(), cmap="gray", vmin=0, vmax=1)
-        frame(axes[0, i], titles[i] if titles else "")
+        frame(axes[0, i], titles[i])
         axes[1, i].imshow(response[i].cpu().numpy(), cmap="magma", vmin=0)
         frame(axes[1, i])
         drawn = _scale_map(axes[2, i], winner[i], response[i], scales)
@@ -152,15 +153,9 @@ def _scale_legend(axis: Any, drawn: Any, scales: Sequence[float]) -> None:
     bar.ax.set_yticklabels([f"{s:.2g}" for s in scales], fontsize=8)
 
 
-def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet, count: int = 700) -> Figure:
-    """The mean scale that wins in the first layer against the size of the object, ± standard deviation, by network.
-
-    Args:
-        models: Networks whose first layer has scales.
-        images: What they see.
-        count: How many of the images, from the first.
-    """
-    few = images.first(min(count, len(images)))
+def plot_scale_tracking(models: Mapping[str, Network], images: ImageSet) -> Figure:
+    """The mean scale that wins in the first layer against the size of the object, ± standard deviation, by network."""
+    few = images.first(min(700, len(images)))
     figure, axis = panels(1)
     for name, model, colour, marker in styled(models):
         sizes, means = layers.scale_tracking(model, few)

@@ -52,10 +52,10 @@ def random_layer() -> ScaleSteerableConv2d:
     return layer
 
 
-def plot_basis(basis: LogRadialBasis | None = None, size: int = 41) -> Figure:
+def plot_basis() -> Figure:
     """The log-radial harmonics: three orders, four orientations, real and imaginary parts."""
-    basis = basis or LogRadialBasis.preset("area")
-    values = harmonics.sample(basis, size) * harmonics.support(basis, size, 1.0)
+    basis = LogRadialBasis.preset("area")
+    values = harmonics.sample(basis, 41) * harmonics.support(basis, 41, 1.0)
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.subplots(len(basis.orders), 8, squeeze=False)
     for i, order in enumerate(basis.orders):

@@ -24,18 +24,7 @@ Array = NDArray[np.float64]
 
 def unit_filters(layer: nn.Module) -> Array:
     """The filters of a layer at scale 1, first input channel: `(C_out, n, n)`."""
-    with torch.no_grad():
-        if isinstance(layer, ScaleSteerableConv2d):
-            weight = layer.with_scales((1.0,)).filters()[0]
-        else:
-            weight = layer.get_parameter("weight")
-        return np.asarray(weight[:, 0].double().cpu().numpy())
-
-
-def first_maps(model: Network, images: Tensor) -> Tensor:
-    """The first layer's output after the ReLU, `(B, C, H, W)`, for images in [0, 1]."""
-    with torch.no_grad():
-        return F.relu(model.first(model.prepare(images)))
+    return np.asarray(enlarged(layer, 1.0).cpu().numpy())
 
 
 def winning_scales(model: Network, images: Tensor) -> tuple[Tensor, Tensor]:

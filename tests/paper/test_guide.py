@@ -28,9 +28,8 @@ def test_the_sensitivity_figure_holds_the_measured_curves():
     assert measured.get_ydata() == pytest.approx(np.exp(2 * np.pi / np.array([1.0, 2.0])), rel=1e-3)
 
 
-def test_the_basis_figure_follows_its_argument():
-    figure = guide.plot_basis(LogRadialBasis(orders=(1.0, 3.0)), size=9)
-    assert "Re, k=3, 45°" in {axis.get_title() for axis in figure.axes}
+def test_the_basis_figure_shows_every_order():
+    assert {"Re, k=0.5, 45°", "Im, k=2, 180°"} <= {axis.get_title() for axis in guide.plot_basis().axes}
 
 
 def test_a_steered_filter_is_shown_at_each_of_its_scales():
