@@ -9,6 +9,7 @@ import pytest
 from paper import cells, claims, grids, report
 from paper.claims import CLAIMS
 from paper.grids import CHOSEN, DATASETS, EXPERIMENTS, LEADING, METHODS, PAPER, PROTOCOLS
+from tests.paper.invented import result
 
 FREE = {"lr": 1.0, "weight_decay": 0.0, "upsample": 1}  # what may differ between methods
 
@@ -144,3 +145,12 @@ def test_stir_has_its_protocols_and_tests_at_every_size():
         if row.column.endswith("Mid2Rest")
     }
     assert steps == {"stir-mnist": 1200, "stir-emoji": 500}
+
+
+def test_a_trial_is_a_few_rows_and_has_a_table(load, monkeypatch):
+    rows = grids._grid(grids._variants({"m = 0.25": {"m": 0.25}}), {"MNIST-Scale": {}}, (0, 1))
+    monkeypatch.setitem(EXPERIMENTS, "trial", grids.Experiment("SS-CNN with a slower decay", rows))
+    assert [config.m for config in EXPERIMENTS["trial"].runs] == [0.25, 0.25]
+    shown = report.table(load([result(row.config, 0.02) for row in rows]), "trial")
+    assert shown.startswith("**Trial. SS-CNN with a slower decay**")
+    assert shown.endswith("| m = 0.25 | 2.00 ± 0.00 |")

@@ -76,12 +76,6 @@ def test_entanglement_agrees_with_a_loop_over_moves(needed):
         assert gain[channel] == pytest.approx(cosine[best] - cosine[0, 0])
 
 
-def test_an_enlarged_filter_at_scale_one_is_the_filter(needed):
-    for model in (needed["ss"], needed["lsi"]):
-        same = layers.enlarged(model.first, 1.0).numpy()
-        assert same == pytest.approx(layers.unit_filters(model.first), abs=1e-6)
-
-
 def test_nothing_is_lost_without_scaling_and_something_with_it():
     for layer in layers.resizing_layers(4).values():
         assert layers.resizing_error(layer, 1.0) < 1e-12
@@ -119,6 +113,8 @@ def test_the_mean_winning_scale_leaves_out_weak_responses():
     assert layers.mean_winning_scale(response, winner, (1.0, 4.0, 9.0)) == pytest.approx(2.0)  # of 1, 4, 4 and 1
 
 
-def test_filters_of_a_layer_are_those_of_its_first_input_channel():
-    layer = torch.nn.Conv2d(2, 3, 7)
-    assert layers.unit_filters(layer) == pytest.approx(layer.weight[:, 0].detach().numpy())
+def test_filters_at_scale_one_are_those_of_the_layer_and_its_first_input_channel(needed):
+    steered, resizing, plain = needed["ss"].first, needed["lsi"].first, nn.Conv2d(2, 3, 7)
+    expected = {steered: steered.filters()[steered.scales.index(1.0)], resizing: resizing.weight, plain: plain.weight}
+    for layer, weight in expected.items():
+        assert layers.unit_filters(layer) == pytest.approx(weight[:, 0].detach().numpy(), abs=1e-7)
