@@ -11,5 +11,6 @@ RESULTS = ROOT / "results"
 
 
 def recorded(place: str) -> Any:
-    """What was measured and kept in a JSON file of results/."""
-    return json.loads((RESULTS / place).read_text(encoding="utf-8"))
+    """What was measured and kept in a JSON file of results/, or None if it has not been measured."""
+    path = RESULTS / place
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -6,15 +6,15 @@ Their runs stand in `paper.grids`, numbers of others in ``results/published``. A
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from paper import RESULTS, cells, curves, grids
+import pandas as pd
+
+from paper import RESULTS, cells, curves, grids, recorded
 from paper.cells import GAP, Data, lines, values
 from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, OURS, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
 from paper.markdown import PENDING, table, view, words
@@ -31,7 +31,7 @@ STIR_PLAIN = "STIR's plain CNN"  # two convolutions, 7 x 7, of 16 and 32 channel
 @cache
 def published(name: str) -> Any:
     """Numbers of others, with their source."""
-    return json.loads((RESULTS / "published" / f"{name}.json").read_text(encoding="utf-8"))
+    return recorded(f"published/{name}.json")
 
 
 # Cells
@@ -117,8 +117,7 @@ def epoch_time(line: str) -> str:
 
     It is read from ``results/bench/stir-epoch.json``, whose `seconds` are by line, with `STIR_PLAIN` among them.
     """
-    path = RESULTS / "bench" / "stir-epoch.json"
-    found = json.loads(path.read_text())["seconds"] if path.exists() else {}
+    found = (recorded("bench/stir-epoch.json") or {"seconds": {}})["seconds"]
     return f"{found[line] / found[STIR_PLAIN]:.1f}" if line in found else PENDING
 
 
@@ -178,44 +177,41 @@ def size_correlations(data: Data) -> str:
     return table(rows)
 
 
-def _own_runs() -> dict[str, list[dict[str, Any]]]:
-    """The runs of examples/own_images.py by what they are, seeds together."""
-    path, found = RESULTS / "guide" / "own-images.json", dict[str, list[dict[str, Any]]]()
-    for run in json.loads(path.read_text(encoding="utf-8")):
-        sizes = [f"{scale:g}" for scale in run["channels"] or [1.0]]
-        name = "plain network" if len(sizes) == 1 else f"at {', '.join(sizes)} times its size"
-        name += f", the last {run['epochs'] - first} epochs" if (first := run["one_size_epochs"]) else ""
-        found.setdefault(name + (", random resizing" if run["resize"] else ""), []).append(run)
-    return found
+def _own_name(run: dict[str, Any]) -> str:
+    """What a run of examples/own_images.py is."""
+    sizes = [f"{scale:g}" for scale in run["channels"] or [1.0]]
+    name = "plain network" if len(sizes) == 1 else f"at {', '.join(sizes)} times its size"
+    name += f", the last {run['epochs'] - first} epochs" if (first := run["one_size_epochs"]) else ""
+    return name + (", random resizing" if run["resize"] else "")
 
 
-def _own_errors(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean errors by size, and of all sizes but that of training."""
-    errors = {size: fmean(run["errors"][size] for run in runs) for size in runs[0]["errors"]}
-    return {**errors, "others": fmean(error for size, error in errors.items() if float(size) != 1)}
+def _own_errors() -> pd.DataFrame:
+    """Errors of these runs by what they are and by size; what has the lowest at other sizes than 1 comes last."""
+    runs = recorded("guide/own-images.json")
+    seeds = pd.DataFrame([run["errors"] for run in runs], index=map(_own_name, runs)).groupby(level=0)
+    means = seeds.mean()
+    others = means[[size for size in means if float(size) != 1]].mean(axis=1)
+    order = others.sort_values(ascending=False).index
+    return means.assign(others=others).map("{:.1f}".format).assign(seeds=seeds.size()).loc[order]
 
 
 @view
 def own_images() -> str:
-    """Errors of networks that were trained on a folder of pictures, by size; the network with the lowest comes last."""
-    rows = [(name, runs, _own_errors(runs)) for name, runs in _own_runs().items()]
-    rows.sort(key=lambda row: -row[2]["others"])
-    sizes = [size for size in rows[0][2] if size != "others"]
-    body = [["error in %, photographs of size", *sizes, "mean but 1", "seeds"]]
-    body += [
-        [name, *(f"{errors[size]:.1f}" for size in (*sizes, "others")), str(len(runs))] for name, runs, errors in rows
-    ]
-    first = rows[0][1][0]
-    return f"{table(body)}\n\n{first['device']}, torch {first['torch']}; the first line: `{first['command']}`."
+    """Errors of networks that were trained on a folder of pictures, by size."""
+    found = _own_errors()
+    first = next(run for run in recorded("guide/own-images.json") if _own_name(run) == found.index[0])
+    head = ["error in %, photographs of size", *found.columns[:-2], "mean but 1", "seeds"]
+    about = f"{first['device']}, torch {first['torch']}; the first line: `{first['command']}`."
+    return f"{table([head, *found.itertuples()])}\n\n{about}"
 
 
 @view
 def own_images_outside(name: str) -> str:
     """The mean error at sizes that training did not show, of the one line that is called or begins so."""
-    found = {line: _own_errors(runs)["others"] for line, runs in _own_runs().items()}
+    found = _own_errors()["others"]
     if name not in found:
-        (name,) = (line for line in found if line.startswith(name))
-    return f"{found[name]:.1f}"
+        (name,) = (line for line in found.index if line.startswith(name))
+    return str(found[name])
 
 
 # Words and numbers of sentences

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from paper import RESULTS, ROOT, curves
+import paper
+from paper import ROOT, curves
 from paper.markdown import PENDING, table, view
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import DataError, ImageSet, load_split
@@ -294,8 +295,7 @@ def embedded(figure: Figure) -> str:
 
 def recorded(edition: str = "") -> Result | None:
     """What was measured and kept of one of `EDITIONS`, if anything was."""
-    path = RESULTS / "quickstart" / f"{_named('result', edition)}.json"
-    found: Result | None = json.loads(path.read_text()) if path.exists() else None
+    found: Result | None = paper.recorded(f"quickstart/{_named('result', edition)}.json")
     return found
 
 
@@ -385,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = run(settings, folder, command_of(options.edition))
         if options.record:
-            write(RESULTS / "quickstart" / f"{_named('result', options.edition)}.json", result)
+            write(paper.RESULTS / "quickstart" / f"{_named('result', options.edition)}.json", result)
     except KeyboardInterrupt:
         print("\nstopped: no report was written.", file=sys.stderr)
         return 130

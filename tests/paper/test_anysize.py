@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+import paper
 from paper import anysize, cells, claims, grids, report
 from paper.claims import TARGETS
 from paper.grids import LEADING, OURS, PROTOCOLS, RIVALS
@@ -54,7 +55,7 @@ def test_a_time_per_epoch_is_relative_to_the_plain_network(load, tmp_path, monke
     (tmp_path / "bench").mkdir()
     seconds = {grids.TWIN: 3.0, anysize.STIR_PLAIN: 1.5}
     (tmp_path / "bench" / "stir-epoch.json").write_text(json.dumps({"seconds": seconds}))
-    monkeypatch.setattr(anysize, "RESULTS", tmp_path)
+    monkeypatch.setattr(paper, "RESULTS", tmp_path)
     assert anysize.epoch_time(grids.TWIN) == "2.0"
     assert anysize.epoch_time(grids.STEERED) == PENDING
 
@@ -129,7 +130,7 @@ def test_runs_on_own_pictures_are_told_by_what_they_are(tmp_path, monkeypatch):
     ]
     (tmp_path / "guide").mkdir()
     (tmp_path / "guide" / "own-images.json").write_text(json.dumps(runs))
-    monkeypatch.setattr(anysize, "RESULTS", tmp_path)
+    monkeypatch.setattr(paper, "RESULTS", tmp_path)
     _, _, *lines = anysize.own_images().splitlines()
     assert lines == [
         "| plain network | 61.0 | 31.0 | 71.0 | 66.0 | 2 |",
