@@ -33,6 +33,8 @@ def test_errors_are_drawn_as_means_over_runs():
     line = next(line for line in axis.get_lines() if line.get_label() == "a")
     assert line.get_ydata() == pytest.approx([20, 20])
     assert line.get_xdata() == pytest.approx([0.5, 1.0])
+    dots = [list(other.get_ydata()) for other in axis.get_lines() if other is not line]
+    assert dots == [pytest.approx([10, 20]), pytest.approx([30, 20])]
     with pytest.raises(ValueError, match="2 errors per run"):
         curves.plot_errors({"a": [[0.1]]}, [0.5, 1.0], "size")
 
