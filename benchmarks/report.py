@@ -8,9 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import simulation
 from benchmarks.bench import RIVALS, describe
-from paper.markdown import table
+from paper.markdown import table, view
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
@@ -39,37 +38,17 @@ def load() -> dict[str, Record]:
     return found
 
 
+@view
 def speed_section(name: str) -> str:
     """All about one device of `COMMANDS`, or how to measure it."""
     results = load()
     return section(results[name], name) if name in results else f"Not measured yet: `{COMMANDS[name]}`."
 
 
+@view
 def speed_headline(name: str) -> str:
     """The whole network on one device, in a sentence."""
     return headline(of_group(load()[name], "network"))
-
-
-def speed_numbers(name: str, train: bool = True) -> dict[str, str]:
-    """The numbers of that sentence: images_per_s, times_direct and times_plain of training or inference."""
-    return rates(of_group(load()[name], "network"), train)
-
-
-def speed_table() -> str:
-    """The whole network on each device, for the front page."""
-    rows = [("whole SS-CNN, images per second", "ours", "one convolution per scale", "plain CNN")]
-    for result in load().values():
-        device = result["environment"]["device"].replace("(R)", "").replace(" Processor", "")
-        threads = "" if "NVIDIA" in device else f", {result['environment']['threads']} threads"
-        for case in of_group(result, "network"):
-            found = case["contenders"]
-            if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and (
-                case["train"] or not case["graph"]
-            ):
-                ours, direct, plain = (number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain"))
-                ours = f"**{ours}** ({found['spectral']['times_direct']:.3g} x)"
-                rows.append((f"{device}{threads}: {describe(case).removeprefix('network, ')}", ours, direct, plain))
-    return table(rows)
 
 
 def of_group(result: Record, group: str) -> list[Record]:
@@ -290,12 +269,3 @@ def plot_growth(sweep: list[Record]) -> Figure:
     axes[0].set_ylabel("ms, forward + backward")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
-
-
-VIEWS = {
-    "speed_headline": speed_headline,
-    "speed_numbers": speed_numbers,
-    "speed_section": speed_section,
-    "speed_table": speed_table,
-    **simulation.VIEWS,
-}

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from benchmarks import report
 
 
@@ -53,16 +51,10 @@ def test_the_page_on_speed_says_how_to_measure_what_was_not(tmp_path, monkeypatc
 
 
 def test_the_front_page_has_the_rates_of_the_whole_network_on_each_device():
-    head, _, *rows = report.speed_table().splitlines()
-    assert head == "| whole SS-CNN, images per second | ours | one convolution per scale | plain CNN |"
     for name, result in report.load().items():
         training = next(case for case in result["measurements"] if case["group"] == "network" and case["train"])
         found = training["contenders"]
-        (row,) = [row for row in rows if f"**{report.number(found['spectral']['images_per_s'])}**" in row]
         ratio = found["direct"]["ms"] / found["spectral"]["ms"]
-        assert float(row.split("(")[1].split(" x)")[0]) == pytest.approx(ratio, rel=0.01)
-        assert ("H200" in row) == (name == "h200")
-        assert float(report.speed_numbers(name)["times_direct"]) == pytest.approx(ratio, rel=0.01)
         said = f"{report.number(found['spectral']['images_per_s'])} images per second in training ({ratio:.3g} times "
         share = 100 * found["plain"]["ms"] / found["spectral"]["ms"]
         assert f"{said}`direct`, {share:.0f} % of the plain CNN's rate)" in report.speed_headline(name)
