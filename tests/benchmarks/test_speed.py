@@ -67,3 +67,20 @@ def test_plots_have_the_measured_rates():
     bars = plots["bench/cpu-network.png"].axes[0].patches
     rates = [training["contenders"][name]["images_per_s"] for name in ("spectral", "direct", "plain")]
     assert [bar.get_height() for bar in bars] == rates
+
+
+def test_situations_show_rates_latencies_and_what_is_missing(tmp_path, monkeypatch):
+    def case(contenders, **about):
+        return {"group": "network", "train": True, "batch": 64, "precision": "float32", "graph": False} | about | {
+            "contenders": contenders
+        }  # fmt: skip
+
+    ours = {"ms": 2.5, "images_per_s": 1234, "times_plain": 0.625, "times_direct": 12.5}
+    cases = [case({"auto": ours}), case({"auto": ours | {"times_direct": None}}, train=False, batch=1)]
+    (tmp_path / "cpu.json").write_text(json.dumps({"environment": {}, "measurements": cases}))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    rows = report.speed_situations().splitlines()
+    assert "| two CPU threads, training, batch 64 | 1,234 images/s | 0.62 | 12 |" in rows
+    assert "| two CPU threads, one image | 2.5 ms | 0.62 |  |" in rows
+    assert "| H200, one image | not measured yet |  |  |" in rows
+    assert len(rows) == 2 + len(report.SITUATIONS)
