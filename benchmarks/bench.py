@@ -2,8 +2,10 @@
 
 A case is the same work for several contenders: ``spectral`` and ``auto`` are ours, ``direct`` is one convolution per
 scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size; ``two-lobed`` and
-``one-lobed`` are ours with functions that are point-symmetric and with functions that are not. Contenders take
-turns, so that whatever else the machine does hits all of them. What fails is recorded, and the next case is measured.
+``one-lobed`` are ours with functions that are point-symmetric and with functions that are not. The group ``shapes`` has
+layers of every shape with the backends ``fast``, ``direct`` and ``auto``; the costs by which "auto" chooses are fitted to
+it (:mod:`benchmarks.costs`). Contenders take turns, so that whatever else the machine does hits all of them. What fails is
+recorded, and the next case is measured.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ import scalesteer
 from scalesteer import _checks
 from scalesteer.files import require, write_atomically
 from scalesteer.functional import BACKENDS
-from scalesteer.harmonics import PAPER_SCALES, window_size
+from scalesteer.harmonics import PAPER_SCALES, WIDE_SCALES, LogRadialBasis, window_size
 from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
 from scalesteer.training.device import arithmetic, capture, commit, pick_device, warm_up
 
-GROUPS = ("network", "layer", "lobes", "sweep", "large", "baselines")
+GROUPS = ("network", "layer", "lobes", "sweep", "large", "baselines", "shapes")
 CONTENDERS = ("spectral", "auto", "direct", "plain")
+SHAPE_CONTENDERS = ("fast", "direct", "auto")
 LOBES = {"two-lobed": "area", "one-lobed": "smooth"}  # and the preset of each
 RIVALS = ("direct", "plain", "two-lobed")  # to which others are compared
 NETWORKS = ("ss-cnn", "plain-cnn", "locally-scale-invariant-cnn", "vector-field-cnn", "spatial-transformer")
@@ -57,6 +60,11 @@ class Case:
     size: int = 28
     kernel_size: int = 7  # also that of the plain contender
     scales: tuple[float, ...] = PAPER_SCALES
+    basis: str = "paper"
+    stride: int = 1
+    dilation: int = 1
+    groups: int = 1
+    reduce: str | None = "max"
     precision: str = "float32"
     graph: bool = False
     contenders: tuple[str, ...] = CONTENDERS
@@ -68,8 +76,25 @@ class Case:
         about = {name: getattr(self, name) for name in ("group", "batch", "train", "precision", "graph")}
         if self.channels is None:
             return about
-        filters = " ".join(str(window_size(self.kernel_size, s)) for s in self.scales)
-        return {**about, "channels": "{} → {}".format(*self.channels), "size": self.size, "filters": filters}
+        basis = LogRadialBasis.of(self.basis)
+        filters = " ".join(str(window_size(self.kernel_size, s, basis)) for s in self.scales)
+        about |= {"channels": "{} → {}".format(*self.channels), "size": self.size, "filters": filters}
+        return about if self.group != "shapes" else about | {"options": self.options}
+
+    @property
+    def options(self) -> Record:
+        """What a layer has beside channels, kernel and scales: its basis, and what is not as by default."""
+        defaults: Record = {"stride": 1, "dilation": 1, "groups": 1, "reduce": "max"}
+        others = {name: value for name, default in defaults.items() if (value := getattr(self, name)) != default}
+        return {"basis": self.basis} | others
+
+    def layer(self, backend: str) -> ScaleSteerableConv2d:
+        """The layer of a case, with a backend or with what is measured as one of :data:`LOBES`."""
+        size = self.kernel_size
+        options = self.options | ({"basis": LOBES[backend]} if backend in LOBES else {})
+        options |= {"scales": self.scales, "backend": "fast" if backend in LOBES else backend}
+        padding = self.dilation * (size // 2)
+        return ScaleSteerableConv2d(*self.channels, size, padding=padding, **options)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -136,7 +161,62 @@ def list_cases(cuda: bool, quick: bool = False) -> list[Case]:
     compared = tuple(name for name in CONTENDERS if name != "auto" or cuda)  # each takes a CPU a minute or so
     large = replace(base, group="large", batch=1, channels=(64, 64), size=512, memory=True, once=not cuda)
     cases.append(replace(large, contenders=compared))
-    return cases + [Case("baselines", 128 // share, contenders=NETWORKS, **mode) for mode in modes[:2]]
+    cases += [Case("baselines", 128 // share, contenders=NETWORKS, **mode) for mode in modes[:2]]
+    return cases + [replace(case, precision=modes[0].get("precision", "float32")) for case in shape_cases(cuda)]
+
+
+def shape_cases(cuda: bool) -> list[Case]:
+    """Layers of every shape that users have; on CUDA with eight times the images, unless it is a single one."""
+    base = Case("shapes", 4, channels=(64, 64), basis="smooth", contenders=SHAPE_CONTENDERS)
+    octaves = (0.71, 1.0, 1.41, 2.0)
+    small = replace(base, kernel_size=3, scales=octaves)
+    layers = [
+        # the paper's layers, and the same with one lobe
+        *(replace(base, batch=16, channels=(1, 30), size=56, basis=basis) for basis in ("area", "smooth")),
+        *(replace(base, batch=8, channels=(30, 60), basis=basis) for basis in ("area", "smooth")),
+        *(replace(base, batch=8, channels=(60, 90), size=14, basis=basis) for basis in ("area", "smooth")),
+        replace(base, batch=1, basis="area"),
+        replace(base, batch=64, channels=(8, 16), basis="area"),
+        # the default scales
+        replace(base, batch=16, channels=(3, 16), size=32, scales=WIDE_SCALES),
+        replace(base, batch=1, channels=(16, 16), size=64, scales=WIDE_SCALES),
+        # networks of 3 x 3 layers, converted
+        replace(small, batch=8, channels=(3, 32), size=64),
+        replace(small, batch=8, channels=(32, 32), size=64),
+        replace(small, batch=8, channels=(32, 32), size=64, scales=(1.0,)),
+        replace(small, batch=1, size=32),
+        replace(small, batch=64, channels=(32, 32)),
+        replace(small, channels=(128, 128), size=16, basis="area", scales=(1.0, 5 / 3)),
+        replace(small, batch=1, channels=(256, 256), size=14),
+        replace(small, batch=1, channels=(512, 512), size=14, scales=(1.0,)),
+        replace(small, batch=1, channels=(512, 512), size=14, scales=(1.0, 1.41)),
+        # 5 x 5
+        replace(base, batch=16, kernel_size=5, scales=(1.0,)),
+        *(replace(base, kernel_size=5, scales=octaves, basis=basis) for basis in ("area", "smooth")),
+        replace(base, batch=16, kernel_size=5, channels=(2, 8), size=64, scales=octaves),
+        replace(base, batch=16, channels=(4, 8), size=64, basis="area"),
+        # stride
+        replace(base, batch=1, channels=(3, 64), size=224, scales=(1.0,), stride=2),
+        replace(base, channels=(3, 32), size=112, scales=octaves, stride=2),
+        replace(small, channels=(32, 64), size=56, stride=2),
+        # groups
+        replace(base, scales=octaves, groups=64),
+        replace(small, size=56, groups=64),
+        replace(base, scales=octaves, groups=4),
+        # dilation
+        replace(small, channels=(32, 32), dilation=2),
+        replace(base, channels=(16, 16), size=64, dilation=2, basis="area"),
+        # the responses of all scales
+        replace(base, channels=(16, 16), reduce=None, basis="area"),
+        replace(small, channels=(16, 16), reduce=None),
+        # large images
+        replace(base, batch=1, channels=(1, 8), size=512, basis="area"),
+        replace(base, batch=1, channels=(3, 8), size=512, scales=octaves),
+        replace(base, batch=1, channels=(16, 16), size=256, scales=octaves),
+        replace(base, batch=1, channels=(3, 8), size=2048, train=False, kernel_size=5, scales=(1.0, 1.41)),
+    ]
+    layers = [replace(case, batch=8 * case.batch) if cuda and case.batch > 1 else case for case in layers]
+    return [replace(case, train=train) for case in layers for train in (True, False) if case.train or not train]
 
 
 def describe(case: Record) -> str:
@@ -153,6 +233,7 @@ def describe(case: Record) -> str:
         work = "forward + backward" if case["train"] else "forward, folded"
     else:
         what, work = case["group"], "training" if case["train"] else "inference"
+    what += "".join(f", {name} {value}" for name, value in case.get("options", {}).items())
     return f"{what}, {work}, batch {case['batch']}, {case['precision']}{', CUDA graph' if case['graph'] else ''}"
 
 
@@ -167,12 +248,10 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
             model = create_model("ss-cnn", backend=name) if name in BACKENDS else create_model(name)
         x = torch.rand(case.batch, 1, 28, 28, device=device)
     else:
-        size = case.kernel_size
         if name == "plain":
-            model = nn.Conv2d(*case.channels, size, padding=size // 2)
+            model = nn.Conv2d(*case.channels, case.kernel_size, padding=case.kernel_size // 2)
         else:
-            options: Record = {"basis": LOBES.get(name, "paper"), "backend": "fast" if name in LOBES else name}
-            model = ScaleSteerableConv2d(*case.channels, size, padding="same", scales=case.scales, **options)
+            model = case.layer(name)
         x = torch.randn(case.batch, case.channels[0], case.size, case.size, device=device)
     model.to(device)
     if not case.train:
@@ -189,7 +268,8 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
             optimizer.step()
             optimizer.zero_grad()
     else:
-        gradient = torch.randn(case.batch, case.channels[1], case.size, case.size, device=device)
+        with torch.no_grad():
+            gradient = torch.randn_like(model(x))
         x.requires_grad_(case.channels[0] > 1)  # one channel is the image itself, which nobody differentiates
 
         def step() -> None:
@@ -228,11 +308,13 @@ def seconds(step: Step, count: int, device: torch.device) -> float:
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-    began = time.perf_counter()
+    # One thread alone: the time that it was given, so that other work on the machine counts little.
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
     for _ in range(count):
         step()
     if device.type != "cuda":
-        return (time.perf_counter() - began) / count
+        return (clock() - began) / count
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000 / count
@@ -290,6 +372,7 @@ class _Trial:
         samples = self.samples if len(self.samples) > 1 else 2 * self.samples
         low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
         about = {"ms": 1000 * middle, "q1": 1000 * low, "q3": 1000 * high, "images_per_s": batch / middle}
+        about["fastest"] = 1000 * min(samples)
         about |= {} if self.memory is None else {"memory_mib": self.memory}
         return {key: _rounded(value) for key, value in about.items()} | {"samples": len(self.samples)}
 
@@ -370,6 +453,8 @@ def run(
     groups = [_checks.choice("only", name, GROUPS) for name in only or (GROUPS[:2] if quick else GROUPS)]
     place = pick_device(device)
     cuda = place.type == "cuda"
+    if pace is None and groups == ["shapes"]:
+        pace = Pace(rounds=5, sample_s=0.01, case_s=0.3) if cuda else Pace(rounds=5, sample_s=0.05, case_s=2.0)
     pace = pace or (Pace(sample_s=0.02, case_s=2.0) if cuda else Pace())
     pace = replace(pace, rounds=3) if quick else pace
     todo = [case for case in (list_cases(cuda, quick) if cases is None else cases) if case.group in groups]
