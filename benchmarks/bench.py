@@ -3,9 +3,9 @@
 A case is the same work for several contenders: ``spectral`` and ``auto`` are ours, ``direct`` is one convolution per
 scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size; ``two-lobed`` and
 ``one-lobed`` are ours with functions that are point-symmetric and with functions that are not. The group ``shapes`` has
-layers of every shape with the backends ``fast``, ``direct`` and ``auto``; the costs by which "auto" chooses are fitted to
-it (:mod:`benchmarks.costs`). Contenders take turns, so that whatever else the machine does hits all of them. What fails is
-recorded, and the next case is measured.
+layers of every shape with the backends ``fast``, ``direct`` and ``auto``; the costs by which "auto" chooses are fitted
+to it (:mod:`benchmarks.costs`). Contenders take turns, so that whatever else the machine does hits all of them. What
+fails is recorded, and the next case is measured.
 """
 
 from __future__ import annotations
