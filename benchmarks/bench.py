@@ -195,6 +195,9 @@ def shape_cases(cuda: bool) -> list[Case]:
         *(replace(base, kernel_size=5, scales=octaves, basis=basis) for basis in ("area", "smooth")),
         replace(base, batch=16, kernel_size=5, channels=(2, 8), size=64, scales=octaves),
         replace(base, batch=16, channels=(4, 8), size=64, basis="area"),
+        # grey images and few taps
+        replace(base, batch=16, kernel_size=3, channels=(1, 32), scales=(1.0,), basis="area"),
+        replace(base, batch=16, channels=(1, 32), scales=(1.0, 9 / 7)),
         # stride
         replace(base, batch=1, channels=(3, 64), size=224, scales=(1.0,), stride=2),
         replace(base, channels=(3, 32), size=112, scales=octaves, stride=2),
