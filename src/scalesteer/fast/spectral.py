@@ -492,6 +492,8 @@ class Frequencies(Engine):
         return blank_scales(bright.to(x.dtype), supports, self.axes, filters.symmetric)
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
+        if self.batch == 0:
+            return
         blank = None if winner is None else self.blank_scales()
         row_matrix, column_matrix = self.plan.restore
         between = self._between(column_matrix.shape[0])
@@ -525,6 +527,8 @@ class Frequencies(Engine):
             winner.copy_(index.permute(2, 3, 0, 1))
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
+        if self.batch == 0:
+            return
         row_matrix, column_matrix = adjoint(self.plan.restore)
         rest = self.batch * self.scales * self.out_channels
         between = self._between(column_matrix.shape[1]).view(len(row_matrix), -1, rest)  # (u {c, s}, W', B S O)
@@ -571,6 +575,8 @@ class Frequencies(Engine):
             self._add_to_weights(self.every_row, self.transfer_grads)
             self.transfer_grads = None
         grads = [self.weight_grads.pop(i) for i in range(len(self.weight_grads))]
+        if not grads:  # of an empty batch
+            return torch.zeros_like(self.filters.weights)
         grads = [g.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1) for g in grads]  # (O, C / G, ...)
         if self.basis is None:
             return torch.cat(grads, dim=2)  # finished taps are those of each scale, side by side
