@@ -52,7 +52,7 @@ def scale_conv2d(
     x, axes = _pad_beyond(x, axes, geometry.padding_mode)
     plain = reduce is None or len(filters.sizes) > fast.MOST_SCALES or fast.needs_plain_operations(axes, backend)
     if backend == "auto":
-        backend = fast.choose_backend(axes, filters, groups, tiles=not plain)
+        backend = fast.choose_backend(axes, filters, groups, not plain, x.shape[0])
     winner: Tensor | None = None
     if backend != "direct" and not plain:
         y, winner = fast.max_over_scales(x, filters, axes, groups, return_scales)

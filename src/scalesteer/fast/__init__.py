@@ -38,15 +38,27 @@ CUDA a piece may take twice as much and, where neither gradients nor winners are
 CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
 FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
-# With few channels, up to this window "direct" is as fast: for symmetric filters, and for others.
-SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
 MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 MOST_SCALES = 255  # winners are bytes
-# Multiply-adds that a direct convolution does in the time of one of ours; few channels slow it down, and groups of few
-# more so. Set so that the faster backend is chosen, batch 8 or 16, for 16 shapes: 1 to 64 channels, windows of 3 to 17,
-# images of 14 to 96 pixels, and 32 groups of one channel. The first holds on CUDA too (docs/speed.md); the others are
-# not measured there.
+# What each backend costs: nanoseconds for each unit of `work`, in training and without gradients. Fitted by
+# `python -m benchmarks costs` to layers of every shape, on one thread of a CPU.
+COSTS: dict[str, dict[str, tuple[float, ...]]] = {
+    "training": {
+        "direct": (0.0669, 0.086, 0.931, 0.771, 5.57, 0.0),
+        "taps": (0.0193, 3.43, 3.33, 0.0),
+        "frequencies": (0.0673, 0.0657, 10.3, 2.18, 0.0),
+    },
+    "inference": {
+        "direct": (0.0179, 0.0227, 0.184, 0.432, 1.18, 32400.0),
+        "taps": (0.0162, 1.12, 0.925, 0.0),
+        "frequencies": (0.0142, 0.0302, 2.34, 0.256, 186000.0),
+    },
+}
+# On CUDA: with few channels, up to this window "direct" is as fast, for symmetric filters, and for others. Then the
+# multiply-adds that a direct convolution does in the time of one of ours; few channels slow it down, and groups of few
+# more so. The first of these holds on an H200 (docs/speed.md); the others are not measured there.
+SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
 RELATIVE_COST, RELATIVE_COST_OF_FEW, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 1.0, 0.25, 8
 # A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
 MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
@@ -84,14 +96,52 @@ def needs_plain_operations(axes: Axes, backend: str) -> bool:
     return symbolic or transformed()
 
 
-def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True) -> str:
-    """The backend that the measured cost favours for static shapes, "fast" or "direct"; the batch size does not enter.
+def work(axes: Axes, filters: Filters, groups: int, batch: int, tiles: bool = True) -> dict[str, tuple[float, ...]]:
+    """What "direct" and the engine behind "fast" have to do, as counts whose costs are fitted: :data:`COSTS`.
+
+    Direct: multiply-adds, the same without input channels (few are slow), that in groups, maps, and filters.
+    Frequencies: products, transforms, maps, and filters. Taps: multiply-adds, pixels that are laid out, and maps. Calls
+    are last.
+    """
+    (out_channels, channels), scales = filters.weights.shape[:2], len(filters.sizes)
+    rows, columns = axes
+    maps, taps = batch * rows.count * columns.count * out_channels, sum(filters.areas)
+    in_groups = maps * taps if groups > 1 else 0
+    direct = maps * channels * taps, maps * taps, in_groups, maps * scales, out_channels * channels * taps, scales
+    if channels <= FEW_CHANNELS and groups == 1 and _few_taps(filters):
+        half = 2 if filters.symmetric else 1
+        pixels = batch * rows.count * columns.count * channels * max(filters.areas) / half
+        return {"direct": direct, "taps": (maps * channels * taps / half, pixels, maps * scales, scales)}
+    if tiles and (cut := _tiles(axes)) is not None:
+        batch *= -(-rows.count // cut[0].count) * -(-columns.count // cut[1].count)
+        rows, columns = cut
+    period, parts = rows.period * columns.period, 1 if filters.symmetric else 2
+    products = scales * period * channels * parts * out_channels
+    back = scales * out_channels * rows.period * columns.count * (2 * columns.period + rows.count)
+    there = channels * groups * rows.period * columns.length * (2 * columns.period + rows.length)
+    maps = batch * rows.count * columns.count * out_channels * scales
+    return {"direct": direct, "frequencies": (batch * products, batch * (back + there), maps, products, scales)}
+
+
+def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True, batch: int = 16) -> str:
+    """The backend that the measured cost favours for static shapes, "fast" or "direct".
 
     With `tiles` a large image may be cut into tiles, as it is for the maximum over scales.
     """
-    in_channels = filters.weights.shape[1]
     if any(isinstance(axis.length, torch.SymInt) for axis in axes):
         return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
+    if filters.weights.device.type == "cuda":
+        return _choose_on_cuda(axes, filters, groups, tiles)
+    # A compiler may yet make a symbol of the batch, and would then compile anew for every choice.
+    batch = 16 if torch.compiler.is_compiling() or isinstance(batch, torch.SymInt) else max(1, batch)
+    kind = "training" if torch.is_grad_enabled() and filters.weights.requires_grad else "inference"
+    found = work(axes, filters, groups, batch, tiles)
+    direct, fast = (sum(c * n for c, n in zip(COSTS[kind][name], found[name], strict=True)) for name in found)
+    return "fast" if direct > fast else "direct"
+
+
+def _choose_on_cuda(axes: Axes, filters: Filters, groups: int, tiles: bool) -> str:
+    in_channels = filters.weights.shape[1]
     if in_channels <= FEW_CHANNELS and groups == 1 and _few_taps(filters):
         small = SMALL_WINDOW if filters.symmetric else SMALL_WINDOW_ONE_SIDED
         return "fast" if max(filters.sizes) > small else "direct"
