@@ -293,7 +293,7 @@ def test_sizes_may_come_in_any_order():
 
 
 def test_torchs_defaults_do_not_matter(request):
-    kernels._tap_tables.cache_clear()
+    fast._jobs.values.clear()
     layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     torch.set_default_dtype(torch.float64)

@@ -13,18 +13,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.spectral import Engine, Frequencies, holds_numbers, keep_larger
+from scalesteer.fast.spectral import (
+    Engine,
+    Frequencies,
+    Kept,
+    holds_numbers,
+    keep_for_cuda_graph,
+    keep_larger,
+    make_to_stay,
+)
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
 
@@ -84,14 +93,14 @@ def being_traced() -> bool:
     return torch.compiler.is_compiling() or transformed()
 
 
-def needs_plain_operations(axes: Axes, backend: str) -> bool:
+def needs_plain_operations(x: Tensor, backend: str) -> bool:
     """Whether the maximum over scales has to be made of plain operations.
 
     An exported program has our operator only if the fast backend was asked for by name: whoever runs it then needs
     this package. With sizes that are not known yet there is no plan.
     """
     symbolic = torch.compiler.is_exporting() and (
-        backend == "auto" or any(isinstance(axis.length, torch.SymInt) for axis in axes)
+        backend == "auto" or any(isinstance(length, torch.SymInt) for length in x.shape[-2:])
     )
     return symbolic or transformed()
 
@@ -274,30 +283,60 @@ class _Task(NamedTuple):
         axes = ([a.length, a.first, a.stride, a.count, a.dilation, a.radius] for a in self.axes)
         return (list(self.sizes), self.symmetric, *axes, self.groups, self.image_gradient)
 
-    def start(
-        self, x: Tensor, weights: Tensor, basis: Tensor | None, gradient: bool = True
-    ) -> tuple[Engine, list[slice]]:
-        """An engine, `like` the images as it wants them, and the pieces of a batch; `gradient`: any may be wanted."""
+    def start(self, x: Tensor, weights: Tensor, basis: Tensor | None, gradient: bool = True) -> tuple[Engine, int]:
+        """An engine, `like` the images as it wants them, and the images of a piece; `gradient`: any may be wanted."""
         filters = Filters(weights, basis, self.sizes, self.symmetric)
-        kind = pick_engine(x, filters, self.groups, self.image_gradient)
-        x = x if kind.half else x.to(weights.dtype)
-        if not _works_with_basis(kind, filters):
+        kernels = x.device.type in KERNELS_RUN_ON and x.numel() > 0
+        place = None if basis is None else basis.device
+        key = self, x.dtype, x.device, weights.shape, weights.dtype, place, kernels
+        job = keep_for_cuda_graph(_jobs.find(key, lambda: self._job(x, filters)), x.device)
+        x = x if job.kind.half or x.dtype == weights.dtype else x.to(weights.dtype)
+        if not job.with_basis:
             filters = filters.finished()
-        for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
         if x.device.type == "cpu":
             room = min(CPU_PIECE, memory_budget)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (2 if gradient else 4), for_filters)
-        step = _step(len(x), min(MOST_IMAGES, room // for_image))
-        pieces = [slice(i, i + step) for i in range(0, max(1, len(x)), step)]
-        engine = kind(filters, self.axes, self.groups, x, len(pieces), memory_budget)
+            room = max(memory_budget * (2 if gradient else 4), job.for_filters)
+        step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image))
+        pieces = max(1, -(-x.shape[0] // step))
+        engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables)
         engine.trains = gradient
-        return engine, pieces
+        return engine, step
+
+    def _job(self, x: Tensor, filters: Filters) -> _Job:
+        kind = pick_engine(x, filters, self.groups, self.image_gradient)
+        with_basis = _works_with_basis(kind, filters)
+        if not with_basis:
+            filters = filters.finished()
+        x = x if kind.half else x.to(filters.weights.dtype)
+        for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
+        tables = make_to_stay(lambda: kind.make_tables(filters, self.axes, x), x.device)
+        return _Job(kind, with_basis, for_filters, for_image, tables)
+
+
+class _Job(NamedTuple):
+    """What follows from a task and the shapes and dtypes of its tensors."""
+
+    kind: type[Engine]
+    with_basis: bool  # whether the engine works with the basis, or with finished filters
+    for_filters: int  # bytes
+    for_image: int
+    tables: Any  # see `Engine.make_tables`
+
+
+_jobs: Kept[_Job] = Kept(64)
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device."""
-    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
+    return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else nullcontext()
+
+
+def _in_pieces(step: int, *tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
+    """The same `step` images of every tensor, piece by piece; the first is one."""
+    if step >= tensors[0].shape[0]:  # type: ignore[union-attr]
+        return [tensors]
+    return zip(*(repeat(None) if tensor is None else tensor.split(step) for tensor in tensors), strict=False)
 
 
 def _run(
@@ -310,14 +349,14 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
     with no_autocast(x.device), _device_of(x):
-        engine, pieces = task.start(x, weights, basis, winners)
-        best = engine.like.new_empty(len(x), len(weights), task.axes[0].count, task.axes[1].count)
+        engine, step = task.start(x, weights, basis, winners)
+        best = engine.like.new_empty(x.shape[0], weights.shape[0], task.axes[0].count, task.axes[1].count)
         winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
-        for piece in pieces:
-            found = engine.load_batch(engine.like[piece])
+        for images, largest, index in _in_pieces(step, engine.like, best, winner if winners else None):
+            found = engine.load_batch(images)
             if kept is not None:
                 kept.append(found)
-            engine.max_over_scales(best[piece], winner[piece] if winners else None)
+            engine.max_over_scales(largest, index)
     return best.to(x.dtype), winner
 
 
@@ -334,14 +373,15 @@ def _run_back(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the image and of the weights, where they are wanted."""
     with no_autocast(x.device), _device_of(x):
-        engine, pieces = task.start(x, weights, basis)
+        engine, step = task.start(x, weights, basis)
         images, grad = engine.like, grad.to(engine.like.dtype)
         grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
+        pieces = list(_in_pieces(step, images, winner, grad, grad_x))
         if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
             kept = [None] * len(pieces)
-        for piece, found in zip(pieces, kept, strict=True):
-            engine.load_batch(images[piece], found)
-            engine.gradients(winner[piece], grad[piece], None if grad_x is None else grad_x[piece], weight)
+        for (piece, index, incoming, outgoing), found in zip(pieces, kept, strict=True):
+            engine.load_batch(piece, found)
+            engine.gradients(index, incoming, outgoing, weight)
         grad_weights = engine.weight_gradient() if weight else None
         if grad_weights is not None and basis is not None and engine.filters.basis is None:
             grad_weights = grad_weights @ basis.to(grad_weights).T

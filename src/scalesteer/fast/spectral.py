@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +70,22 @@ def make_to_stay(make: Callable[[], Value], device: torch.device) -> Value:
 def to_stay(make: Callable[..., Value]) -> Callable[..., Value]:
     """The same for a function whose last argument is the device, to be decorated with a cache."""
     return lambda *arguments: make_to_stay(lambda: make(*arguments), arguments[-1])
+
+
+class Kept(Generic[Value]):
+    """The values of the last `most` keys that were new; to find one takes no more than its hash."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.values = most, dict[Any, Value]()
+
+    def find(self, key: Any, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if it is not there."""
+        found = self.values.get(key)
+        if found is None:
+            found = self.values[key] = make()
+            if len(self.values) > self.most:
+                self.values.pop(next(iter(self.values)))
+        return found
 
 
 _tables: Any = WeakTensorKeyDictionary()
@@ -166,10 +182,25 @@ class Engine:
     inwards: Callable[[Tensor], Tensor]
     outwards: Callable[[Tensor], Tensor]
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+    def __init__(
+        self,
+        filters: Filters,
+        axes: Axes,
+        groups: int,
+        like: Tensor,
+        pieces: int = 0,
+        budget: int = 0,
+        tables: Any = None,
+    ) -> None:
         self.filters, self.axes, self.groups, self.like, self.budget = filters, axes, groups, like, budget
+        self.pieces, self.tables = pieces, tables
         self.space = Workspace(like) if pieces > 0 else NEW_MEMORY
         self.weight_grads: dict[int, Tensor] = {}
+
+    @staticmethod
+    def make_tables(filters: Filters, axes: Axes, like: Tensor) -> Any:
+        """What the engine needs to know of shapes, made once for all passes that have them; the rest is `tables`."""
+        return None
 
     def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
         """What `make` computes from the basis, if there is one; see :func:`cached_on`."""
@@ -438,8 +469,8 @@ class Frequencies(Engine):
     still in the processor's cache when the next one takes it. All of it is in memory once, as `(u {c, s}, W', B S O)`.
     """
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        super().__init__(filters, axes, groups, like, pieces, budget)
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, *rest: Any) -> None:
+        super().__init__(filters, axes, groups, like, pieces, *rest)
         self.out_channels, self.per_group = filters.weights.shape[:2]
         self.scales, self.outputs = len(filters.sizes), self.out_channels // groups
         self.plan = plan_for(axes, filters.sizes, like, filters.symmetric)
@@ -449,7 +480,7 @@ class Frequencies(Engine):
             self.basis_weights = [self._by_pair(part.weights(filters.weights)).mT for part, _ in self.basis]
         # Transfers, and their gradients, of all frequencies serve every piece, unless they take too much memory.
         floats = self.floats(filters, axes)[0]
-        self.keeps = (pieces > 1 or self.basis is None) and floats * like.element_size() <= budget // 2
+        self.keeps = (pieces > 1 or self.basis is None) and floats * like.element_size() <= self.budget // 2
         self.transfers = self._keep_transfers() if self.keeps else None
         self.transfer_grads: Tensor | None = None
 
