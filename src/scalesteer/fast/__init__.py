@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -71,6 +71,7 @@ SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
 RELATIVE_COST, RELATIVE_COST_OF_FEW, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 1.0, 0.25, 8
 # A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
 MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
+KEPT_PART = 8  # transforms of filters are kept for the backward pass if they take no more than this part of the budget
 KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
@@ -204,10 +205,10 @@ def _has_triton(device: torch.device) -> bool:
 
 def result_and_work_dtype(x: Tensor, weights: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """The dtype of the result, as that of a convolution would be, and the dtype of the work."""
-    dtype = torch.promote_types(x.dtype, weights.dtype)
+    dtype = x.dtype if x.dtype == weights.dtype else torch.promote_types(x.dtype, weights.dtype)
     if dtype != torch.float64 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-    return dtype, torch.promote_types(dtype, torch.float32)
+    return dtype, torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: bool = False) -> Iterator[Tensor]:
@@ -235,7 +236,7 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
 def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True) -> Maximum:
     """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
 
-    Both are `(B, O, H', W')`; without `winners` the second may have no elements.
+    Both are `(B, O, H', W')`; without `winners` the second may be None or have no elements.
     """
     dtype, work = result_and_work_dtype(x, filters.weights)
     if filters.basis is not None and filters.basis.requires_grad:
@@ -243,9 +244,9 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
     tiles = _tiles(axes)
     # Where kernels run, images may be of half precision; the filters are made in float32 at least.
     images = (x if tiles is None else _cut(x, axes, tiles)).to(dtype if x.device.type in KERNELS_RUN_ON else work)
-    weights = filters.weights.to(work)
-    image_gradient = torch.is_grad_enabled() and images.requires_grad
-    gradient = image_gradient or (torch.is_grad_enabled() and weights.requires_grad)
+    weights, recorded = filters.weights.to(work), torch.is_grad_enabled()
+    image_gradient = recorded and images.requires_grad
+    gradient = image_gradient or (recorded and weights.requires_grad)
     task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups, image_gradient)
     inputs = images, weights, filters.basis
     if torch.compiler.is_compiling() or not _can_run(images, weights):
@@ -255,7 +256,8 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
     else:
         best, winner = _run(*inputs, task, winners)
     if tiles is not None:
-        best, winner = (_join(maps, x.shape[0], axes) if maps.ndim == 4 else maps for maps in (best, winner))
+        best = _join(best, x.shape[0], axes)
+        winner = None if winner is None or winner.ndim < 4 else _join(winner, x.shape[0], axes)
     return best.to(dtype), winner
 
 
@@ -283,27 +285,13 @@ class _Task(NamedTuple):
         axes = ([a.length, a.first, a.stride, a.count, a.dilation, a.radius] for a in self.axes)
         return (list(self.sizes), self.symmetric, *axes, self.groups, self.image_gradient)
 
-    def start(self, x: Tensor, weights: Tensor, basis: Tensor | None, gradient: bool = True) -> tuple[Engine, int]:
-        """An engine, `like` the images as it wants them, and the images of a piece; `gradient`: any may be wanted."""
-        filters = Filters(weights, basis, self.sizes, self.symmetric)
-        kernels = x.device.type in KERNELS_RUN_ON and x.numel() > 0
-        place = None if basis is None else basis.device
-        key = self, x.dtype, x.device, weights.shape, weights.dtype, place, kernels
-        job = keep_for_cuda_graph(_jobs.find(key, lambda: self._job(x, filters)), x.device)
-        x = x if job.kind.half or x.dtype == weights.dtype else x.to(weights.dtype)
-        if not job.with_basis:
-            filters = filters.finished()
-        if x.device.type == "cpu":
-            room = min(CPU_PIECE, memory_budget)
-        else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (2 if gradient else 4), job.for_filters)
-        step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image))
-        pieces = max(1, -(-x.shape[0] // step))
-        engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables)
-        engine.trains = gradient
-        return engine, step
+    def job(self, x: Tensor, weights: Tensor, basis: Tensor | None) -> _Job:
+        """What follows from shapes and dtypes, kept for the next call."""
+        fused = x.device.type in KERNELS_RUN_ON and x.numel() > 0
+        key = self, x.dtype, x.device, weights.shape, weights.dtype, None if basis is None else basis.device, fused
+        return _jobs.find(key, lambda: self._make_job(x, Filters(weights, basis, self.sizes, self.symmetric)))
 
-    def _job(self, x: Tensor, filters: Filters) -> _Job:
+    def _make_job(self, x: Tensor, filters: Filters) -> _Job:
         kind = pick_engine(x, filters, self.groups, self.image_gradient)
         with_basis = _works_with_basis(kind, filters)
         if not with_basis:
@@ -312,6 +300,26 @@ class _Task(NamedTuple):
         for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
         tables = make_to_stay(lambda: kind.make_tables(filters, self.axes, x), x.device)
         return _Job(kind, with_basis, for_filters, for_image, tables)
+
+    def start(
+        self, x: Tensor, weights: Tensor, basis: Tensor | None, job: _Job, gradient: bool = True
+    ) -> tuple[Engine, int]:
+        """An engine, `like` the images as it wants them, and the images of a piece; `gradient`: any may be wanted."""
+        filters = Filters(weights, basis, self.sizes, self.symmetric)
+        if not job.with_basis:
+            filters = filters.finished()
+        if not job.kind.half:
+            x = x.to(weights.dtype)
+        if x.device.type == "cpu":
+            room = min(CPU_PIECE, memory_budget)
+        else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
+            room = max(memory_budget * (2 if gradient else 4), job.for_filters)
+        step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image))
+        pieces = max(1, -(-x.shape[0] // step))
+        engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables, job.basis_tables)
+        keep_for_cuda_graph(job, x.device)
+        engine.trains = gradient
+        return engine, step
 
 
 class _Job(NamedTuple):
@@ -322,6 +330,7 @@ class _Job(NamedTuple):
     for_filters: int  # bytes
     for_image: int
     tables: Any  # see `Engine.make_tables`
+    basis_tables: Any = None  # what an engine has made of the basis, if this is the basis' own job
 
 
 _jobs: Kept[_Job] = Kept(64)
@@ -346,17 +355,22 @@ def _run(
     task: _Task,
     winners: bool,
     kept: list[Any] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
+) -> Maximum:
+    """The maximum over scales; to `kept` are added what the backward pass needs: a job, and tensors for the engine."""
     with no_autocast(x.device), _device_of(x):
-        engine, step = task.start(x, weights, basis, winners)
+        job = task.job(x, weights, basis)
+        engine, step = task.start(x, weights, basis, job, winners)
         best = engine.like.new_empty(x.shape[0], weights.shape[0], task.axes[0].count, task.axes[1].count)
-        winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
-        for images, largest, index in _in_pieces(step, engine.like, best, winner if winners else None):
-            found = engine.load_batch(images)
-            if kept is not None:
-                kept.append(found)
+        winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
+        found = []
+        for images, largest, index in _in_pieces(step, engine.like, best, winner):
+            found.append(engine.load_batch(images))
             engine.max_over_scales(largest, index)
+        if kept is not None:
+            made = engine.made if task.image_gradient else None
+            if made is not None and made.nbytes > memory_budget // KEPT_PART:
+                made = None
+            kept += job._replace(basis_tables=engine.basis_tables), made, *found
     return best.to(x.dtype), winner
 
 
@@ -369,16 +383,19 @@ def _run_back(
     task: _Task,
     image: bool,
     weight: bool,
-    kept: Sequence[Any] = (),
+    job: _Job | None = None,
+    made: Tensor | None = None,
+    *kept: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the image and of the weights, where they are wanted."""
+    """The gradients of the image and of the weights, where they are wanted; `job` and what follows are from `_run`."""
     with no_autocast(x.device), _device_of(x):
-        engine, step = task.start(x, weights, basis)
+        engine, step = task.start(x, weights, basis, job or task.job(x, weights, basis))
+        engine.made = made
         images, grad = engine.like, grad.to(engine.like.dtype)
         grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
         pieces = list(_in_pieces(step, images, winner, grad, grad_x))
         if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
-            kept = [None] * len(pieces)
+            kept = (None,) * len(pieces)
         for (piece, index, incoming, outgoing), found in zip(pieces, kept, strict=True):
             engine.load_batch(piece, found)
             engine.gradients(index, incoming, outgoing, weight)
@@ -388,10 +405,19 @@ def _run_back(
     return None if grad_x is None else grad_x.to(x.dtype), grad_weights
 
 
-def _save(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, winner: Tensor, task: _Task, *kept: Any) -> None:
+def _save(
+    ctx: Any,
+    x: Tensor,
+    weights: Tensor,
+    basis: Tensor | None,
+    winner: Tensor | None,
+    task: _Task,
+    job: _Job | None = None,
+    *kept: Tensor | None,
+) -> None:
     # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
     ctx.save_for_backward(x, weights, winner, basis, *kept)
-    ctx.basis, ctx.task = basis, task
+    ctx.basis, ctx.task, ctx.job = basis, task, job
     ctx.set_materialize_grads(False)  # that of the winners would be zeros, to be filled in
     ctx.mark_non_differentiable(winner)
 
@@ -405,7 +431,7 @@ def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, T
     if torch.is_grad_enabled() or transformed():
         return _plain_gradients(grad, *inputs, task, image, weight)
     if _can_run(x, grad):
-        return _run_back(grad, *inputs, task, image, weight, kept)
+        return _run_back(grad, *inputs, task, image, weight, ctx.job, *kept)
     found = torch.ops.scalesteer.max_over_scales_backward(grad, *inputs, *task.numbers(), image, weight)
     return found[0] if image else None, found[1] if weight else None
 
@@ -414,8 +440,8 @@ class _MaxOverScales(torch.autograd.Function):
     """The maximum over scales without the operator, whose registered gradient costs time in every call."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> tuple[Tensor, Tensor]:
-        kept: list[Tensor | None] = []
+    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> Maximum:
+        kept: list[Any] = []
         best, winner = _run(x, weights, basis, task, True, kept)
         _save(ctx, x, weights, basis, winner, task, *kept)
         return best, winner
@@ -455,7 +481,8 @@ _TASK = "int[] sizes, bool symmetric, SymInt[] rows, SymInt[] columns, int group
 
 
 def _operator(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
-    return _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
+    best, winner = _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
+    return best, x.new_empty(0, dtype=torch.uint8) if winner is None else winner
 
 
 def _fake(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:

@@ -169,6 +169,7 @@ class Engine:
     """
 
     half = False  # whether it takes images in half precision, and multiplies in it
+    made: Tensor | None = None  # what it makes of the weights in the forward pass, if the backward pass can use it
     trains = False  # whether a gradient may be wanted: what is made of weights alone then does not stay
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
     # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
@@ -191,9 +192,10 @@ class Engine:
         pieces: int = 0,
         budget: int = 0,
         tables: Any = None,
+        basis_tables: Any = None,
     ) -> None:
         self.filters, self.axes, self.groups, self.like, self.budget = filters, axes, groups, like, budget
-        self.pieces, self.tables = pieces, tables
+        self.pieces, self.tables, self.basis_tables = pieces, tables, basis_tables
         self.space = Workspace(like) if pieces > 0 else NEW_MEMORY
         self.weight_grads: dict[int, Tensor] = {}
 

@@ -490,9 +490,9 @@ class FusedFrequencies(Engine):
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, *rest: Any) -> None:
         super().__init__(filters, axes, groups, like, *rest)
-        self.basis = self.from_basis(("fused", axes), lambda _: self._basis_tables())
+        if self.basis_tables is None:
+            self.basis_tables = self.from_basis(("fused", axes), lambda _: self._make_basis_tables())
         self.precision = _precision()
-        self.made: Tensor | None = None
 
     @staticmethod
     def make_tables(filters: Filters, axes: Axes, like: Tensor) -> FrequencyTables:
@@ -509,7 +509,7 @@ class FusedFrequencies(Engine):
         rings = _ring_tables(axes[0].radius, (axes[0].dilation, axes[1].dilation), like.device)
         return FrequencyTables(*steps, pairs, tuple(ways), rings)
 
-    def _basis_tables(self) -> tuple[Tensor, tuple[spectral.BasisPart, ...], Tensor]:
+    def _make_basis_tables(self) -> tuple[Tensor, tuple[spectral.BasisPart, ...], Tensor]:
         """The functions of all parts side by side, `(f S, E)`, the parts without tables of their own, first scales."""
         parts = spectral.basis_parts(self.filters, self.axes, self.like)
         table = torch.cat([torch.stack(part.tables, dim=1) for part in parts], dim=2).flatten(0, 1)
@@ -563,12 +563,12 @@ class FusedFrequencies(Engine):
         """The adjoint of `_make_transfers`: `(f, S O, C')` -> `(O, C, D)`, float32."""
         (out_channels, channels), scales = self.filters.weights.shape[:2], len(self.filters.sizes)
         grad = self.weight_grads[0].to(self.like.dtype).view(self.weight_grads[0].shape[0] * scales, -1)  # (f S, O C')
-        if self.basis is not None:
-            table, parts, _ = self.basis
+        if self.basis_tables is not None:
+            table, parts, _ = self.basis_tables
             if self.filters.symmetric:
                 found = torch.mm(grad.T, table).view(self.tables.out_step, self.tables.step, -1)
             else:
-                pair = _unpack(torch.mm(table.T, grad), self.tables.step, parts[0].mix.shape[1])  # type: ignore[union-attr]
+                pair = _unpack(torch.mm(table.T, grad), self.tables.step, parts[0].mix.shape[1])
                 found = parts[0].pull_back(pair[0]) + parts[1].pull_back(pair[1])
         else:
             taps = []
@@ -589,7 +589,7 @@ class FusedFrequencies(Engine):
         if self.made is None:
             weights, filters = self.filters.weights, self.filters
             key = "transfers", self.axes, filters.sizes, filters.symmetric
-            finished = self.basis is None and not (self.trains or weights.requires_grad)
+            finished = self.basis_tables is None and not (self.trains or weights.requires_grad)
             self.made = cached_on(weights if finished else None, self.like, key, self._make_transfers)
         return self.made
 
@@ -600,8 +600,8 @@ class FusedFrequencies(Engine):
             # Some weights twice are as good as zeros: what they multiply is zero, or nobody reads the result.
             pairs = pairs.index_select(0, self.tables.pairs)
         shape = self.tables.out_step, self.tables.step, -1
-        if self.basis is not None:
-            table, parts, _ = self.basis
+        if self.basis_tables is not None:
+            table, parts, _ = self.basis_tables
             right = [part.weights(pairs) for part in parts]
             matrix = right[0].T if self.filters.symmetric else _pack(*(part.view(shape) for part in right))
             out = torch.mm(table, matrix)  # (f S, O C')
@@ -625,7 +625,7 @@ class FusedFrequencies(Engine):
 
     def blank_scales(self) -> Tensor:
         (rows, columns), (_, offsets, rings) = self.axes, self.tables.rings
-        firsts = self._first_scales() if self.basis is None else self.basis[2]
+        firsts = self._first_scales() if self.basis_tables is None else self.basis_tables[2]
         pixels = rows.count * columns.count
         blank = self.bright.new_empty(self.batch, 1, rows.count, columns.count)
         _launch(
@@ -695,8 +695,10 @@ class FusedTaps(Engine):
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, *rest: Any) -> None:
         super().__init__(filters, axes, groups, like, *rest)
         self.padding, self.origin, self.image_numbers, self.places = self.tables
-        read, factor = self.places["read"], self.places["factor"]
-        self.table = self.from_basis(("fused taps",), lambda basis: (basis[:, read].float() * factor).T.contiguous())
+        if self.basis_tables is None:
+            read, factor = self.places["read"], self.places["factor"]
+            self.basis_tables = self.from_basis(("fused taps",), lambda b: (b[:, read].float() * factor).T.contiguous())
+        self.table: Tensor | None = self.basis_tables
 
     @staticmethod
     def make_tables(filters: Filters, axes: Axes, like: Tensor) -> tuple[tuple[int, ...], int, int, dict[str, Tensor]]:
