@@ -56,7 +56,8 @@ def scale_conv2d(
     groups = geometry.groups
     winner: Tensor | None = None
     if backend != "direct" and not plain:
-        y, winner = fast.max_over_scales(x, filters, axes, groups, return_scales)
+        y, winner = fast.max_over_scales(x, filters, axes, groups, return_scales, bias)
+        bias = None
     else:
         if backend == "direct":
             responses = direct_responses(x, filters, axes, groups)
@@ -68,8 +69,7 @@ def scale_conv2d(
         else:
             y, winner = max_over_scales(responses, len(filters.sizes), return_scales)
     if bias is not None:
-        bias = bias.to(y.dtype).view(-1, *[1] * (y.ndim - 2))
-        y = y + bias if fast.being_traced() else y.add_(bias)  # in place it takes no new memory
+        y = fast.add_bias(y, bias)
     return (y, winner.long()) if return_scales and winner is not None else y
 
 

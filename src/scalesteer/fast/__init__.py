@@ -233,8 +233,16 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
             yield response.to(dtype).contiguous()
 
 
-def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True) -> Maximum:
-    """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
+def add_bias(y: Tensor, bias: Tensor) -> Tensor:
+    """`(B, O, ...)` plus `(O,)`; where nothing is traced in place, which takes no new memory."""
+    bias = bias.to(y.dtype).view(-1, *[1] * (y.ndim - 2))
+    return y + bias if being_traced() else y.add_(bias)
+
+
+def max_over_scales(
+    x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True, bias: Tensor | None = None
+) -> Maximum:
+    """The largest response over scales, plus a bias, and the index of the winner (uint8); gradients are as fast.
 
     Both are `(B, O, H', W')`; without `winners` the second may be None or have no elements.
     """
@@ -252,18 +260,20 @@ def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winner
     if torch.compiler.is_compiling() or not _can_run(images, weights):
         best, winner = torch.ops.scalesteer.max_over_scales(*inputs, *task.numbers(), winners or gradient)
     elif gradient:
-        best, winner = _MaxOverScales.apply(*inputs, task)  # type: ignore[no-untyped-call]
+        best, winner = _MaxOverScales.apply(*inputs, None if tiles else bias, task)  # type: ignore[no-untyped-call]
+        bias = bias if tiles else None
     else:
         best, winner = _run(*inputs, task, winners)
     if tiles is not None:
         best = _join(best, x.shape[0], axes)
         winner = None if winner is None or winner.ndim < 4 else _join(winner, x.shape[0], axes)
-    return best.to(dtype), winner
+    best = best.to(dtype)
+    return best if bias is None else add_bias(best, bias), winner
 
 
-def _can_run(*tensors: Tensor) -> bool:
+def _can_run(x: Tensor, other: Tensor) -> bool:
     """Whether engines can run on these tensors; others have a shape only, or go through a dispatcher of their own."""
-    return all(holds_numbers(t) and not t.is_meta for t in tensors)
+    return holds_numbers(x) and holds_numbers(other) and not (x.is_meta or other.is_meta)
 
 
 class _Task(NamedTuple):
@@ -302,7 +312,7 @@ class _Task(NamedTuple):
         return _Job(kind, with_basis, for_filters, for_image, tables)
 
     def start(
-        self, x: Tensor, weights: Tensor, basis: Tensor | None, job: _Job, gradient: bool = True
+        self, x: Tensor, weights: Tensor, basis: Tensor | None, job: _Job, basis_tables: Any, gradient: bool = True
     ) -> tuple[Engine, int]:
         """An engine, `like` the images as it wants them, and the images of a piece; `gradient`: any may be wanted."""
         filters = Filters(weights, basis, self.sizes, self.symmetric)
@@ -316,8 +326,8 @@ class _Task(NamedTuple):
             room = max(memory_budget * (2 if gradient else 4), job.for_filters)
         step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image))
         pieces = max(1, -(-x.shape[0] // step))
-        engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables, job.basis_tables)
-        keep_for_cuda_graph(job, x.device)
+        engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables, basis_tables)
+        keep_for_cuda_graph((job.tables, engine.basis_tables), x.device)
         engine.trains = gradient
         return engine, step
 
@@ -330,7 +340,6 @@ class _Job(NamedTuple):
     for_filters: int  # bytes
     for_image: int
     tables: Any  # see `Engine.make_tables`
-    basis_tables: Any = None  # what an engine has made of the basis, if this is the basis' own job
 
 
 _jobs: Kept[_Job] = Kept(64)
@@ -356,10 +365,10 @@ def _run(
     winners: bool,
     kept: list[Any] | None = None,
 ) -> Maximum:
-    """The maximum over scales; to `kept` are added what the backward pass needs: a job, and tensors for the engine."""
+    """The maximum over scales; what the backward pass needs is added to `kept`: how to start, and tensors."""
     with no_autocast(x.device), _device_of(x):
         job = task.job(x, weights, basis)
-        engine, step = task.start(x, weights, basis, job, winners)
+        engine, step = task.start(x, weights, basis, job, None, winners)
         best = engine.like.new_empty(x.shape[0], weights.shape[0], task.axes[0].count, task.axes[1].count)
         winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
         found = []
@@ -370,7 +379,7 @@ def _run(
             made = engine.made if task.image_gradient else None
             if made is not None and made.nbytes > memory_budget // KEPT_PART:
                 made = None
-            kept += job._replace(basis_tables=engine.basis_tables), made, *found
+            kept += (job, engine.basis_tables), made, *found
     return best.to(x.dtype), winner
 
 
@@ -383,13 +392,13 @@ def _run_back(
     task: _Task,
     image: bool,
     weight: bool,
-    job: _Job | None = None,
+    known: tuple[_Job, Any] | None = None,
     made: Tensor | None = None,
     *kept: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the image and of the weights, where they are wanted; `job` and what follows are from `_run`."""
+    """The gradients of the image and of the weights, where they are wanted; what comes last is from `_run`."""
     with no_autocast(x.device), _device_of(x):
-        engine, step = task.start(x, weights, basis, job or task.job(x, weights, basis))
+        engine, step = task.start(x, weights, basis, *(known or (task.job(x, weights, basis), None)))
         engine.made = made
         images, grad = engine.like, grad.to(engine.like.dtype)
         grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
@@ -412,12 +421,12 @@ def _save(
     basis: Tensor | None,
     winner: Tensor | None,
     task: _Task,
-    job: _Job | None = None,
+    known: tuple[_Job, Any] | None = None,
     *kept: Tensor | None,
 ) -> None:
     # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
     ctx.save_for_backward(x, weights, winner, basis, *kept)
-    ctx.basis, ctx.task, ctx.job = basis, task, job
+    ctx.basis, ctx.task, ctx.known = basis, task, known
     ctx.set_materialize_grads(False)  # that of the winners would be zeros, to be filled in
     ctx.mark_non_differentiable(winner)
 
@@ -431,7 +440,7 @@ def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, T
     if torch.is_grad_enabled() or transformed():
         return _plain_gradients(grad, *inputs, task, image, weight)
     if _can_run(x, grad):
-        return _run_back(grad, *inputs, task, image, weight, ctx.job, *kept)
+        return _run_back(grad, *inputs, task, image, weight, ctx.known, *kept)
     found = torch.ops.scalesteer.max_over_scales_backward(grad, *inputs, *task.numbers(), image, weight)
     return found[0] if image else None, found[1] if weight else None
 
@@ -440,15 +449,18 @@ class _MaxOverScales(torch.autograd.Function):
     """The maximum over scales without the operator, whose registered gradient costs time in every call."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> Maximum:
+    def forward(
+        ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, bias: Tensor | None, task: _Task
+    ) -> Maximum:
         kept: list[Any] = []
         best, winner = _run(x, weights, basis, task, True, kept)
         _save(ctx, x, weights, basis, winner, task, *kept)
-        return best, winner
+        return best if bias is None else best.add_(bias.to(best.dtype).view(-1, 1, 1)), winner
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(ctx, *grads), None, None
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        bias = grad.sum((0, 2, 3)) if grad is not None and ctx.needs_input_grad[3] else None
+        return *_gradients(ctx, grad), None, bias, None
 
 
 def _plain_gradients(
@@ -536,7 +548,10 @@ def _step(images: int, most: int) -> int:
 
 def _tiles(axes: Axes) -> Axes | None:
     """The axes of one tile, if an image is so large that it is cut."""
-    (rows, columns), counts = axes, [max(TILE, TILE_REACHES * axis.reach) for axis in axes]
+    rows, columns = axes
+    if max(rows.count, columns.count) <= MORE_THAN_TILES * TILE:
+        return None
+    counts = [max(TILE, TILE_REACHES * axis.reach) for axis in axes]
     if rows.count <= MORE_THAN_TILES * counts[0] and columns.count <= MORE_THAN_TILES * counts[1]:
         return None
     return rows.tile(counts[0]), columns.tile(counts[1])

@@ -582,7 +582,9 @@ class FusedFrequencies(Engine):
                     head = even[..., :-1]
                     taps += [head + odd, even[..., -1:], (head - odd).flip(2)]
             found = torch.cat(taps, dim=2)
-        return found[:out_channels, :channels].float()
+        if self.tables.pairs is not None:
+            found = found[:out_channels, :channels]
+        return found.float()
 
     def _transfers(self) -> Tensor:
         """The transforms of the filters: `(f, S O, C')`. Those of finished filters, which nobody trains, are kept."""
