@@ -7,14 +7,14 @@ scales never lie in memory together. The fast algorithm for the same numbers is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer import _checks, fast
-from scalesteer.fast.spectral import holds_numbers
+from scalesteer.fast.spectral import Kept, holds_numbers
 from scalesteer.geometry import Axes, Filters, Geometry, Maximum
 
 BACKENDS = ("auto", "direct", "fast", "spectral")  # the last is the old name of "fast"
@@ -103,8 +103,7 @@ def max_over_scales(responses: Iterator[Tensor], count: int, return_scales: bool
 
 
 Arrangement = tuple[tuple[int, int], Axes, str]
-_arrangements: dict[tuple[Any, ...], Arrangement] = {}
-MOST_ARRANGEMENTS = 1024
+_arrangements: Kept[Arrangement] = Kept(1024)
 
 
 def _arrange(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:
@@ -117,12 +116,7 @@ def _arrange(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plai
     training = torch.is_grad_enabled() and filters.weights.requires_grad
     shapes = x.shape, filters.weights.shape, filters.sizes, filters.symmetric
     key = (*shapes, geometry, backend, plain, training, x.device)
-    found = _arrangements.get(key)
-    if found is None:
-        if len(_arrangements) >= MOST_ARRANGEMENTS:
-            _arrangements.clear()
-        found = _arrangements[key] = _make_arrangement(x, filters, geometry, backend, plain)
-    return found
+    return _arrangements.find(key, lambda: _make_arrangement(x, filters, geometry, backend, plain))
 
 
 def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:

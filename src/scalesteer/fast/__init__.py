@@ -29,6 +29,7 @@ from scalesteer.fast.spectral import (
     Engine,
     Frequencies,
     Kept,
+    convert,
     holds_numbers,
     keep_for_cuda_graph,
     keep_larger,
@@ -234,15 +235,17 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
 
 
 def add_bias(y: Tensor, bias: Tensor) -> Tensor:
-    """`(B, O, ...)` plus `(O,)`; where nothing is traced in place, which takes no new memory."""
-    bias = bias.to(y.dtype).view(-1, *[1] * (y.ndim - 2))
+    """`(B, O, ...)` plus `(O,)`; unless operations are only recorded in place, which takes no new memory."""
+    bias = convert(bias, y.dtype).view(-1, *[1] * (y.ndim - 2))
     return y + bias if being_traced() else y.add_(bias)
 
 
 def max_over_scales(
     x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True, bias: Tensor | None = None
 ) -> Maximum:
-    """The largest response over scales, plus a bias, and the index of the winner (uint8); gradients are as fast.
+    """The largest response over scales, plus a bias, and the index of the winner (uint8).
+
+    It has a backward pass of the same kind.
 
     Both are `(B, O, H', W')`; without `winners` the second may be None or have no elements.
     """
@@ -251,8 +254,9 @@ def max_over_scales(
         filters = filters.finished()  # what is made of a basis is kept, and no gradient goes through it
     tiles = _tiles(axes)
     # Where kernels run, images may be of half precision; the filters are made in float32 at least.
-    images = (x if tiles is None else _cut(x, axes, tiles)).to(dtype if x.device.type in KERNELS_RUN_ON else work)
-    weights, recorded = filters.weights.to(work), torch.is_grad_enabled()
+    images = x if tiles is None else _cut(x, axes, tiles)
+    images = convert(images, dtype if x.device.type in KERNELS_RUN_ON else work)
+    weights, recorded = convert(filters.weights, work), torch.is_grad_enabled()
     image_gradient = recorded and images.requires_grad
     gradient = image_gradient or (recorded and weights.requires_grad)
     task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups, image_gradient)
@@ -267,7 +271,7 @@ def max_over_scales(
     if tiles is not None:
         best = _join(best, x.shape[0], axes)
         winner = None if winner is None or winner.ndim < 4 else _join(winner, x.shape[0], axes)
-    best = best.to(dtype)
+    best = convert(best, dtype)
     return best if bias is None else add_bias(best, bias), winner
 
 
@@ -319,7 +323,7 @@ class _Task(NamedTuple):
         if not job.with_basis:
             filters = filters.finished()
         if not job.kind.half:
-            x = x.to(weights.dtype)
+            x = convert(x, weights.dtype)
         if x.device.type == "cpu":
             room = min(CPU_PIECE, memory_budget)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
@@ -380,7 +384,7 @@ def _run(
             if made is not None and made.nbytes > memory_budget // KEPT_PART:
                 made = None
             kept += (job, engine.basis_tables), made, *found
-    return best.to(x.dtype), winner
+    return convert(best, x.dtype), winner
 
 
 def _run_back(
@@ -400,7 +404,7 @@ def _run_back(
     with no_autocast(x.device), _device_of(x):
         engine, step = task.start(x, weights, basis, *(known or (task.job(x, weights, basis), None)))
         engine.made = made
-        images, grad = engine.like, grad.to(engine.like.dtype)
+        images, grad = engine.like, convert(grad, engine.like.dtype)
         grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
         pieces = list(_in_pieces(step, images, winner, grad, grad_x))
         if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
@@ -411,7 +415,7 @@ def _run_back(
         grad_weights = engine.weight_gradient() if weight else None
         if grad_weights is not None and basis is not None and engine.filters.basis is None:
             grad_weights = grad_weights @ basis.to(grad_weights).T
-    return None if grad_x is None else grad_x.to(x.dtype), grad_weights
+    return None if grad_x is None else convert(grad_x, x.dtype), grad_weights
 
 
 def _save(
@@ -455,7 +459,7 @@ class _MaxOverScales(torch.autograd.Function):
         kept: list[Any] = []
         best, winner = _run(x, weights, basis, task, True, kept)
         _save(ctx, x, weights, basis, winner, task, *kept)
-        return best if bias is None else best.add_(bias.to(best.dtype).view(-1, 1, 1)), winner
+        return best if bias is None else best.add_(convert(bias, best.dtype).view(-1, 1, 1)), winner
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:

@@ -44,6 +44,11 @@ def holds_numbers(x: Tensor) -> bool:
     return type(x) in (Tensor, torch.nn.Parameter)
 
 
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, which takes longer to find that there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 _kept_for_cuda_graphs: dict[int, Any] = {}
 
 
@@ -73,7 +78,7 @@ def to_stay(make: Callable[..., Value]) -> Callable[..., Value]:
 
 
 class Kept(Generic[Value]):
-    """The values of the last `most` keys that were new; to find one takes no more than its hash."""
+    """The values of the last `most` keys that were new."""
 
     def __init__(self, most: int) -> None:
         self.most, self.values = most, dict[Any, Value]()
@@ -84,7 +89,7 @@ class Kept(Generic[Value]):
         if found is None:
             found = self.values[key] = make()
             if len(self.values) > self.most:
-                self.values.pop(next(iter(self.values)))
+                self.values.pop(next(iter(self.values)), None)  # another thread may be faster
         return found
 
 
@@ -165,6 +170,7 @@ class Engine:
 
     The weights have the dtype and the device of `like`, as all work; the basis may have any. `pieces` are how many will
     be loaded: with 0, operations are plain and autograd follows them. `budget` bytes may be kept for the next piece.
+    `tables` are from `make_tables`, `basis_tables` from an earlier pass, if there was one.
     With `half`, `like` and the image may be of half precision; the weights are not, and neither is their gradient.
     """
 
@@ -201,7 +207,7 @@ class Engine:
 
     @staticmethod
     def make_tables(filters: Filters, axes: Axes, like: Tensor) -> Any:
-        """What the engine needs to know of shapes, made once for all passes that have them; the rest is `tables`."""
+        """What follows from shapes alone, made once for all passes; nothing in it may hold the filters' tensors."""
         return None
 
     def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:

@@ -48,7 +48,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scalesteer.fast import spectral
-from scalesteer.fast.spectral import Engine, Matrices, cached_on, keep_for_cuda_graph, to_stay
+from scalesteer.fast.spectral import Engine, Matrices, cached_on, convert, keep_for_cuda_graph, to_stay
 from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.geometry import Axes, Filters
 
@@ -562,7 +562,8 @@ class FusedFrequencies(Engine):
     def weight_gradient(self) -> Tensor:
         """The adjoint of `_make_transfers`: `(f, S O, C')` -> `(O, C, D)`, float32."""
         (out_channels, channels), scales = self.filters.weights.shape[:2], len(self.filters.sizes)
-        grad = self.weight_grads[0].to(self.like.dtype).view(self.weight_grads[0].shape[0] * scales, -1)  # (f S, O C')
+        grad = convert(self.weight_grads[0], self.like.dtype)
+        grad = grad.view(grad.shape[0] * scales, -1)  # (f S, O C')
         if self.basis_tables is not None:
             table, parts, _ = self.basis_tables
             if self.filters.symmetric:
@@ -584,7 +585,7 @@ class FusedFrequencies(Engine):
             found = torch.cat(taps, dim=2)
         if self.tables.pairs is not None:
             found = found[:out_channels, :channels]
-        return found.float()
+        return convert(found, torch.float32)
 
     def _transfers(self) -> Tensor:
         """The transforms of the filters: `(f, S O, C')`. Those of finished filters, which nobody trains, are kept."""
@@ -596,7 +597,7 @@ class FusedFrequencies(Engine):
         return self.made
 
     def _make_transfers(self) -> Tensor:
-        weights, scales = self.filters.weights.to(self.like.dtype), len(self.filters.sizes)
+        weights, scales = convert(self.filters.weights, self.like.dtype), len(self.filters.sizes)
         pairs = weights.flatten(0, 1)  # (O C, D)
         if self.tables.pairs is not None:
             # Some weights twice are as good as zeros: what they multiply is zero, or nobody reads the result.
@@ -738,7 +739,7 @@ class FusedTaps(Engine):
         def make() -> Tensor:
             flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
             if self.table is not None:
-                return torch.mm(self.table, flat.flatten(1)).to(self.like.dtype)
+                return convert(torch.mm(self.table, flat.flatten(1)), self.like.dtype)
             found: Tensor = flat[self.places["read"]] * self.places["factor"][:, None, None]
             return found.to(self.like.dtype).contiguous()
 
