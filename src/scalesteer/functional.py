@@ -111,7 +111,7 @@ def _arrange(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plai
 
     The border is what the largest window needs, unless it is of zeros, which are beyond every image anyway.
     """
-    if not holds_numbers(x) or fast.being_traced():  # sizes may be symbols
+    if fast.being_traced() or not holds_numbers(x):  # sizes may be symbols
         return _make_arrangement(x, filters, geometry, backend, plain)
     training = torch.is_grad_enabled() and filters.weights.requires_grad
     shapes = x.shape, filters.weights.shape, filters.sizes, filters.symmetric
