@@ -4,9 +4,10 @@ A case is the same work for several contenders: ``spectral`` and ``auto`` are ou
 scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size; ``two-lobed`` and
 ``one-lobed`` are ours with functions that are point-symmetric and with functions that are not; ``compiled`` is ``auto``
 by ``torch.compile(mode="reduce-overhead")``. The group ``shapes`` has layers of every shape with the backends ``fast``,
-``direct`` and ``auto``, which shows where "auto" chooses wrongly; ``channels`` has residual networks that look at an
-image at several sizes, with steered filters and with plain ones. Contenders take turns, so that whatever else the
-machine does hits all of them. What fails is recorded, and the next case is measured.
+``direct`` and ``auto``; the costs by which "auto" chooses are fitted to it (:mod:`benchmarks.costs`). The group
+``channels`` has residual networks that look at an image at several sizes, with steered filters and with plain ones.
+Contenders take turns, so that whatever else the machine does hits all of them. What fails is recorded, and the next
+case is measured.
 """
 
 from __future__ import annotations
@@ -210,6 +211,9 @@ def shape_cases(cuda: bool) -> list[Case]:
         *(replace(base, kernel_size=5, scales=octaves, basis=basis) for basis in ("area", "smooth")),
         replace(base, batch=16, kernel_size=5, channels=(2, 8), size=64, scales=octaves),
         replace(base, batch=16, channels=(4, 8), size=64, basis="area"),
+        # grey images and few taps
+        replace(base, batch=16, kernel_size=3, channels=(1, 32), scales=(1.0,), basis="area"),
+        replace(base, batch=16, channels=(1, 32), scales=(1.0, 9 / 7)),
         # stride
         replace(base, batch=1, channels=(3, 64), size=224, scales=(1.0,), stride=2),
         replace(base, channels=(3, 32), size=112, scales=octaves, stride=2),

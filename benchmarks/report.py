@@ -218,6 +218,25 @@ def choices(cases: list[Record]) -> str:
     )
 
 
+@view
+def shapes_table(name: str) -> str:
+    """Layers of every shape on one device, the fastest of all rounds in milliseconds; or how to measure them."""
+    path = RESULTS / f"shapes-{name}.json"
+    if not path.exists():
+        device = "cpu" if name == "cpu" else "cuda"
+        return f"Not measured yet: `python -m benchmarks bench --device {device} --only shapes --output {path.name}`."
+    result = json.loads(path.read_text())
+    rows = [["", "`fast`", "`direct`", "`auto`", "`auto` / faster"]]
+    for case in result["measurements"]:
+        found = case["contenders"]
+        if failed := [f"{backend}: {about['error']}" for backend, about in found.items() if "error" in about]:
+            rows.append([describe(case), "; ".join(failed), "", "", ""])
+            continue
+        fast, direct, auto = (found[backend]["fastest"] for backend in ("fast", "direct", "auto"))
+        rows.append([describe(case), *map(number, (fast, direct, auto)), f"{auto / min(fast, direct):.2f}"])
+    return f"{table(rows)}\n\n{result['environment']['device']}, {origin(result['environment'])}"
+
+
 def milliseconds(case: Record, name: str) -> str:
     found = case["contenders"][name]
     return number(found["ms"]) if "ms" in found else str(found["error"])

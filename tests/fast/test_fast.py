@@ -57,7 +57,7 @@ def run(layer, x):
 
 
 def choose_backend(image_size, sizes, in_channels, geometry, tiles=True, symmetric=True):
-    filters = Filters(torch.empty(1, in_channels, 0), None, tuple(sizes), symmetric)
+    filters = Filters(torch.empty(32, in_channels, 0, requires_grad=True), None, tuple(sizes), symmetric)
     return fast.choose_backend(geometry.axes(*image_size, filters.sizes), filters, geometry.groups, tiles)
 
 
@@ -76,7 +76,6 @@ def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
 def test_auto_knows_that_filters_that_are_not_symmetric_take_more_work():
     geometry = Geometry(7, padding=(3, 3))
     assert choose_backend((28, 28), (7, 9), 1, geometry) == "fast"
-    assert choose_backend((28, 28), (7, 9), 1, geometry, symmetric=False) == "direct"
     assert choose_backend((56, 56), range(7, 18, 2), 1, geometry, symmetric=False) == "fast"
     assert choose_backend((28, 28), range(7, 18, 2), 30, geometry, symmetric=False) == "fast"
     geometry = Geometry(3, padding=(1, 1))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,11 @@ Matrices = tuple[Tensor, Tensor]  # of rows and of columns
 def holds_numbers(x: Tensor) -> bool:
     """Whether a tensor is a plain one: the tensors of tracers hold no numbers, and ours would not fit theirs."""
     return type(x) in (Tensor, torch.nn.Parameter)
+
+
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, which takes longer to find that there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 _kept_for_cuda_graphs: dict[int, Any] = {}
@@ -72,8 +77,25 @@ def to_stay(make: Callable[..., Value]) -> Callable[..., Value]:
     return lambda *arguments: make_to_stay(lambda: make(*arguments), arguments[-1])
 
 
+class Kept(Generic[Value]):
+    """The values of the last `most` keys that were new."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.values = most, dict[Any, Value]()
+
+    def find(self, key: Any, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if it is not there."""
+        found = self.values.get(key)
+        if found is None:
+            found = self.values[key] = make()
+            if len(self.values) > self.most:
+                self.values.pop(next(iter(self.values)), None)  # another thread may be faster
+        return found
+
+
 _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
+CACHED_BYTES = 1 << 22  # of what goes from one product to the next on a CPU
 
 
 def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
@@ -148,10 +170,12 @@ class Engine:
 
     The weights have the dtype and the device of `like`, as all work; the basis may have any. `pieces` are how many will
     be loaded: with 0, operations are plain and autograd follows them. `budget` bytes may be kept for the next piece.
+    `tables` are from `make_tables`, `basis_tables` from an earlier pass, if there was one.
     With `half`, `like` and the image may be of half precision; the weights are not, and neither is their gradient.
     """
 
     half = False  # whether it takes images in half precision, and multiplies in it
+    made: Tensor | None = None  # what it makes of the weights in the forward pass, if the backward pass can use it
     trains = False  # whether a gradient may be wanted: what is made of weights alone then does not stay
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
     # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
@@ -165,10 +189,26 @@ class Engine:
     inwards: Callable[[Tensor], Tensor]
     outwards: Callable[[Tensor], Tensor]
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+    def __init__(
+        self,
+        filters: Filters,
+        axes: Axes,
+        groups: int,
+        like: Tensor,
+        pieces: int = 0,
+        budget: int = 0,
+        tables: Any = None,
+        basis_tables: Any = None,
+    ) -> None:
         self.filters, self.axes, self.groups, self.like, self.budget = filters, axes, groups, like, budget
+        self.pieces, self.tables, self.basis_tables = pieces, tables, basis_tables
         self.space = Workspace(like) if pieces > 0 else NEW_MEMORY
         self.weight_grads: dict[int, Tensor] = {}
+
+    @staticmethod
+    def make_tables(filters: Filters, axes: Axes, like: Tensor) -> Any:
+        """What follows from shapes alone, made once for all passes; nothing in it may hold the filters' tensors."""
+        return None
 
     def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
         """What `make` computes from the basis, if there is one; see :func:`cached_on`."""
@@ -322,16 +362,15 @@ def _view(x: Tensor, *shape: int) -> Tensor:
     return x.flatten().reshape(shape)
 
 
-def filter_transform(
-    filters: Tensor, plan: Plan, i: int, part: int = 0, space: Workspace = NEW_MEMORY, name: str = ""
-) -> Tensor:
-    """One part of the filters of scale i to frequencies: `(R, n, n)` -> `(u {+, -}, v, R)`; see `Plan`."""
+def filter_transform(filters: Tensor, plan: Plan, i: int, part: int = 0, rows: slice = slice(None)) -> Tensor:
+    """One part of the filters of scale i to frequencies, `(R, n, n)` -> `(u {+, -}, v, R)`, or to some; see `Plan`."""
     middle = filters.shape[1] // 2
     half = filters[:, middle:]
     if len(plan.filters) > 1:
         opposite = filters[:, : middle + 1].flip(1, 2)
         half = half - opposite if part else half + opposite  # twice the part
-    return restore(half.permute(1, 2, 0), plan.filters[part][i], space, name)  # (n/2, n, R), not moved in memory
+    row_matrix, column_matrix = plan.filters[part][i]
+    return restore(half.permute(1, 2, 0), (row_matrix[rows], column_matrix))  # (n/2, n, R), not moved in memory
 
 
 class BasisPart(NamedTuple):
@@ -425,27 +464,46 @@ def blank_scales(bright: Tensor, supports: Tensor, axes: Axes, symmetric: bool) 
     return blank.cumprod(-1, dtype=torch.int32).sum(-1, dtype=torch.int32).permute(2, 3, 0, 1)
 
 
-class Frequencies(Engine):
-    """Responses as products of spectra. Its maps are `(H', W', B O)`: pixels first."""
+def _slices(count: int, size: int, room: int) -> list[slice]:
+    """`count` things of `size` bytes each in slices that fit into `room`, or of one thing each."""
+    step = max(1, min(count, room // max(1, size)))
+    return [slice(i, min(i + step, count)) for i in range(0, count, step)]
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        super().__init__(filters, axes, groups, like, pieces, budget)
+
+class Frequencies(Engine):
+    """Responses as products of spectra, of all scales together.
+
+    Row frequencies u are taken in blocks and columns of the output in strips, so that what one product gives is
+    still in the processor's cache when the next one takes it. All of it is in memory once, as `(u {c, s}, W', B S O)`.
+    """
+
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, *rest: Any) -> None:
+        super().__init__(filters, axes, groups, like, pieces, *rest)
         self.out_channels, self.per_group = filters.weights.shape[:2]
+        self.scales, self.outputs = len(filters.sizes), self.out_channels // groups
         self.plan = plan_for(axes, filters.sizes, like, filters.symmetric)
-        self.transfers: dict[int, Tensor] = {}
-        self.basis = self.from_basis(("frequencies", axes), lambda _: basis_parts(filters, axes, like))
+        self.parts, self.every_row = len(self.plan.filters), slice(0, axes[0].period // 2)
+        self.basis = self.from_basis(("frequencies", axes), lambda _: self._tables())
         if self.basis is not None:
-            self.basis_weights = [self._by_pair(part.weights(filters.weights)).T for part in self.basis]  # (E, R)
-        # Transfers of all scales, and their gradients, serve every piece, unless they take too much memory.
-        self.keeps = pieces > 1 and like.element_size() * self.floats(filters, axes)[0] <= budget // 2
+            self.basis_weights = [self._by_pair(part.weights(filters.weights)).mT for part, _ in self.basis]
+        # Transfers, and their gradients, of all frequencies serve every piece, unless they take too much memory.
+        floats = self.floats(filters, axes)[0]
+        self.keeps = (pieces > 1 or self.basis is None) and floats * like.element_size() <= self.budget // 2
+        self.transfers = self._keep_transfers() if self.keeps else None
+        self.transfer_grads: Tensor | None = None
+
+    def _tables(self) -> tuple[tuple[BasisPart, Tensor], ...]:
+        """The parts of the basis, each with the tables of all scales, `(f, S, E)`."""
+        parts = basis_parts(self.filters, self.axes, self.like)
+        return tuple((BasisPart(part.mix, ()), torch.stack(part.tables, dim=1)) for part in parts)
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
         rows, columns = axes
         out_channels, per_group = filters.weights.shape[:2]
         period, (parts, spectra) = rows.period * columns.period, (1, 2) if filters.symmetric else (2, 6)
-        image = period * (spectra * per_group * groups + out_channels)
-        image += (rows.period * columns.count + 3 * rows.count * columns.count) * out_channels
+        image = period * spectra * per_group * groups
+        image += (len(filters.sizes) * rows.period + 3 * rows.count) * columns.count * out_channels
         return len(filters.sizes) * out_channels * per_group * parts * period // 2, image
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
@@ -455,7 +513,6 @@ class Frequencies(Engine):
         if not self.filters.symmetric:
             buffer = self.space.buffer("both", *self.spectrum.shape[:2], 2 * self.per_group)
             self.spectrum = torch.cat([self.spectrum, turn(self.spectrum)], dim=2, out=buffer)  # (f G, 2B, 2C / G)
-        self.grad_spectrum: Tensor | None = None
 
     def inwards(self, x: Tensor) -> Tensor:
         """`(B, C, H, W)` -> `(H, W, B C)`."""
@@ -469,11 +526,12 @@ class Frequencies(Engine):
         return _view(maps, maps.shape[0], maps.shape[1], self.batch, channels).permute(2, 3, 0, 1)
 
     def response(self, i: int) -> Tensor:
-        transfer = self._transfer(i)
-        buffer = self.space.buffer("product", *self.spectrum.shape[:2], transfer.shape[2])
-        product = torch.bmm(self.spectrum, transfer, out=buffer)  # (f G, 2B, O / G)
-        product = self._by_row(product, self.out_channels)
-        return restore(product, self.plan.restore, self.space, "best" if i == 0 else "response")
+        """`(H', W', B O)` of one scale, by plain operations and from finished filters."""
+        transfer = torch.stack([self._filter_transform(i, part) for part in range(self.parts)], dim=1)
+        transfer = _view(transfer, -1, self.parts, self.groups, self.per_group, self.outputs)
+        transfer = transfer.transpose(1, 2).reshape(-1, self.parts * self.per_group, self.outputs)
+        product = torch.bmm(self.spectrum, transfer)  # (f G, 2B, O / G)
+        return restore(self._by_row(product, self.out_channels), self.plan.restore)
 
     def blank_scales(self) -> Tensor | None:
         """None if no window is blank, where that can be told without waiting for a GPU."""
@@ -489,89 +547,192 @@ class Frequencies(Engine):
         supports = cached_on(filters.basis, x, ("supports", filters.sizes), filters.supports)
         return blank_scales(bright.to(x.dtype), supports, self.axes, filters.symmetric)
 
-    def pull_back(self, i: int, grad: Tensor, image: bool, weights: bool) -> None:
-        grad_product = transform(grad, adjoint(self.plan.restore), self.space, "product")
-        grad_product = self._by_frequency(grad_product, self.out_channels)
-        if image and self.grad_spectrum is None:
-            buffer = self.space.buffer("grad_spectrum", *self.spectrum.shape)
-            self.grad_spectrum = torch.bmm(grad_product, self._transfer(i).mT, out=buffer)
-        elif image:
-            self.grad_spectrum.baddbmm_(grad_product, self._transfer(i).mT)  # type: ignore[union-attr]
-        # In memory as transfers are: (f G, O / G, C / G), or, with odd parts, (f G, 2C / G, O / G).
-        factors = (grad_product.mT, self.spectrum) if self.filters.symmetric else (self.spectrum.mT, grad_product)
-        if weights and self.keeps and i in self.weight_grads:
-            self.weight_grads[i].baddbmm_(*factors)
-        elif weights:
-            shape = len(grad_product), factors[0].shape[1], factors[1].shape[2]
-            found = torch.bmm(*factors, out=self.space.buffer("" if self.keeps else "transfer", *shape))
-            self.add_weight_gradient(found if self.keeps else self._to_weights(i, found), i)
+    def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
+        if self.batch == 0:
+            return
+        blank = None if winner is None else self.blank_scales()
+        row_matrix, column_matrix = self.plan.restore
+        between = self._between(column_matrix.shape[0])
+        for block in self._blocks():
+            spectrum, transfers = self.spectrum[self._frequencies(block)], self._transfers(block)
+            buffer = self.space.buffer("product", *spectrum.shape[:2], transfers.shape[2])
+            product = torch.bmm(spectrum, transfers, out=buffer).unflatten(0, (-1, self.groups))
+            product = product.unflatten(3, (self.scales, -1)).permute(0, 2, 3, 1, 4)  # (f, 2B, S, G, O / G)
+            product = product.reshape(-1, column_matrix.shape[1], between.shape[2])
+            batched_product(column_matrix, product, between[block])
+        between = between.view(row_matrix.shape[1], -1, between.shape[2])  # (u {c, s}, W', B S O)
+        shape = self.batch, self.scales, self.out_channels
+        top = self.like.new_empty(len(row_matrix), between.shape[1], self.batch, self.out_channels)
+        index = None if winner is None else torch.zeros_like(top, dtype=torch.uint8)
+        for strip in self._strips():
+            columns = between[:, strip].flatten(1)
+            buffer = self.space.buffer("strip", len(row_matrix), columns.shape[1])
+            responses = torch.mm(row_matrix, columns, out=buffer).view(len(row_matrix), -1, *shape)
+            if blank is not None:
+                scales = torch.arange(self.scales, device=blank.device).view(-1, 1, 1)
+                hidden = blank[..., strip].permute(2, 3, 0, 1)[:, :, :, None, :, None] > scales
+                responses.unflatten(4, (self.groups, -1)).masked_fill_(hidden, 0)
+            larger, wins = top[:, strip].copy_(responses[..., 0, :]), None if index is None else index[:, strip]
+            for i in range(1, self.scales):
+                keep_larger(larger, wins, responses[..., i, :], i)
+            if self.scales > 1:  # what is not finite always shows
+                last = responses[..., -1, :]
+                larger += last.sub_(last)
+        best.copy_(top.permute(2, 3, 0, 1))
+        if winner is not None and index is not None:
+            winner.copy_(index.permute(2, 3, 0, 1))
+
+    def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
+        if self.batch == 0:
+            return
+        row_matrix, column_matrix = adjoint(self.plan.restore)
+        rest = self.batch * self.scales * self.out_channels
+        between = self._between(column_matrix.shape[1]).view(len(row_matrix), -1, rest)  # (u {c, s}, W', B S O)
+        incoming, index = (self.inwards(t).unflatten(2, (self.batch, -1)) for t in (grad, winner))  # (H', W', B, O)
+        for strip in self._strips():
+            here, wins = incoming[:, strip], index[:, strip]
+            routed = _exists(self.space.buffer("strip", *here.shape[:3], self.scales, self.out_channels))
+            for i in range(self.scales):
+                routed[..., i, :].copy_(wins == i).mul_(here)
+            torch.mm(row_matrix, routed.view(len(routed), -1), out=between[:, strip].flatten(1))
+        between = between.view(len(row_matrix) // 2, -1, rest)
+        back = None if grad_image is None else _exists(self.space.buffer("grad_spectrum", *self.spectrum.shape))
+        first = self.transfer_grads is None
+        if weights and self.keeps and first:
+            shape = len(self.spectrum), self.parts * self.per_group, self.scales * self.outputs
+            self.transfer_grads = self.like.new_empty(shape)
+        for block in self._blocks():
+            frequencies = self._frequencies(block)
+            buffer = self.space.buffer("product", block.stop - block.start, column_matrix.shape[0], rest)
+            product = batched_product(column_matrix, between[block], buffer)
+            product = product.view(-1, 2 * self.batch, self.scales, self.groups, self.outputs).permute(0, 3, 1, 2, 4)
+            product = product.reshape(-1, 2 * self.batch, self.scales * self.outputs)  # (f G, 2B, S O / G)
+            if back is not None:
+                torch.bmm(product, self._transfers(block).mT, out=back[frequencies])
+            if not weights:
+                continue
+            factors = self.spectrum[frequencies].mT, product
+            if self.transfer_grads is None:
+                self._add_to_weights(block, torch.bmm(*factors))
+            elif first:
+                torch.bmm(*factors, out=self.transfer_grads[frequencies])
+            else:
+                self.transfer_grads[frequencies].baddbmm_(*factors)
+        if grad_image is not None and back is not None:
+            if not self.filters.symmetric:
+                straight, turned = back.split(self.per_group, dim=2)
+                back = straight - turn(turned)
+            spectrum = self._by_row(back, self.channels)
+            maps = restore(spectrum, adjoint(self.plan.analyse), self.space, "image")
+            grad_image.copy_(self.outwards(maps, self.channels))
 
     def weight_gradient(self) -> Tensor:
-        grads = [self.weight_grads.pop(i) for i in range(len(self.filters.sizes))]
-        if self.keeps:
-            grads = [self._to_weights(i, grad) for i, grad in enumerate(grads)]
+        if self.transfer_grads is not None:
+            self._add_to_weights(self.every_row, self.transfer_grads)
+            self.transfer_grads = None
+        grads = [self.weight_grads.pop(i) for i in range(len(self.weight_grads))]
+        if not grads:  # of an empty batch
+            return torch.zeros_like(self.filters.weights)
+        grads = [g.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1) for g in grads]  # (O, C / G, ...)
         if self.basis is None:
             return torch.cat(grads, dim=2)  # finished taps are those of each scale, side by side
-        widths = [part.tables[0].shape[1] for part in self.basis]
-        parts = torch.stack(grads).sum(0).split(widths, dim=2)  # all scales have the coefficients in common
-        return torch.stack([part.pull_back(g) for part, g in zip(self.basis, parts, strict=True)]).sum(0)
+        parts = [part.pull_back(grad) for (part, _), grad in zip(self.basis, grads, strict=True)]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    def image_gradient(self) -> Tensor:
-        grad: Tensor = self.grad_spectrum  # type: ignore[assignment]
-        if not self.filters.symmetric:
-            straight, turned = grad.split(self.per_group, dim=2)
-            grad = straight - turn(turned)
-        spectrum = self._by_row(grad, self.channels)
-        return self.outwards(restore(spectrum, adjoint(self.plan.analyse), self.space, "response"), self.channels)
+    def _between(self, height: int) -> Tensor:
+        rest = self.batch * self.scales * self.out_channels
+        return _exists(self.space.buffer("between", self.every_row.stop, height, rest))
 
-    def _transfer(self, i: int) -> Tensor:
-        """Filters to frequencies: `(f G, C / G, O / G)`, or, with odd parts, `(f G, 2C / G, O / G)`."""
-        if i in self.transfers:
-            return self.transfers[i]
-        name, parts, symmetric = "" if self.keeps else "transfer", len(self.plan.filters), self.filters.symmetric
+    def _blocks(self) -> list[slice]:
+        """Of row frequencies."""
+        floats, room = 2 * self.batch * self.out_channels, CACHED_BYTES
+        if not self.keeps:
+            floats += self.out_channels * self.per_group * self.parts
+        if self.like.device.type != "cpu" or (not self.keeps and self.basis is None):  # each block has its price
+            room = max(room, self.budget // 4)
+        size = floats * self.axes[1].period * self.scales * self.like.element_size()
+        return _slices(self.every_row.stop, size, room)
+
+    def _strips(self) -> list[slice]:
+        """Of columns of the output."""
+        rows, columns = self.axes
+        room = CACHED_BYTES // 2 if self.like.device.type == "cpu" else self.budget // 4
+        size = rows.count * self.batch * self.scales * self.out_channels * self.like.element_size()
+        return _slices(columns.count, size, room)
+
+    def _frequencies(self, block: slice, groups: int = 0) -> slice:
+        """The places of a block on the axis f G."""
+        each = self.axes[1].period * (groups or self.groups)
+        return slice(block.start * each, block.stop * each)
+
+    def _keep_transfers(self) -> Tensor:
+        """Of all frequencies; of finished filters that come again, as of a folded layer, for the next call too."""
+        weights, key = self.filters.weights, ("transfers", self.axes, self.filters.sizes, self.groups)
+        if self.basis is None and not weights.requires_grad:
+            calls: list[int] = cached_on(weights, self.like, ("calls", *key), list)
+            calls.append(1)
+            if len(calls) > 1:
+                return cached_on(weights, self.like, key, lambda: self._make_transfers(self.every_row))
+        return self._make_transfers(self.every_row)
+
+    def _transfers(self, block: slice) -> Tensor:
+        if self.transfers is None:
+            return self._make_transfers(block, "transfers")
+        return self.transfers[self._frequencies(block)]
+
+    def _make_transfers(self, block: slice, name: str = "") -> Tensor:
+        """Filters of all scales to the frequencies of a block: `(f G, C / G, S O / G)`, with odd parts `2C / G`."""
+        frequencies = self._frequencies(block, groups=1)
+        count, pairs = frequencies.stop - frequencies.start, self.groups * self.per_group
+        width = self.scales * self.outputs
+        if self.basis is None:
+            spectra = self.like.new_empty(count, self.groups, self.parts, self.per_group, self.scales, self.outputs)
+            for i in range(self.scales):
+                for part in range(self.parts):
+                    found = self._filter_transform(i, part, slice(2 * block.start, 2 * block.stop))
+                    spectra[:, :, part, :, i] = found.view(count, self.groups, self.per_group, self.outputs)
+            return spectra.view(-1, self.parts * self.per_group, width)
+        buffer = self.space.buffer(name, self.parts, pairs, count * self.scales, self.outputs)
+        spectra = (
+            self.like.new_empty(self.parts, pairs, count * self.scales, self.outputs) if buffer is None else buffer
+        )
+        for (_, table), weights, spectrum in zip(self.basis, self.basis_weights, spectra, strict=True):
+            batched_product(table[frequencies].flatten(0, 1), weights, spectrum)
+        spectra = spectra.view(self.parts, self.groups, self.per_group, count, width)
+        return spectra.permute(3, 1, 0, 2, 4).reshape(-1, self.parts * self.per_group, width)
+
+    def _add_to_weights(self, block: slice, grad: Tensor) -> None:
+        """The adjoint of `_make_transfers`; gradients have pairs of channels first, `(C, O / G, ...)`."""
+        frequencies = self._frequencies(block, groups=1)
+        grad = grad.view(-1, self.groups, self.parts, self.per_group, self.scales, self.outputs)
         if self.basis is not None:
-            shape = len(self.basis[0].tables[i]), parts, self.out_channels * self.per_group
-            buffer = self.space.buffer(name, *shape)
-            spectrum = self.like.new_empty(shape) if buffer is None else buffer
-            for p, (part, weights) in enumerate(zip(self.basis, self.basis_weights, strict=True)):
-                torch.mm(part.tables[i], weights, out=spectrum[:, p])
-        else:
-            windows, names = self._by_pair(self.filters.windows()[i]), [name] if symmetric else ["even", "odd"]
-            spectra = [filter_transform(windows, self.plan, i, p, self.space, n) for p, n in enumerate(names)]
-            buffer = self.space.buffer("" if symmetric else name, *spectra[0].shape[:2], parts, len(windows))
-            spectrum = spectra[0] if symmetric else torch.stack(spectra, dim=2, out=buffer)
-        outputs = self.out_channels // self.groups
-        if symmetric:
-            transfer = _view(spectrum, -1, outputs, self.per_group).mT
-        else:
-            transfer = _view(spectrum, -1, parts, self.groups, self.per_group, outputs)
-            transfer = transfer.transpose(1, 2).reshape(-1, parts * self.per_group, outputs)
-        if self.keeps:
-            self.transfers[i] = transfer
-        return transfer
+            grad = grad.permute(2, 1, 3, 0, 4, 5).reshape(
+                self.parts, self.channels, -1, self.outputs
+            )  # (..., f S, O / G)
+            for part, (_, table) in enumerate(self.basis):
+                found = batched_product(table[frequencies].flatten(0, 1).T, grad[part])  # (C, E, O / G)
+                self.add_weight_gradient(found.mT, part)
+            return
+        rows = slice(2 * block.start, 2 * block.stop)
+        for i in range(self.scales):
+            taps: Tensor | int = 0
+            for part, windows in enumerate(self.plan.windows):
+                row_matrix, column_matrix = windows[i]
+                g = grad[:, :, part, :, i].reshape(2 * (block.stop - block.start), len(column_matrix) // 2, -1)
+                taps = taps + transform(g, adjoint((row_matrix[rows], column_matrix)), self.space)  # (n, n, C O / G)
+            found = taps.flatten(0, 1).T.unflatten(0, (-1, self.outputs))  # type: ignore[union-attr]
+            self.add_weight_gradient(found, i)
 
-    def _to_weights(self, i: int, grad: Tensor) -> Tensor:
-        """The adjoint of `_transfer`: what `pull_back` found to `(O, C / G, n n)` or, of all parts, `(O, C / G, E)`."""
-        grad = _view(grad, -1, self.groups, len(self.plan.filters), self.out_channels // self.groups * self.per_group)
-        parts = grad.transpose(1, 2).flatten(2).unbind(1)  # (f, R) each
-        if self.basis is not None:
-            found = torch.cat([g.T @ part.tables[i] for g, part in zip(parts, self.basis, strict=True)], dim=1)
-        else:
-            taps = []
-            for g, windows in zip(parts, self.plan.windows, strict=True):
-                matrices = adjoint(windows[i])
-                g = _view(g, matrices[0].shape[1], matrices[1].shape[1] // 2, g.shape[1])
-                taps.append(transform(g, matrices, self.space).flatten(0, 1).T)
-            found = taps[0] if len(taps) == 1 else taps[0] + taps[1]
-        if self.filters.symmetric:
-            return found.view(self.out_channels, self.per_group, -1)
-        return found.view(self.groups, self.per_group, -1, found.shape[1]).transpose(1, 2).flatten(0, 1)
+    def _filter_transform(self, i: int, part: int, rows: slice = slice(None)) -> Tensor:
+        """One part of the filters of scale i to frequencies: `(f, C O / G)`."""
+        windows = self._by_pair(self.filters.windows()[i].flatten(2)).flatten(0, 1)
+        windows = windows.unflatten(1, (self.filters.sizes[i], -1))
+        return filter_transform(windows, self.plan, i, part, rows).flatten(0, 1)
 
     def _by_pair(self, weights: Tensor) -> Tensor:
-        """Pairs of channels on one axis R, in the order of `_transfer`: `(O, C / G, ...)` -> `(R, ...)`."""
-        if not self.filters.symmetric:
-            weights = weights.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)  # (G C / G, O / G, ...)
-        return weights.flatten(0, 1)
+        """Channels of the input first: `(O, C / G, ...)` -> `(C, O / G, ...)`."""
+        by_group: Tensor = weights.unflatten(0, (self.groups, -1))
+        return by_group.transpose(1, 2).flatten(0, 1)
 
     def _by_frequency(self, spectrum: Tensor, channels: int) -> Tensor:
         """`(u, {+, -} v {a, b}, B C)` -> `(f G, 2B, C / G)`."""
@@ -583,3 +744,9 @@ class Frequencies(Engine):
         product = product.unflatten(0, (-1, self.groups)).transpose(1, 2)
         row_matrix, column_matrix = self.plan.restore
         return _view(product, row_matrix.shape[1] // 2, column_matrix.shape[1], self.batch * channels)
+
+
+def _exists(buffer: Tensor | None) -> Tensor:
+    if buffer is None:
+        raise RuntimeError("an engine for plain operations has no buffers: use `response`.")
+    return buffer
