@@ -89,6 +89,7 @@ def test_filters_given_as_taps_match_direct(fan_in, basis):
 @both_symmetries
 def test_folded_layer_matches_direct(fan_in, basis):
     layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, basis=basis, backend="fast").to(DEVICE)
+    layer.bias.data.normal_()
     x = torch.randn(2, fan_in, 10, 11, device=DEVICE)
     with torch.no_grad():
         expected = scale_conv2d(x, layer._stored_filters(), layer.bias, layer.geometry)

@@ -279,7 +279,9 @@ def max_over_scales(
         best, winner = _MaxOverScales.apply(*inputs, None if tiles else bias, task)  # type: ignore[no-untyped-call]
         bias = bias if tiles else None
     else:
-        best, winner = _run(*inputs, task, winners)
+        soon = bias if images.dtype == dtype else None  # otherwise it is added to what is rounded
+        best, winner = _run(*inputs, task, winners, bias=soon)
+        bias = bias if soon is None else None
     if tiles is not None:
         best = _join(best, x.shape[0], axes)
         winner = None if winner is None or winner.ndim < 4 else _join(winner, x.shape[0], axes)
@@ -380,13 +382,16 @@ def _run(
     task: _Task,
     winners: bool,
     kept: list[Any] | None = None,
+    bias: Tensor | None = None,
 ) -> Maximum:
-    """The maximum over scales; what the backward pass needs is added to `kept`: how to start, and tensors."""
+    """The maximum over scales, plus a bias; what the backward pass needs is added to `kept`: how to start, tensors."""
     with no_autocast(x.device), _device_of(x):
         job = task.job(x, weights, basis)
         engine, step = task.start(x, weights, basis, job, None, winners)
         best = engine.like.new_empty(x.shape[0], weights.shape[0], task.axes[0].count, task.axes[1].count)
         winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
+        if bias is not None and engine.adds_bias:
+            engine.bias, bias = convert(bias, best.dtype).contiguous(), None
         found = []
         for images, largest, index in _in_pieces(step, engine.like, best, winner):
             found.append(engine.load_batch(images))
@@ -396,7 +401,8 @@ def _run(
             if made is not None and made.nbytes > memory_budget // KEPT_PART:
                 made = None
             kept += (job, engine.basis_tables), made, *found
-    return convert(best, x.dtype), winner
+    best = convert(best, x.dtype)
+    return best if bias is None else best.add_(convert(bias, best.dtype).view(-1, 1, 1)), winner
 
 
 def _run_back(
@@ -469,9 +475,9 @@ class _MaxOverScales(torch.autograd.Function):
         ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, bias: Tensor | None, task: _Task
     ) -> Maximum:
         kept: list[Any] = []
-        best, winner = _run(x, weights, basis, task, True, kept)
+        best, winner = _run(x, weights, basis, task, True, kept, bias)
         _save(ctx, x, weights, basis, winner, task, *kept)
-        return best if bias is None else best.add_(convert(bias, best.dtype).view(-1, 1, 1)), winner
+        return best, winner
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:

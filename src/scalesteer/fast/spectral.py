@@ -175,6 +175,8 @@ class Engine:
     """
 
     half = False  # whether it takes images in half precision, and multiplies in it
+    adds_bias = False  # whether it adds `bias` to the maximum
+    bias: Tensor | None = None  # (O,), in the dtype of the maximum
     made: Tensor | None = None  # what it makes of the weights in the forward pass, if the backward pass can use it
     trains = False  # whether a gradient may be wanted: what is made of weights alone then does not stay
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image

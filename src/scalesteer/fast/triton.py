@@ -170,12 +170,13 @@ def _blank_scales_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rows_out_kernel(  # type: ignore[no-untyped-def]
-    maps, matrix, blank, best_out, winner_out, row_step, column_step, channels, height, width, period, images, fours,
-    scales, WINNER: tl.constexpr, PRECISION: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    BC: tl.constexpr,
+    maps, matrix, blank, bias, best_out, winner_out, row_step, column_step, channels, height, width, period, images,
+    fours, scales, WINNER: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, BH: tl.constexpr,
+    BN: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """`(N, W, B, S, step)`, times `matrix` `(H, N)`, -> `(B, C, H, W)`: the largest of the scales. With WINNER also
-    which, and the first `blank` scales of each pixel are exactly zero, whatever rounding made of them."""
+    """`(N, W, B, S, step)`, times `matrix` `(H, N)`, -> `(B, C, H, W)`: the largest of the scales, with BIAS plus that
+    of its channel. With WINNER also which, and the first `blank` scales of each pixel are exactly zero, whatever
+    rounding made of them."""
     step, blocks = 4 * fours, tl.cdiv(height, BH)
     c0, w0, b = (tl.program_id(0) // blocks) * BC, tl.program_id(1) * BW, tl.program_id(2)
     h, w = (tl.program_id(0) % blocks) * BH + tl.arange(0, BH), w0 + tl.arange(0, BW)
@@ -203,8 +204,12 @@ def _rows_out_kernel(  # type: ignore[no-untyped-def]
         if WINNER:
             response = tl.where(zeros > s, 0.0, response)
         best, winner = _keep_larger(best, winner, response, s, scales)
-    where, there = _places(c0 + tl.arange(0, BC), h, w, b, channels, height, width)
-    tl.store(best_out + where, tl.permute(best.reshape([BH, BW, BC]), [2, 0, 1]), mask=there)
+    c = c0 + tl.arange(0, BC)
+    where, there = _places(c, h, w, b, channels, height, width)
+    largest = tl.permute(best.reshape([BH, BW, BC]), [2, 0, 1]).to(best_out.dtype.element_ty)
+    if BIAS:
+        largest = _add(largest, tl.load(bias + c, mask=c < channels, other=0.0)[:, None, None])
+    tl.store(best_out + where, largest, mask=there)
     if WINNER:
         winner = tl.permute(winner.to(tl.uint8).reshape([BH, BW, BC]), [2, 0, 1])
         tl.store(winner_out + where, winner, mask=there)
@@ -231,12 +236,13 @@ def _accumulate(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _taps_forward_kernel(  # type: ignore[no-untyped-def]
-    x, weights, offsets, starts, counts, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
-    WINNER: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
-    BO: tl.constexpr,
+    x, weights, offsets, starts, counts, bias, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
+    WINNER: tl.constexpr, BIAS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr,
+    BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pixels or pairs are
-    gathered once for three scales; a window's taps are a prefix of every larger window's."""
+    """The largest response of BO channels at BP pixels of one image, with BIAS plus that of its channel, and which
+    scale it is from. Pixels or pairs are gathered once for three scales; a window's taps are a prefix of every larger
+    window's."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     image = x + tl.program_id(1).to(tl.int64) * image_numbers
@@ -265,6 +271,9 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
         best, winner = _keep_larger(best, winner, third, s + 2, scales)
     where = (tl.program_id(1) * out_channels + o)[:, None].to(tl.int64) * pixels + p[None, :]
     there = (p[None, :] < pixels) & (o[:, None] < out_channels)
+    best = best.to(best_out.dtype.element_ty)
+    if BIAS:
+        best = _add(best, tl.load(bias + o, mask=o < out_channels, other=0.0)[:, None])
     tl.store(best_out + where, best, mask=there)
     if WINNER:
         tl.store(winner_out + where, winner.to(tl.uint8), mask=there)
@@ -377,11 +386,11 @@ def rows_in(
 
 def rows_out(
     maps: Tensor, matrix: Tensor, best: Tensor, precision: str, scales: int = 1, winner: Tensor | None = None,
-    blank: Tensor | None = None,
+    blank: Tensor | None = None, bias: Tensor | None = None,
 ) -> None:  # fmt: skip
     """From `(N / 2, 2W, B S step)` and a matrix `(H, N)`, write the largest of the scales and, if wanted, the winner.
 
-    Both are `(B, C, H, W)`, winners bytes. `blank` `(B, 1, H, W)` comes with `winner`.
+    Both are `(B, C, H, W)`, winners bytes. `blank` `(B, 1, H, W)` comes with `winner`; `bias` `(C)` is added.
     """
     (images, channels, height, width), period = best.shape, matrix.shape[1]
     high = 16 if height <= 16 else 32
@@ -389,9 +398,10 @@ def rows_out(
     programs = _cdiv(channels, blocks["BC"]) * _cdiv(height, high)
     _launch(
         _rows_out_kernel, (programs, _cdiv(width, blocks["BW"]), images),
-        (maps, matrix, maps if blank is None else blank, best, best if winner is None else winner),
+        (maps, matrix, maps if blank is None else blank, maps if bias is None else bias, best,
+         best if winner is None else winner),
         (*matrix.stride(), channels, height, width, period, images, maps.shape[2] // (4 * images * scales), scales),
-        (winner is not None, precision, high), blocks,
+        (winner is not None, bias is not None, precision, high), blocks,
     )  # fmt: skip
 
 
@@ -485,7 +495,7 @@ class FusedFrequencies(Engine):
     :func:`spectral.turn`).
     """
 
-    half = True
+    half = adds_bias = True
     tables: FrequencyTables
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, *rest: Any) -> None:
@@ -541,7 +551,7 @@ class FusedFrequencies(Engine):
         # Large tensors are handed on, not named, so that each is free as soon as the next is there: (f, 2B, S O).
         shape = columns.shape[0], columns.shape[2], -1
         maps = torch.bmm(columns, torch.bmm(self.spectrum, self._transfers().mT).view(shape))
-        rows_out(maps, rows, best, self.precision, len(self.filters.sizes), winner, blank)
+        rows_out(maps, rows, best, self.precision, len(self.filters.sizes), winner, blank, self.bias)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         scales, out_step, (rows, columns) = len(self.filters.sizes), self.tables.out_step, self.tables.ways[3]
@@ -692,7 +702,7 @@ class FusedTaps(Engine):
     Where a window sees zeros only, its response is exactly zero. The image with a border is kept for the backward pass.
     """
 
-    half = True
+    half = adds_bias = True
     places: dict[str, Tensor]
 
     def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, *rest: Any) -> None:
@@ -727,10 +737,10 @@ class FusedTaps(Engine):
         _launch(
             _taps_forward_kernel,
             (_cdiv(pixels, blocks["BP"]), images, _cdiv(out_channels, blocks["BO"])),
-            (self.image, self._tap_weights(), places["offsets"], places["starts"], places["counts"], best,
-             best if winner is None else winner),
+            (self.image, self._tap_weights(), places["offsets"], places["starts"], places["counts"],
+             best if self.bias is None else self.bias, best, best if winner is None else winner),
             (self.image_numbers, out_channels, pixels, places["offsets"].shape[1], len(self.filters.sizes)),
-            (winner is not None, self.filters.symmetric, _precision()), blocks,
+            (winner is not None, self.bias is not None, self.filters.symmetric, _precision()), blocks,
         )  # fmt: skip
 
     def _tap_weights(self) -> Tensor:
