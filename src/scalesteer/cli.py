@@ -180,9 +180,9 @@ class Verify:
 def _report(prefix: str | None) -> list[str]:
     folder, damaged = files.cache_dir(), []
     print(folder)
-    for path in sorted(path for path in folder.glob("*/[!.]*") if path.suffix in (".npz", ".safetensors")):
+    for path in sorted(folder.glob("*/[!.]*.safetensors")):
         try:
-            digest = "(old format, not read)" if path.suffix == ".npz" else cached_digest(path, prefix)
+            digest = cached_digest(path, prefix)
         except files.DataError:
             digest = "damaged"
             damaged.append(path.name)

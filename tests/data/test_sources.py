@@ -527,13 +527,6 @@ def test_pool_with_another_digest_is_refused(pools, originals):
         sources.make_pool(identity, payloads)
 
 
-def test_list_names_files_of_the_old_format(filled_cache, capsys):
-    (filled_cache / "pools" / "mnist-original.npz").write_bytes(b"PK")
-    for command in ("list", "verify"):
-        assert cli.main(["data", command]) == 0
-        assert "(old format, not read)  pools/mnist-original.npz" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "mirror"), [(name, url) for name, known in SOURCES.items() for url in known.mirrors]
