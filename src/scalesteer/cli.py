@@ -371,12 +371,12 @@ class Models:
 class Predict:
     """Classify your own pictures with a trained model.
 
-    Give files, or folders to take all pictures from. A model that was trained on your own images takes PNG, JPEG, TIFF,
-    WebP, GIF and BMP and fits them to its canvas as in training. For a model of the paper's datasets a PNG or JPEG is
-    made grey, inverted if it is dark on light, cut to what differs from the background, resized and centred; one that
-    has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is
-    resized and cut to the model's size. A model with scale channels also says which size answered: 2 is an object twice
-    as large as usual. A file that cannot be used is named, the others are classified, and the exit code is 2.
+    Give files (PNG, JPEG, TIFF, WebP, GIF or BMP), or folders to take all pictures from. A model that was trained on
+    your own images fits them to its canvas as in training. For a model of the paper's datasets a picture is made grey,
+    inverted if it is dark on light, cut to what differs from the background, resized and centred; one that has the
+    model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is resized
+    and cut to the model's size. A model with scale channels also says which size answered: 2 is an object twice as
+    large as usual. A file that cannot be used is named, the others are classified, and the exit code is 2.
 
     Example: scalesteer predict runs/NAME photos holiday.jpg --csv out.csv
     """
