@@ -5,7 +5,6 @@ numbers, so that float64 holds every sum of products exactly, whatever the order
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from scalesteer import files
 from scalesteer._checks import choice, integer, reals
 from scalesteer.data import packages, sources
+from scalesteer.data.elastic import blurring_weights
 from scalesteer.data.icons import draw_icon
 from scalesteer.data.scale import PARTS
 from scalesteer.data.sources import SIDE, DataDir, Identity, Images, Pool
@@ -169,17 +169,6 @@ def resampling_weights(out: int, into: int, scale: float, width: float = 1, *, m
     return weights
 
 
-def blurring_weights(start: int, stop: int, into: int, sigma: float) -> NDArray[np.float64]:
-    """Integer weights (stop - start, into), times 65536: a Gaussian cut at four sigma at the pixels start..stop - 1."""
-    radius = int(4 * sigma + 0.5)
-    kernel = [math.exp(-0.5 * (step / sigma) ** 2) for step in range(radius + 1)]
-    total = 2 * math.fsum(kernel) - 1
-    # Rounded to 1/65536: a libm that differs in the last bit gives the same weights.
-    weights = np.array([*(np.rint(_UNIT * value / total) for value in kernel), 0.0])
-    distance = np.abs(np.subtract.outer(np.arange(start, stop), np.arange(into)))
-    return weights[np.minimum(distance, radius + 1)]
-
-
 @cache
 def _contrast() -> NDArray[np.float64]:
     """2/pi arctan(0.02 (v - 128)) times 2^20, in whole numbers, for v = 0, 1/256, ..., 255.
@@ -319,9 +308,8 @@ def _open_shard(
         labels = pool.labels[chosen[objects.start : objects.stop]]
         return {"images": torch.stack(drawn, 1), "labels": torch.from_numpy(labels)}, about
 
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     name = f"{spec.dataset}-{spec.split}-{part}" + (f"-{sizes[0]:.3g}" if len(sizes) == 1 else "")
-    path = files.cache_dir() / "splits" / f"{name}-{digest[:12]}.safetensors"
+    path = files.cache_dir() / "splits" / f"{name}-{files.combined_digest(about)[:12]}.safetensors"
     return files.cached(path, "", lambda meta: bool(meta["about"] == about), make)
 
 
