@@ -41,9 +41,7 @@ Scales = tuple[float, ...]
 # coefficients for each pair of channels, one fewer than a plain 5 x 5 has. They still come near all edges and bars (one
 # order alone does not), and one scale is enough: other sizes come from `channels`.
 STEERED_BASIS = dataclasses.replace(
-    LogRadialBasis.preset("smooth"),
-    orientations=tuple(j * math.pi / 3 for j in range(1, 7)),
-    sigma=math.pi / 6,
+    LogRadialBasis.preset("smooth"), orientations=tuple(j * math.pi / 3 for j in range(1, 7)), sigma=math.pi / 6
 )
 STEERED_SCALES: Scales = (1.0,)
 READOUTS = ("max", "mean", "logsumexp")

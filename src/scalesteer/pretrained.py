@@ -35,12 +35,7 @@ class PretrainedError(ValueError):
 
 
 def save_pretrained(
-    model: nn.Module,
-    folder: str | Path,
-    *,
-    card: str = "",
-    half: bool = False,
-    run: Mapping[str, Any] | None = None,
+    model: nn.Module, folder: str | Path, *, card: str = "", half: bool = False, run: Mapping[str, Any] | None = None
 ) -> Path:
     """Write a network of :func:`scalesteer.create_model` to a folder, which :func:`from_pretrained` reads.
 
