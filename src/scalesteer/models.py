@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -274,32 +274,6 @@ def list_options(name: str) -> list[str]:
     build, usual = _MODELS[_checks.choice("name", name, list_models())]
     own = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return [*own, *(f.name for f in dataclasses.fields(usual) if f.name not in Task._fields)]
-
-
-@overload
-def create_model(
-    name: str,
-    dataset: str | None = None,
-    *,
-    in_chans: int | None = None,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    channels: None = None,
-    **options: Any,
-) -> Network: ...
-
-
-@overload
-def create_model(
-    name: str,
-    dataset: str | None = None,
-    *,
-    in_chans: int | None = None,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    channels: Sequence[float],
-    **options: Any,
-) -> nn.Module: ...
 
 
 def create_model(
