@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks, files
@@ -70,12 +71,18 @@ def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
     return sizes if isinstance(value, (tuple, list)) else sizes[0]
 
 
-# How a field that may be None is made plain where it is not.
-OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
+# How the value of a field is checked and made plain, if it is not the default.
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **{name: partial(_checks.choice, options=get_args(kind))
+       for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join))},
+    **{name: partial(_checks.integer, minimum=minimum)
+       for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
+                             ("shift", 0), ("border", 0), ("one_size_epochs", 0))},
+    **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout"), _checks.real),
+    **dict.fromkeys(("tuning", "flip", "grey", "class_weights"), _checks.boolean),
     **dict.fromkeys(("scales", "channels", "test_channels", "test_sizes"), _checks.ascending),
-    "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
-    "kernel_size": _kernel_size,
-    "readout": lambda name, value: _checks.choice(name, value, READOUTS),
+    "train_sizes": _range, "resize": _factors, "widths": _widths, "kernel_size": _kernel_size,
+    "readout": partial(_checks.choice, options=READOUTS),
 }  # fmt: skip
 
 
@@ -157,20 +164,8 @@ class RunConfig:
         if self.images is not None and isinstance(self.model, _Default):
             own |= {name: value for name, value in OWN_MODEL.items() if own[name] == getattr(RunConfig, name)}
         _checks.choice("model", self.model, list_models())
-        _checks.choice("schedule", self.schedule, get_args(Schedule))
-        _checks.choice("precision", self.precision, get_args(Precision))
-        _checks.choice("join", self.join, get_args(Join))
-        minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
-        minima |= {"border": 0, "one_size_epochs": 0}
-        for name, minimum in minima.items():
-            if own[name] is not getattr(RunConfig, name):  # the default, which may be None
-                own[name] = _checks.integer(name, own[name], minimum=minimum)
-        for name in ("lr", "weight_decay", "label_smoothing", "drop"):
-            own[name] = _checks.real(name, own[name])
-        for name in ("tuning", "flip", "grey", "class_weights"):
-            own[name] = _checks.boolean(name, own[name])
-        for name, check in OPTIONAL.items():
-            if own[name] is not None:
+        for name, check in CHECKS.items():
+            if own[name] is not getattr(RunConfig, name):
                 own[name] = check(name, own[name])
         options = list_options(self.model)
         for name, option in NEEDS.items():
