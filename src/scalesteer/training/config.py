@@ -186,34 +186,24 @@ class RunConfig:
         for source, names in ((data, DATA_FIELDS), (basis, BASIS_FIELDS)):
             own |= {name: getattr(source, name) for name in names if own[name] is not None and hasattr(source, name)}
 
-        looks = bool(self.channels or self.test_channels)
+        for name in ("drop", "border", "one_size_epochs"):
+            if own[name] and not self.channels:
+                raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
+        plain = not (self.channels or self.test_channels)
         limits = {
             "seed": (self.seed < 2**63, "be below 2**63"),
             # Beyond these a step of AdamW is no number of single precision.
             "lr": (0 < self.lr <= 1e30, "be positive and at most 1e30"),
             "weight_decay": (0 <= self.weight_decay <= 1e6, "not be negative and at most 1e6"),
-            "label_smoothing": (0 <= self.label_smoothing < 1, "be from 0 to below 1"),
-            "dropout": (0 <= (self.dropout or 0) < 1, "be from 0 to below 1"),
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
-            "drop": (
-                0 <= self.drop < 1 and bool(self.drop <= 0 or self.channels),
-                "be from 0 to below 1, with `channels`",
-            ),
-            "one_size_epochs": (
-                self.one_size_epochs < self.epochs and bool(not self.one_size_epochs or self.channels),
-                "be fewer than `epochs`, with `channels`",
-            ),
-            "border": (
-                self.border <= LARGEST["border"] and bool(not self.border or self.channels),
-                f"be at most {LARGEST['border']}, with `channels`",
-            ),
-            "join": (
-                looks or self.join == RunConfig.join,
-                f"be {RunConfig.join!r} without `channels` or `test_channels`",
-            ),
+            "one_size_epochs": (self.one_size_epochs < self.epochs, "be fewer than `epochs`"),
+            "border": (self.border <= LARGEST["border"], f"be at most {LARGEST['border']}"),
+            "join": (self.join == RunConfig.join or not plain, f"be {RunConfig.join!r} without `channels`"),
             # Whoever opens a checkpoint builds its network: it must not take all memory.
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
         }
+        for name in ("label_smoothing", "dropout", "drop"):
+            limits[name] = 0 <= (own[name] or 0) < 1, "be from 0 to below 1"
         if not isinstance(data, FolderSpec):  # how many pictures a folder has is known when it is read
             self.check_count(data.sizes[0] * (1 if isinstance(data, SplitSpec) else len(data.sizes_of("train"))))
             limits["sizes"] = min(data.sizes) > 0, "leave images for validation and test"
