@@ -263,7 +263,7 @@ def test_input_is_normalised_in_each_channel_by_numbers_of_the_checkpoint(name):
 
 def test_input_statistics_are_checked_and_reach_a_network_inside_another():
     model = tiny("pooled-cnn")
-    set_input_statistics(nn.Sequential(model), 0.5)
+    set_input_statistics(ScaleChannels(model, (0.5, 1.0)), 0.5)
     assert (model.input_mean.tolist(), model.input_std.tolist()) == ([0] * 3, [0.5] * 3)
     flat = create_model("plain-cnn", in_chans=2)
     set_input_statistics(flat, 0.5, [0.1, 0.2])

@@ -331,7 +331,7 @@ def create_model(
         options["basis"] = LogRadialBasis(**options["basis"])
     own = [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
     model = plan.network(build(plan, **options))
-    network: Any = model.net if isinstance(model, ScaleChannels) else model
+    network = network_of(model)
     network.task = Task(plan.in_chans, plan.num_classes, plan.image_size)
     arguments = {"name": name, **vars(plan), **{p.name: p.default for p in own}, **options}
     arguments |= dict.fromkeys(("channels", *OF_CHANNELS))  # which `ScaleChannels` adds as they are
@@ -371,21 +371,18 @@ def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
         std: Of the training images, a number; or one for each channel, of which the paper's networks take the mean.
         mean: Likewise; the paper's networks do not subtract it.
     """
-    networks = [module for module in model.modules() if isinstance(module, Network)]
-    if not networks:
-        raise TypeError(f"`model` must be a network of create_model (got {type(model).__name__}).")
-    for network in networks:
-        for name, numbers in (("std", std), ("mean", mean)):
-            buffer, value = network._buffers.get(f"input_{name}"), torch.as_tensor(numbers)
-            if buffer is None:
-                continue
-            if buffer.ndim == 0 and value.shape == (network.in_chans,):
-                value = value.mean()
-            if value.ndim and value.shape != buffer.shape:
-                raise ValueError(f"`{name}` must be one number or have shape {tuple(buffer.shape)} (got {numbers!r}).")
-            if not value.isfinite().all() or (name == "std" and not (value > 0).all()):
-                raise ValueError(f"`{name}` must be finite, and a deviation positive (got {numbers!r}).")
-            buffer.copy_(value)
+    network = network_of(model)
+    for name, numbers in (("std", std), ("mean", mean)):
+        buffer, value = network._buffers.get(f"input_{name}"), torch.as_tensor(numbers)
+        if buffer is None:
+            continue
+        if buffer.ndim == 0 and value.shape == (network.in_chans,):
+            value = value.mean()
+        if value.ndim and value.shape != buffer.shape:
+            raise ValueError(f"`{name}` must be one number or have shape {tuple(buffer.shape)} (got {numbers!r}).")
+        if not value.isfinite().all() or (name == "std" and not (value > 0).all()):
+            raise ValueError(f"`{name}` must be finite, and a deviation positive (got {numbers!r}).")
+        buffer.copy_(value)
 
 
 class Network(nn.Module):

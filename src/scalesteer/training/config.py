@@ -189,7 +189,7 @@ class RunConfig:
         for name in ("drop", "border", "one_size_epochs"):
             if own[name] and not self.channels:
                 raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
-        plain = not (self.channels or self.test_channels)
+        looks, usual = self.channels or self.test_channels, RunConfig.join
         limits = {
             "seed": (self.seed < 2**63, "be below 2**63"),
             # Beyond these a step of AdamW is no number of single precision.
@@ -198,7 +198,7 @@ class RunConfig:
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
             "one_size_epochs": (self.one_size_epochs < self.epochs, "be fewer than `epochs`"),
             "border": (self.border <= LARGEST["border"], f"be at most {LARGEST['border']}"),
-            "join": (self.join == RunConfig.join or not plain, f"be {RunConfig.join!r} without `channels`"),
+            "join": (bool(looks) or self.join == usual, f"be {usual!r} without `channels` or `test_channels`"),
             # Whoever opens a checkpoint builds its network: it must not take all memory.
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
         }
