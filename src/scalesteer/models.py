@@ -168,8 +168,6 @@ class PooledPlan(Plan):
         subsample: After which stages, counted from 1, maps are halved (:class:`BlurPool2d`).
         readout: How scores are pooled over space: their ``"max"``, their ``"mean"``, or ``"logsumexp"``: the logarithm
             of the mean of their exponentials, between the two.
-        pool_first: Pool the features instead and score what is left. With ``"max"`` and ``"logsumexp"`` a class may
-            then be told from parts at different places; with ``"mean"`` and no hidden layer there is no difference.
         dense: Leave the pooling out: the output is a map of scores, `(B, classes, h, w)`.
         channels: Sizes at which the network looks at the image, as factors; the result is then a
             `scalesteer.channels.ScaleChannels` around the network.
@@ -182,7 +180,6 @@ class PooledPlan(Plan):
     kernel_size: int | tuple[int, ...] = 7
     subsample: tuple[int, ...] = ()
     readout: str = "max"
-    pool_first: bool = False
     dense: bool = False
     channels: Scales | None = None
     join: str | None = None
@@ -205,8 +202,7 @@ class PooledPlan(Plan):
             raise ValueError(f"`subsample` must be ascending stages from 1 to {stages} (got {self.subsample!r}).")
         own["subsample"] = tuple(self.subsample)
         _checks.choice("readout", self.readout, READOUTS)
-        for name in ("pool_first", "dense"):
-            own[name] = _checks.boolean(name, own[name])
+        own["dense"] = _checks.boolean("dense", self.dense)
         for name in OF_CHANNELS:
             if self.channels is None and own[name] is not None:
                 raise ValueError(f"`{name}` (got {own[name]!r}) needs `channels`, the sizes to look at.")
@@ -469,8 +465,7 @@ class PooledNetwork(Network):
 
     Attributes:
         classifier: Convolutions of 1 x 1, so that they work at one place as at many.
-        dense: Whether the output is a map of scores; may be changed at any time. Without `pool_first` the logits are
-            the map's pooled scores.
+        dense: Whether the output is a map of scores instead of the pooled scores; may be changed at any time.
         input_mean: Subtracted from the input before it is divided by `input_std`; both `(in_chans,)`.
     """
 
@@ -479,7 +474,7 @@ class PooledNetwork(Network):
     def __init__(self, features: nn.Sequential, plan: PooledPlan) -> None:
         super().__init__(features, plan)
         self.stride, self.smallest = plan.stride, plan.smallest
-        self.readout, self.pool_first, self.dense = plan.readout, plan.pool_first, plan.dense
+        self.readout, self.dense = plan.readout, plan.dense
         self.register_buffer("input_mean", torch.zeros(plan.in_chans))
         self.register_buffer("input_std", torch.ones(plan.in_chans))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -507,12 +502,8 @@ class PooledNetwork(Network):
     def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:
         """The same for images of several sizes side by side; batch normalisation sees all of them as one batch."""
         maps = at_sizes(self.features, [self.prepare(x) for x in images])  # (B, C, h, w) each
-        if self.pool_first and not self.dense:
-            maps = [self._pool(x) for x in maps]
         scores = at_sizes(self.classifier, maps)
-        if self.dense:
-            return scores
-        return [(x if self.pool_first else self._pool(x)).flatten(1) for x in scores]  # (B, classes) each
+        return scores if self.dense else [self._pool(x).flatten(1) for x in scores]  # (B, classes) each
 
     def _pool(self, x: Tensor) -> Tensor:
         """One number for each map, `(B, C, 1, 1)`."""
@@ -525,7 +516,7 @@ class PooledNetwork(Network):
 
     def extra_repr(self) -> str:
         """What is not seen in the layers."""
-        return f"readout={self.readout!r}, pool_first={self.pool_first}, dense={self.dense}, smallest={self.smallest}"
+        return f"readout={self.readout!r}, dense={self.dense}, smallest={self.smallest}"
 
 
 class BlurPool2d(nn.Module):
