@@ -57,7 +57,6 @@ class Conversion:
 
     @property
     def converted(self) -> tuple[ConvertedLayer, ...]:
-        """Those that are scale-steerable now."""
         return tuple(layer for layer in self.layers if layer.new_kernel is not None)
 
     def __str__(self) -> str:

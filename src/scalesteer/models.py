@@ -152,7 +152,6 @@ class FlatPlan(Plan):
         return height * width
 
     def network(self, features: nn.Sequential) -> FlatNetwork:
-        """Features, then two fully connected layers."""
         return FlatNetwork(features, self)
 
 
@@ -212,7 +211,6 @@ class PooledPlan(Plan):
 
     @property
     def kernel_sizes(self) -> tuple[int, ...]:
-        """Side of the filters in each stage."""
         return self.kernel_size if isinstance(self.kernel_size, tuple) else (self.kernel_size,) * len(self.widths)
 
     @property
@@ -410,7 +408,6 @@ class Network(nn.Module):
 
     @property
     def first(self) -> nn.Module:
-        """The first convolution."""
         return self.features.get_submodule("conv1")
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -449,7 +446,6 @@ class FlatNetwork(Network):
         return x if self.upsample == 1 else F.interpolate(x, scale_factor=self.upsample, mode="bilinear")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits for a batch of images."""
         logits: Tensor = self.classifier(self.features(self.prepare(x)))
         return logits
 
@@ -496,7 +492,6 @@ class PooledNetwork(Network):
         return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x  # as its kernels read maps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits for a batch of images, or their maps of scores."""
         return self.at_sizes([x])[0]
 
     def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -515,7 +510,6 @@ class PooledNetwork(Network):
         return peak + (x - peak).exp().mean((-2, -1), keepdim=True).log()
 
     def extra_repr(self) -> str:
-        """What is not seen in the layers."""
         return f"readout={self.readout!r}, dense={self.dense}, smallest={self.smallest}"
 
 
@@ -534,7 +528,6 @@ class BlurPool2d(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Smoothed and halved maps."""
         return halve(x)
 
 
@@ -552,7 +545,6 @@ class ResidualBlock(nn.Module):
             self.shortcut = _normalised(nn.Conv2d(in_channels, out_channels, 1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum, with ReLU."""
         return self.at_sizes([x])[0]
 
     def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:

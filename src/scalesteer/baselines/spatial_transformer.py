@@ -114,7 +114,6 @@ class SpatialTransformer2d(nn.Module):
         return affine_sample(x, self.theta(x))
 
     def extra_repr(self) -> str:
-        """The size of the images."""
         return f"image_size={self.image_size}"
 
 

@@ -140,7 +140,6 @@ class VectorMaxPool2d(nn.Module):
             raise ValueError(f"`padding` must be at most half of kernel_size={self.kernel_size} (got {self.padding}).")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool a vector field."""
         _check_field(x)
         squared = x.detach().square().sum(2)
         _, index = F.max_pool2d(squared, self.kernel_size, self.stride, self.padding, return_indices=True)
@@ -148,7 +147,6 @@ class VectorMaxPool2d(nn.Module):
         return x.flatten(3).gather(3, chosen).view(*x.shape[:3], *index.shape[-2:])
 
     def extra_repr(self) -> str:
-        """The three arguments."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
@@ -182,7 +180,6 @@ class VectorBatchNorm2d(nn.Module):
         self.register_buffer("running_var", torch.ones(self.num_features, **place))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise a vector field."""
         _check_field(x)
         if x.shape[1] != self.num_features:
             raise ValueError(f"the input must have num_features={self.num_features} on axis 1 (got {tuple(x.shape)}).")
@@ -203,7 +200,6 @@ class VectorBatchNorm2d(nn.Module):
         return lengths.var((0, 2, 3), correction=0), lengths.numel() // self.num_features
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
 

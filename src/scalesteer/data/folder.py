@@ -103,7 +103,6 @@ class Folder(NamedTuple):
         return text.getvalue().encode(errors="surrogateescape")
 
     def counts(self) -> dict[str, int]:
-        """Pictures in each part."""
         found = Counter(picture.part for picture in self.pictures)
         return {part: found[part] for part in PARTS}
 
@@ -342,7 +341,6 @@ def _check_kept(
 
 
 def _describe(folder: Folder) -> None:
-    """Say what was found."""
     counts = ", ".join(f"{count:,} for {part}" for part, count in folder.counts().items())
     how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
     log.info("%s: %d classes; pictures: %s%s", folder.spec.images, len(folder.classes), counts, how)

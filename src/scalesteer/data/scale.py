@@ -92,7 +92,6 @@ class SplitSpec:
 
     @property
     def source(self) -> str:
-        """The source its images come from."""
         return DATASETS[self.dataset].source
 
 

@@ -46,7 +46,6 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors live."""
         return self.images.device
 
     @property
@@ -78,7 +77,6 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         return found[0] if self.images.ndim == 3 else tuple(found)
 
     def to(self, device: torch.device | str) -> "ImageSet":
-        """The same set on another device."""
         return self._each(lambda tensor: tensor.to(device))
 
     def first(self, count: int) -> "ImageSet":

@@ -37,7 +37,6 @@ class Augmentation:
     mirrored: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The images, each changed in its own way."""
         chances = torch.rand(4, len(x), device=x.device)
         low, high = map(math.log, self.resize)
         factors = torch.exp(low + (high - low) * chances[0])

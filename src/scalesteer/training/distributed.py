@@ -219,7 +219,6 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
     processes: Processes
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise `(B, C, ...)`."""
         if not self.training:
             return super().forward(x)
         work = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -244,7 +243,6 @@ class SynchronisedVectorBatchNorm(VectorBatchNorm2d):
     processes: Processes
 
     def batch_variance(self, lengths: Tensor) -> tuple[Tensor, int]:
-        """Of all processes' batches."""
         _, variance, count = _statistics(lengths, self.processes)
         return variance.to(lengths.dtype), count
 

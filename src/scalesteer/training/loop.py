@@ -201,7 +201,6 @@ def make_update(
 
 
 def _make_augmentation(config: RunConfig) -> Augmentation | None:
-    """What happens to training images, if anything."""
     change = Augmentation(config.resize or (1.0, 1.0), config.flip, config.shift)
     return None if change == Augmentation() else replace(change, mirrored=config.photographs)
 
@@ -226,7 +225,6 @@ def _failed(problem: str, state: State) -> dict[str, Any]:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """A seed for one epoch of one run."""
     return (seed * 1_000_003 + epoch * 7919 + 17) % 2**63
 
 

@@ -311,7 +311,6 @@ def _data_uri(pixels: NDArray[np.uint8]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML."""
     top = "".join(f'<th scope="col">{_text(name)}</th>' for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -326,5 +325,4 @@ def _percent(share: float) -> str:
 
 
 def _text(text: str) -> str:
-    """Any text as HTML."""
     return escape(printable(str(text)))
