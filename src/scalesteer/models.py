@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -329,19 +330,16 @@ def create_model(
     network.task = Task(plan.in_chans, plan.num_classes, plan.image_size)
     arguments = {"name": name, **vars(plan), **{p.name: p.default for p in own}, **options}
     arguments |= dict.fromkeys(("channels", *OF_CHANNELS))  # which `ScaleChannels` adds as they are
-    network.arguments = {key: _to_json(value) for key, value in arguments.items() if value is not None}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    network.arguments = json.loads(json.dumps(arguments, default=_to_plain))
     return model
 
 
-def _to_json(value: Any) -> Any:
-    """An option of a network as JSON has it."""
+def _to_plain(value: Any) -> Any:
+    """For what JSON does not know."""
     if isinstance(value, LogRadialBasis):
-        return _to_json({key: part for key, part in vars(value).items() if part is not None})
-    if isinstance(value, Mapping):
-        return {key: _to_json(part) for key, part in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_to_json(part) for part in value]
-    return value.item() if isinstance(value, np.generic) else value
+        return {key: part for key, part in vars(value).items() if part is not None}
+    return value.item() if isinstance(value, np.generic) else list(value)
 
 
 def network_of(model: nn.Module) -> Network:

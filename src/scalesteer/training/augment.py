@@ -46,15 +46,10 @@ class Augmentation:
 
 
 def resample(x: Tensor, factors: Tensor, moves: Tensor, smallest: float, shift: int, mirrored: bool) -> Tensor:
-    """Resize each image about its centre by its own factors, without aliasing, then move it.
+    """Resize images `(B, C, H, W)` about their centres, without aliasing, then move them.
 
-    Args:
-        x: `(B, C, H, W)`.
-        factors: `(2, B)`, along rows and columns; a negative one mirrors.
-        moves: `(2, B)`, in pixels, down and to the right.
-        smallest: No factor is smaller than this.
-        shift: No move is longer than this.
-        mirrored: Continue images beyond their border as a mirror would, instead of black.
+    `factors` and `moves`, `(2, B)`, are along rows (moves: down) and columns (to the right); a negative factor mirrors.
+    No factor is smaller than `smallest`, no move longer than `shift`.
     """
     rows, columns = (
         _matrices(factors[i], moves[i], x.shape[2 + i], smallest, shift, mirrored)[:, None] for i in (0, 1)
