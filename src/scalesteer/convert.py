@@ -1,7 +1,5 @@
 """The convolutions of an existing network, made scale-steerable: it starts from its trained filters, not from noise."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -3,8 +3,6 @@
 Nothing in such a folder can run code, and what it claims is checked before memory is taken for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Which sizes to look at: how large the objects in your own pictures are, and the channels of scale that follow."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

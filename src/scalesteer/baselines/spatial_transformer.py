@@ -1,7 +1,5 @@
 """The spatial transformer of Jaderberg, Simonyan, Zisserman and Kavukcuoglu (2015), arXiv:1506.02025."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

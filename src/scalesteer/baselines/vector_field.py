@@ -4,8 +4,6 @@ A channel is a field of 2-vectors, `(B, C, 2, H, W)`: the length is the strength
 the scale that won. An object that grows turns its vectors; the next layer turns its filters along.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

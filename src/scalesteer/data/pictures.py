@@ -1,7 +1,5 @@
 """A user's own picture files: found in folders, read with limits, and fitted to one canvas."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

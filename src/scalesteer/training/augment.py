@@ -4,8 +4,6 @@ A step that does this can be recorded as a CUDA graph. All three are one resampl
 columns of an image, each the product with a matrix of its own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

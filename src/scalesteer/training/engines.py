@@ -5,8 +5,6 @@ that asked for them publishes them. What is finished is not trained again. What 
 checkpoint.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

@@ -1,7 +1,5 @@
 """The training loop, from top to bottom: epochs, steps, validation, the best model, one look at the test set."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

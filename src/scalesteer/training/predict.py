@@ -1,7 +1,5 @@
 """A model's opinion on a user's own images."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

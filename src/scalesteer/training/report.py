@@ -1,7 +1,5 @@
 """What became of a run, on one page: report.html, which needs no other file, no script and no network."""
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools
