@@ -50,19 +50,13 @@ OF_CHANNELS = ("join", "drop", "border", "border_mode")  # options that `ScaleCh
 
 
 class Task(NamedTuple):
-    """What a dataset asks of a network.
-
-    Attributes:
-        image_size: Height and width of the images that a network is meant for; None if it is meant for all.
-        classes: Names of the classes in the order of the logits; empty if they have none.
-        fit: How pictures of another size are brought to `image_size`: ``"pad"``, ``"crop"`` or ``"resize"``.
-    """
+    """What a dataset asks of a network."""
 
     in_chans: int
     num_classes: int
-    image_size: tuple[int, int] | None
-    classes: tuple[str, ...] = ()
-    fit: str = "pad"
+    image_size: tuple[int, int] | None  # that a network is meant for; None if it is meant for all
+    classes: tuple[str, ...] = ()  # their names in the order of the logits; empty if they have none
+    fit: str = "pad"  # how pictures of another size are brought to `image_size`: "pad", "crop" or "resize"
 
 
 DATASETS = {

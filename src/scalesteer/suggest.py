@@ -93,25 +93,15 @@ def _check_sizes(**sizes: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
-    """What to train with, and what it follows from.
-
-    Attributes:
-        images: The folder.
-        sizes: The longer side of each object, in pixels of the picture as training sees it.
-        image_size: Height and width to train with.
-        suited: The network.
-        channels: Sizes at which it looks at the pictures, as factors; () for none.
-        scales: For a layer of your own, without channels.
-        remarks: What was looked at and found, and what was not.
-    """
+    """What to train with, and what it follows from."""
 
     images: Path
-    sizes: NDArray[np.float64]
-    image_size: tuple[int, int]
+    sizes: NDArray[np.float64]  # the longer side of each object, in pixels of the picture as training sees it
+    image_size: tuple[int, int]  # to train with
     suited: Suited
-    channels: tuple[float, ...]
-    scales: tuple[float, ...]
-    remarks: tuple[str, ...]
+    channels: tuple[float, ...]  # sizes at which it looks at the pictures, as factors; () for none
+    scales: tuple[float, ...]  # for a layer of your own, without channels
+    remarks: tuple[str, ...]  # what was looked at and found, and what was not
 
     @property
     def ends(self) -> tuple[float, float]:

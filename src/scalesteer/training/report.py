@@ -40,18 +40,10 @@ def write_report(
 ) -> Path:
     """Write report.html into a run's directory: errors by class and size, confusions, curves, the worst mistakes.
 
-    Args:
-        directory: Where the page goes; an earlier one is replaced when the new one is complete.
-        model: The trained network. It is tested as the configuration says, at the sizes of `test_channels` if it has
-            them.
-        config: The run's.
-        history: An entry with `epoch`, `loss`, `val_loss` and `val_error` for each epoch.
-        test: The test images; with `config.tuning` they are not looked at, and the page is about `val`.
-        val: The validation images. Names of classes are read from `about`, if it has `classes`; the files of mistakes
-            are named and linked if the images have `paths`.
-
-    Returns:
-        The page's path.
+    The network is tested as the configuration says; with `config.tuning` the test images are not looked at, and the
+    page is about `val`. `history` has an entry with `epoch`, `loss`, `val_loss` and `val_error` for each epoch. Names
+    of classes are read from the images' `about`, if it has `classes`; the files of mistakes are linked if there are
+    `paths`. An earlier page is replaced when the new one is complete. Its path is returned.
     """
     model = as_tested(model, config)
     part, images = ("validation", val) if config.tuning else ("test", test)
