@@ -330,7 +330,8 @@ class Evaluate:
         if own:
             widest = max(len(name) for name in task.classes)
             for row in found["by_class"]:
-                print(f"  {row['class']:<{widest}}  {_percent(row['error']):>8}  ({row['images']:,})")
+                name = predicting.printable(row["class"])
+                print(f"  {name:<{widest}}  {_percent(row['error']):>8}  ({row['images']:,})")
             rows = rows if len(rows) > 1 else []  # the sizes may be unknown
         for row in rows:
             size = f"size {row['from']:g}" if row["from"] == row["to"] else f"scale {row['from']} to {row['to']}"
@@ -604,7 +605,7 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"  # without the error's number
-        print(f"scalesteer: {' '.join(said.split()) or 'out of memory'}", file=sys.stderr)
+        print(f"scalesteer: {predicting.printable(' '.join(said.split())) or 'out of memory'}", file=sys.stderr)
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)
