@@ -138,7 +138,9 @@ def load_folder(
     for note in folder.notes if part in ("train", None) else ():
         log.warning("%s: %s", spec.images, note)
     if part == "train":
-        _describe(folder)
+        counts = ", ".join(f"{count:,} for {name}" for name, count in folder.counts().items())
+        how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
+        log.info("%s: %d classes; pictures: %s%s", spec.images, len(folder.classes), counts, how)
     chosen = [picture for picture in folder.pictures if part in (picture.part, None)]
     images, broken, digests = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[int, str](), list[str]()
     count, step = 0, max(1, _BLOCK_BYTES // images[:1].numel()) if chosen else 1
@@ -204,7 +206,12 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
         raise DataError(f"`images` {spec.images} has {what}, and {need}: {layout}. {' '.join(notes)}".strip())
     if len(classes) > MOST_CLASSES:
         raise DataError(f"`images` {spec.images} has {len(classes):,} classes, and the limit is {MOST_CLASSES:,}.")
-    _check_memory(spec, len(pictures))
+    if (total := len(pictures) * math.prod(spec.shape)) > MOST_BYTES:
+        (height, width), grey = spec.image_size, "" if spec.grey else ", `grey`"
+        raise DataError(
+            f"{len(pictures):,} pictures of {height} x {width} take {total / 2**30:.1f} GiB of memory, and the limit "
+            f"is {MOST_BYTES >> 30} GiB: choose a smaller `image_size`{grey} or fewer pictures."
+        )
     return Folder(spec, classes, pictures, tuple(drawn), tuple(notes))
 
 
@@ -315,16 +322,6 @@ def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, fl
     return os.path.normpath(name).replace(os.sep, "/"), label, PART_NAMES.get(part.lower()), size
 
 
-def _check_memory(spec: FolderSpec, count: int) -> None:
-    (height, width), total = spec.image_size, count * math.prod(spec.shape)
-    if total > MOST_BYTES:
-        grey = "" if spec.grey else ", `grey`"
-        raise DataError(
-            f"{count:,} pictures of {height} x {width} take {total / 2**30:.1f} GiB of memory, and the limit is "
-            f"{MOST_BYTES >> 30} GiB: choose a smaller `image_size`{grey} or fewer pictures."
-        )
-
-
 def _check_kept(
     spec: FolderSpec, part: str | None, classes: Sequence[str], kept: Sequence[Picture], broken: dict[int, str]
 ) -> None:
@@ -338,12 +335,6 @@ def _check_kept(
         raise DataError(f"{spec.images} has {what}{purpose}{why}: {advice}.")
     if lost:
         log.warning("%s", _sentence(f"Classes without pictures{purpose}, of which nothing is known", lost)[0])
-
-
-def _describe(folder: Folder) -> None:
-    counts = ", ".join(f"{count:,} for {part}" for part, count in folder.counts().items())
-    how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
-    log.info("%s: %d classes; pictures: %s%s", folder.spec.images, len(folder.classes), counts, how)
 
 
 def _sentence(what: str, names: Sequence[str]) -> list[str]:

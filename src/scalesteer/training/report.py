@@ -51,7 +51,8 @@ def write_report(
         raise ValueError(f"the {part} part has no pictures: there is nothing to report.")
     answers = classify(model, images, config.precision)
     true, said = (labels.cpu().numpy() for labels in (images.labels, answers.labels))
-    names = _class_names(images, int(max(true.max(), said.max())) + 1)
+    names = [printable(str(name)) for name in images.about.get("classes", ())]
+    names += map(str, range(len(names), int(max(true.max(), said.max())) + 1))
     confusion = np.bincount(true * len(names) + said, minlength=len(names) ** 2).reshape(len(names), len(names))
     sections = [
         _headline(model, config, history, part, confusion, names),
@@ -68,12 +69,6 @@ def write_report(
     path = directory / "report.html"
     write_atomically(path, _page(title, sections).encode(errors="replace"))
     return path
-
-
-def _class_names(images: ImageSet, least: int) -> list[str]:
-    """Names of at least so many classes, made for display."""
-    names = [printable(str(name)) for name in images.about.get("classes", ())]
-    return names + [str(label) for label in range(len(names), least)]
 
 
 def _page(title: str, sections: Iterable[str]) -> str:
