@@ -158,10 +158,11 @@ def _flatten(pil: Any, image: Any, tags: Any, mode: str, contrast: bool) -> Any:
     if not image.has_transparency_data:
         return image if image.mode == mode else image.convert(mode)
     image = image.convert("RGBA")
-    grey, alpha = (np.asarray(part, np.float64) for part in (image.convert("L"), image.getchannel("A")))
-    dark = contrast and alpha.any() and np.average(grey, weights=alpha) < 128
+    alpha = image.getchannel("A")
+    counts = image.convert("L").histogram(alpha) if contrast else []  # of what is seen
+    dark = any(counts) and np.average(range(256), weights=counts) < 128
     ground = pil.new("RGB", image.size, "white" if dark else "black")
-    ground.paste(image, mask=image.getchannel("A"))
+    ground.paste(image, mask=alpha)
     return ground.convert(mode)
 
 
