@@ -53,9 +53,11 @@ def test_shuffling_follows_the_generator(numbered):
     assert epochs[0] != epochs[1]
 
 
-def test_std_is_that_of_the_pixels(filled_cache):
+def test_std_is_that_of_the_pixels_and_batches_divide_by_it(filled_cache):
     loaded = load_split("fmnist-scale", 0, "train", **SMALL)
     assert loaded.std == pytest.approx(float(np.std(loaded.images.numpy() / 255.0)), rel=1e-12)
+    ((images, _),) = loaded.batches(len(loaded), std=loaded.std)
+    assert float(images.std()) == pytest.approx(1, abs=1e-3)
 
 
 def test_first_images_are_nested_and_balanced_in_the_paired_set(filled_cache):
@@ -77,8 +79,8 @@ def test_works_as_a_torch_dataset(numbered):
 
 def test_distorted_set_keeps_labels_and_deforms_images(filled_cache):
     loaded = load_split("mnist-scale", 0, "test", **SMALL)
-    moved = loaded.distorted(20)
-    np.testing.assert_array_equal(moved.images, distort(loaded.images.numpy(), 20))
+    moved = loaded.distorted(20, seed=3)
+    np.testing.assert_array_equal(moved.images, distort(loaded.images.numpy(), 20, seed=3))
     assert torch.equal(moved.labels, loaded.labels)
     assert torch.equal(loaded.distorted(0).images, loaded.images)
 
@@ -94,7 +96,7 @@ def test_moving_takes_every_tensor_along(numbered):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_batches_on_the_gpu_are_those_of_the_cpu(numbered):
     def batches(images):
-        return list(images.batches(3, generator=torch.Generator().manual_seed(0)))
+        return list(images.batches(3, generator=torch.Generator().manual_seed(0), std=0.3))
 
     for (x, y), (on_gpu, labels) in zip(batches(numbered), batches(numbered.to("cuda")), strict=True):
         assert on_gpu.is_cuda
@@ -112,6 +114,10 @@ def test_impossible_batch_size_is_refused_at_once(numbered, size):
 def test_batches_that_could_not_be_are_refused_at_once(numbered):
     with pytest.raises(ValueError, match="`size` must be at most 10"):
         numbered.batches(11, drop_last=True)
+    with pytest.raises(ValueError, match="`std` must be positive"):
+        numbered.batches(2, std=0.0)
+    with pytest.raises(ValueError, match="`std`"):
+        numbered.batches(2, std=float("nan"))
 
 
 def test_wrong_tensors_are_refused():
@@ -145,11 +151,15 @@ def test_statistics_of_colour_images_are_by_channel(coloured, numbered):
     assert coloured.mean == pytest.approx(pixels.mean((0, 2, 3)), rel=1e-12)
     assert coloured.std == pytest.approx(pixels.std((0, 2, 3)), rel=1e-12)
     assert numbered.mean == pytest.approx(numbered.images.numpy().mean() / 255, rel=1e-12)
+    ((images, _),) = coloured.batches(6, std=coloured.std)
+    torch.testing.assert_close(images.std((0, 2, 3), correction=0), torch.ones(3))
 
 
 def test_colour_images_refuse_what_is_for_grey_ones(coloured):
     with pytest.raises(ValueError, match="only grey images"):
         coloured.distorted(20)
+    with pytest.raises(ValueError, match="`std` must be positive, one number or 3"):
+        coloured.batches(2, std=(0.1, 0.2))
 
 
 @pytest.mark.gpu

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from scalesteer._checks import choice, integer
-from scalesteer.data.elastic import distort
+from scalesteer._checks import choice, integer, real, reals
+from scalesteer.data.elastic import ELASTIC_SIGMA, distort
 from scalesteer.data.scale import DATASETS, SplitSpec, load_part
 from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
 from scalesteer.data.sources import DataDir
@@ -60,12 +60,15 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def mean(self) -> Statistic:
-        """Mean of all pixels in units of white, of colour images one for each channel; exact."""
+        """Mean of all pixels in units of white, of colour images one for each channel; exact, as `std` is."""
         return self._statistic(lambda total, first, second: first / max(1, total) / 255)
 
     @property
     def std(self) -> Statistic:
-        """Standard deviation of all pixels, likewise; the same on every device."""
+        """Standard deviation of all pixels in units of white, of colour images one for each channel.
+
+        It is exact, so the same on every device.
+        """
         return self._statistic(lambda n, first, second: (n * second - first * first) ** 0.5 / max(1, n) / 255)
 
     def _statistic(self, formula: Callable[[int, int, int], float]) -> Statistic:
@@ -88,15 +91,15 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     def _each(self, change: Callable[[Tensor], Tensor]) -> "ImageSet":
         return replace(self, images=change(self.images), labels=change(self.labels), scales=change(self.scales))
 
-    def distorted(self, alpha: float) -> "ImageSet":
+    def distorted(self, alpha: float, *, sigma: float = ELASTIC_SIGMA, seed: int = 0) -> "ImageSet":
         """The same set with every image elastically deformed; see :func:`.elastic.distort`. For grey images."""
         if self.images.ndim != 3:
             raise ValueError(f"only grey images (N, H, W) can be deformed (got {tuple(self.images.shape)}).")
-        images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha))
+        images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha, sigma=sigma, seed=seed))
         return replace(self, images=images.to(self.device))
 
     def batches(
-        self, size: int, *, generator: torch.Generator | None = None, drop_last: bool = False
+        self, size: int, *, generator: torch.Generator | None = None, drop_last: bool = False, std: Statistic = 1.0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of images (size, C, H, W) float32 and labels (size,) int64, made on the device the set is on.
 
@@ -104,22 +107,28 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
             size: Images in a batch.
             generator: Shuffles with this generator (a CPU one gives the same order on every device), if there is one.
             drop_last: Leave out the last batch if it is smaller. By default it is kept.
+            std: Images are divided by 255 times this number, or one for each channel; pass the training set's `std`
+                for unit deviation.
         """
         if integer("size", size, minimum=1) > len(self) and drop_last:
             raise ValueError(f"`size` must be at most {len(self)}, all images, to drop the last batch (got {size}).")
+        stds = reals("std", std) if isinstance(std, tuple) else (real("std", std),)
+        if min(stds) <= 0 or len(stds) not in (1, self.channels):
+            raise ValueError(f"`std` must be positive, one number or {self.channels} (got {std}).")
+        divisor = 255 * torch.tensor(stds, device=self.device)[:, None, None] if len(stds) > 1 else 255 * stds[0]
         stop = len(self) - len(self) % size if drop_last else len(self)
         rows = [slice(start, start + size) for start in range(0, stop, size)]
         order = None if generator is None else self.order(generator)
-        return (self.take(part if order is None else order[part]) for part in rows)
+        return (self.take(part if order is None else order[part], divisor) for part in rows)
 
     def order(self, generator: torch.Generator) -> Tensor:
         """The indices of all images, shuffled, on the device the set is on."""
         return torch.randperm(len(self), generator=generator, device=generator.device).to(self.device)
 
-    def take(self, rows: Tensor | slice | int) -> tuple[Tensor, Tensor]:
-        """Some images, from 0 to 1, and their labels: `(n, C, H, W)` float32 and `(n,)` int64."""
+    def take(self, rows: Tensor | slice | int, divisor: float | Tensor = 255.0) -> tuple[Tensor, Tensor]:
+        """Some images, divided by a number, and their labels: `(n, C, H, W)` float32 and `(n,)` int64."""
         images = self.images[rows, None] if self.images.ndim == 3 else self.images[rows]
-        return images.float() / 255, self.labels[rows]
+        return images.float() / divisor, self.labels[rows]
 
 
 def load_split(
