@@ -628,8 +628,7 @@ def _pooled_features(plan: PooledPlan, conv: Callable[[int, int, int], Convoluti
     return nn.Sequential(layers)
 
 
-def _plain(fan_in: int, fan_out: int, kernel_size: int) -> Convolution:
-    return nn.Conv2d(fan_in, fan_out, kernel_size, padding="same", bias=False)
+_plain = partial(nn.Conv2d, padding="same", bias=False)
 
 
 def _steered(scales: Scales, basis: LogRadialBasis | str, backend: str) -> Callable[[int, int, int], Convolution]:

@@ -25,7 +25,6 @@ EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request 
 EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}  # in such a batch
 MOST_SIZES = 64  # that have an error each; of more, bins have one
 SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))  # and more, see split_by_scale
-_SMALLER_BINS = tuple(itertools.pairwise((0.0, 0.1, 0.2, 0.3)))
 
 
 @dataclass
@@ -344,7 +343,7 @@ def split_by_scale(
             size = float(f"{value:.6g}")  # without the digits that float32 adds
             yield (size, size), scales == value
         return
-    bins, largest = [*_SMALLER_BINS, *SCALE_BINS], values.max(initial=0)
+    bins, largest = [*itertools.pairwise((0.0, 0.1, 0.2, 0.3)), *SCALE_BINS], values.max(initial=0)
     while bins[-1][1] < largest:
         bins.append((bins[-1][1], 2 * bins[-1][1]))
     for low, high in bins:
