@@ -104,19 +104,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class FlatPlan(Plan):
-    """A network like the paper's: three convolutions, a grid of cells, two fully connected layers.
-
-    Attributes:
-        widths: Channels of the three convolutions.
-        hidden: Units between the two fully connected layers.
-        upsample: By how much the input is enlarged, 1 or 2.
-    """
+    """A network like the paper's: three convolutions, a grid of cells, two fully connected layers."""
 
     image_size: tuple[int, int] = (28, 28)
-    widths: tuple[int, ...] = (30, 60, 90)
-    hidden: int = 256
+    widths: tuple[int, ...] = (30, 60, 90)  # channels of the three convolutions
+    hidden: int = 256  # units between the two fully connected layers
     dropout: float = 0.7
-    upsample: int = 1
+    upsample: int = 1  # by how much the input is enlarged, 1 or 2
 
     def __post_init__(self) -> None:
         if not isinstance(self.widths, (tuple, list)) or len(self.widths) != 3:

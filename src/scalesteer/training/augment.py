@@ -13,26 +13,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Changes every image of a batch at random, with torch's generator of the images' device.
+    """Changes every image of a batch `(B, C, H, W)` at random, with torch's generator of the images' device.
 
-    Args:
-        resize: Factors to resize by, above 1 to enlarge, drawn evenly on a logarithmic scale between the two.
-        flip: Mirror every other image, left to right.
-        shift: Move by up to so many whole pixels, up or down and left or right.
-        mirrored: Continue images beyond their border as a mirror would, instead of black.
-
-    Shape:
-        `(B, C, H, W)` -> `(B, C, H, W)`
-
-    Example:
-        >>> Augmentation(resize=(0.5, 2.0))(torch.rand(8, 1, 28, 28)).shape
-        torch.Size([8, 1, 28, 28])
+    >>> Augmentation(resize=(0.5, 2.0))(torch.rand(8, 1, 28, 28)).shape
+    torch.Size([8, 1, 28, 28])
     """
 
-    resize: tuple[float, float] = (1.0, 1.0)
-    flip: bool = False
-    shift: int = 0
-    mirrored: bool = False
+    resize: tuple[float, float] = (
+        1.0,
+        1.0,
+    )  # factors to resize by, drawn evenly on a logarithmic scale between the two
+    flip: bool = False  # mirror every other image, left to right
+    shift: int = 0  # move by up to so many whole pixels, up or down and left or right
+    mirrored: bool = False  # continue images beyond their border as a mirror would, instead of black
 
     def __call__(self, x: Tensor) -> Tensor:
         chances = torch.rand(4, len(x), device=x.device)
