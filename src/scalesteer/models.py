@@ -368,24 +368,17 @@ def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
 class Network(nn.Module):
     """What all networks of :func:`create_model` have in common: they prepare their input, and know their first layer.
 
+    `features` are the convolutional part, an `nn.Sequential` with names; `classifier` turns them into scores.
+
     Shape:
         `(B, in_chans, H, W)` -> `(B, classes)`, logits.
-
-    Attributes:
-        features: The convolutional part, an `nn.Sequential` with names.
-        classifier: What turns features into scores of classes.
-        image_size: Height and width of the images that the network is meant for, or None.
-        task: What the network is for.
-        arguments: Those of :func:`create_model` that make the same network again.
-        input_std: What the input is divided by, 1 until training code sets it to that of the training set; in the
-            state dict, so that a checkpoint is complete.
-        first: The first convolution; ``model.first(model.prepare(x))`` is its response, except behind a spatial
-            transformer, which shows it another image.
     """
 
+    # What the input is divided by, 1 until training code sets it to that of the training set; in the state dict, so
+    # that a checkpoint is complete.
     input_std: Tensor
-    task: Task
-    arguments: dict[str, Any]
+    task: Task  # what the network is for
+    arguments: dict[str, Any]  # of `create_model`, that make the same network again
 
     def __init__(self, features: nn.Sequential, plan: Plan) -> None:
         super().__init__()
@@ -394,6 +387,7 @@ class Network(nn.Module):
 
     @property
     def first(self) -> nn.Module:
+        """The first convolution; ``first(prepare(x))`` is its response, except behind a spatial transformer."""
         return self.features.get_submodule("conv1")
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -445,13 +439,11 @@ class PooledNetwork(Network):
         `(B, in_chans, H, W)` -> `(B, classes)`, logits; or `(B, classes, H // stride, W // stride)` if `dense`. Height
         and width are `smallest` or more.
 
-    Attributes:
-        classifier: Convolutions of 1 x 1, so that they work at one place as at many.
-        dense: Whether the output is a map of scores instead of the pooled scores; may be changed at any time.
-        input_mean: Subtracted from the input before it is divided by `input_std`; both `(in_chans,)`.
+    The `classifier` has convolutions of 1 x 1, so that it works at one place as at many. `dense` says whether the
+    output is a map of scores instead of the pooled scores; it may be changed at any time.
     """
 
-    input_mean: Tensor
+    input_mean: Tensor  # subtracted from the input before it is divided by `input_std`; both `(in_chans,)`
 
     def __init__(self, features: nn.Sequential, plan: PooledPlan) -> None:
         super().__init__(features, plan)
