@@ -138,7 +138,7 @@ class VectorMaxPool2d(nn.Module):
             raise ValueError(f"`padding` must be at most half of kernel_size={self.kernel_size} (got {self.padding}).")
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_field(x)
+        _checks.batch(x, vectors=True)
         squared = x.detach().square().sum(2)
         _, index = F.max_pool2d(squared, self.kernel_size, self.stride, self.padding, return_indices=True)
         chosen = index.flatten(2).unsqueeze(2).expand(-1, -1, 2, -1)  # (B, C, 2, H' W')
@@ -178,7 +178,7 @@ class VectorBatchNorm2d(nn.Module):
         self.register_buffer("running_var", torch.ones(self.num_features, **place))
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_field(x)
+        _checks.batch(x, vectors=True)
         if x.shape[1] != self.num_features:
             raise ValueError(f"the input must have num_features={self.num_features} on axis 1 (got {tuple(x.shape)}).")
         variance = self.running_var
@@ -206,11 +206,6 @@ class VectorMagnitude(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take lengths; where a vector is zero the gradient is zero."""
-        _check_field(x)
+        _checks.batch(x, vectors=True)
         length: Tensor = torch.linalg.vector_norm(x, dim=2)
         return length
-
-
-def _check_field(x: Tensor) -> None:
-    if x.ndim != 5 or x.shape[2] != 2:
-        raise ValueError(f"the input must be a vector field, 5 axes (B, C, 2, H, W) (got shape {tuple(x.shape)}).")

@@ -288,15 +288,13 @@ def evaluate(
         binned = binned or "scale_range" in part.about  # its sizes were drawn from a range
     missed = processes.total(torch.cat(wrong).int()).bool().cpu().numpy()
     true_sizes, classes = np.concatenate(sizes), np.concatenate(true)
-    by_scale = [
-        {"from": low, "to": high, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
-        for (low, high), chosen in split_by_scale(true_sizes, binned)
-    ]
-    by_class = [
-        {"class": names[label] if names else label, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
-        for label in np.unique(classes).tolist()
-        for chosen in [classes == label]
-    ]
+
+    def row(chosen: NDArray[np.bool_]) -> dict[str, Any]:
+        return {"images": int(chosen.sum()), "error": float(missed[chosen].mean())}
+
+    by_scale = [{"from": low, "to": high} | row(c) for (low, high), c in split_by_scale(true_sizes, binned)]
+    labels = np.unique(classes).tolist()
+    by_class = [{"class": names[label] if names else label} | row(classes == label) for label in labels]
     found = {"error": float(missed.mean()), "loss": total / count, "by_scale": by_scale, "images": count}
     found |= {"by_class": by_class}
     if answered:
