@@ -35,7 +35,8 @@ memory_budget = 1 << 28
 CUDA a piece may take twice as much and, where neither gradients nor winners are wanted, four times."""
 
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
-CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
+# Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it.
+CPU_PIECE, CPU_PIECE_OF_TAPS = 64 << 20, 12 << 20
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
 FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
@@ -285,7 +286,7 @@ class _Task(NamedTuple):
             filters = filters.finished()
         for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
         if x.device.type == "cpu":
-            room = min(CPU_PIECE, memory_budget)
+            room = min(CPU_PIECE, memory_budget, CPU_PIECE_OF_TAPS if kind is Taps else CPU_PIECE)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
             room = max(memory_budget * (2 if gradient else 4), for_filters)
         step = _step(len(x), min(MOST_IMAGES, room // for_image))
