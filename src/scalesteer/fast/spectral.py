@@ -482,12 +482,16 @@ class Frequencies(Engine):
         self.parts, self.every_row = len(self.plan.filters), slice(0, axes[0].period // 2)
         self.basis = self.from_basis(("frequencies", axes), lambda _: self._tables())
         if self.basis is not None:
-            self.basis_weights = [self._by_pair(part.weights(filters.weights)).mT for part, _ in self.basis]
+            # (C, E, O / G): a product for each input channel, or, where groups are small, one for all, (1, E, C O / G)
+            weights = [self._by_pair(part.weights(filters.weights)) for part, _ in self.basis]
+            self.basis_weights = [w.mT if groups == 1 else w.flatten(0, 1).T[None] for w in weights]
         # Transfers, and their gradients, of all frequencies serve every piece, unless they take too much memory.
         floats = self.floats(filters, axes)[0]
         self.keeps = pieces > 1 and floats * like.element_size() <= budget // 2
         self.halves: dict[tuple[int, int], Tensor] = {}
         self.transfers = self._keep_transfers(floats * like.element_size() <= budget // 2)
+        # All scales and parts in one product; finished filters one after the other, so that little is moved.
+        self.merges = self.transfers is not None or self.basis is not None
         self.transfer_grads: Tensor | None = None
 
     def _tables(self) -> tuple[tuple[BasisPart, Tensor], ...]:
@@ -591,8 +595,11 @@ class Frequencies(Engine):
                 routed[..., i, :].copy_(torch.eq(winners, i, out=wins)).mul_(here)
             torch.mm(row_matrix, routed.view(len(routed), -1), out=between[:, strip].flatten(1))
         back = None
-        if grad_image is not None:  # (f G, C / G, 2B), with odd parts 2C / G: transposed, products are faster
-            back = _exists(self.space.buffer("grad_spectrum", *self.spectrum.mT.shape))
+        if grad_image is not None:  # transposed, products are faster
+            sizes = self.parts, len(self.spectrum), self.per_group, 2 * self.batch
+            back = _exists(self.space.buffer("grad_spectrum", *sizes))
+            if self.merges:  # (1, f G, 2C / G, 2B)
+                back = back.view(1, len(self.spectrum), -1, 2 * self.batch)
         for block in self._blocks():
             here, shape = between[self._rows(block)], self._by_sign(block)
             buffer = self.space.buffer("joined", len(here), len(column_matrix), here.shape[2])
@@ -601,16 +608,13 @@ class Frequencies(Engine):
             product = product.view(-1, 2 * self.batch, self.scales, self.groups, self.outputs).permute(0, 3, 1, 2, 4)
             product = product.reshape(-1, 2 * self.batch, self.scales * self.outputs)  # (f G, 2B, S O / G)
             if back is not None:
-                for rows, columns, transfer in self._transfers(block):
-                    _add_product(transfer, product[:, :, columns].mT, back[self._frequencies(block), rows], columns)
+                self._to_image(block, product, back[:, self._frequencies(block)])
             if weights:
                 self._pull_back(block, product)
         if grad_image is not None and back is not None:
-            back = back.mT
-            if not self.filters.symmetric:
-                straight, turned = back.split(self.per_group, dim=2)
-                back = straight - turn(turned)
-            spectrum = self._by_row(back, self.channels)
+            straight, *turned = back[0].split(self.per_group, dim=1) if self.merges else back.unbind()
+            spectrum = straight.mT - turn(turned[0].mT) if turned else straight.mT
+            spectrum = self._by_row(spectrum, self.channels)
             maps = restore(spectrum, adjoint(self.plan.analyse), self.space, "image")
             grad_image.copy_(self.outwards(maps, self.channels))
 
@@ -644,13 +648,12 @@ class Frequencies(Engine):
 
     def _blocks(self) -> list[slice]:
         """Of row frequencies."""
-        floats, room = 2 * self.batch * self.out_channels, CACHED_BYTES
+        floats, room = 2 * self.batch * self.out_channels * self.scales, CACHED_BYTES
         if self.transfers is None:
-            floats += self.out_channels * self.per_group * self.parts
+            floats += self.out_channels * self.per_group * (self.parts * self.scales if self.merges else 1)
         if self.like.device.type != "cpu":  # each block has its price
             room = max(room, self.budget // 4)
-        size = floats * self.axes[1].period * self.scales * self.like.element_size()
-        return _slices(self.every_row.stop, size, room)
+        return _slices(self.every_row.stop, floats * self.axes[1].period * self.like.element_size(), room)
 
     def _strips(self) -> list[slice]:
         """Of columns of the output."""
@@ -679,12 +682,26 @@ class Frequencies(Engine):
         """The spectrum of the image with all filters: `(f G, 2B, S O / G)`."""
         spectrum = self.spectrum[self._frequencies(block)]
         product = _exists(self.space.buffer("product", *spectrum.shape[:2], self.scales * self.outputs))
-        for rows, columns, transfer in self._transfers(block):
-            _add_product(spectrum[:, :, rows], transfer, product[:, :, columns], rows)
+        if self.merges:
+            return torch.bmm(spectrum, self._transfers(block), out=product)
+        found = _exists(self.space.buffer("of scale", *spectrum.shape[:2], self.outputs))
+        for i, part, rows, columns in self._each():
+            _add_product(spectrum[:, :, rows], self._filter_transform(i, part, block, "transfers"), found, part == 0)
+            if part == self.parts - 1:
+                product[:, :, columns] = found  # torch multiplies one by one where the result is not contiguous
         return product
 
+    def _to_image(self, block: slice, grad: Tensor, back: Tensor) -> None:
+        """Write the gradient of the spectrum, for each part `(f G, C / G, 2B)`: an adjoint of `_multiply`."""
+        if self.merges:
+            torch.bmm(self._transfers(block), grad.mT, out=back[0])
+            return
+        for i, part, _, columns in self._each():
+            transfer = self._filter_transform(i, part, block, "transfers")
+            _add_product(transfer, grad[:, :, columns].mT, back[part], i == 0)
+
     def _pull_back(self, block: slice, grad: Tensor) -> None:
-        """Add to the gradient of the weights, or of transfers where they are kept: the adjoint of `_multiply`."""
+        """Add to the gradient of the weights, or of transfers where they are kept: the other adjoint of `_multiply`."""
         frequencies = self._frequencies(block)
         spectrum = self.spectrum[frequencies].mT
         if self.keeps:
@@ -693,10 +710,12 @@ class Frequencies(Engine):
                 self.transfer_grads = _exists(self.space.buffer("transfer_grads", *shape)).zero_()
             self.transfer_grads[frequencies].baddbmm_(spectrum, grad)
         elif self.basis is not None:
-            self._add_to_weights(block, torch.bmm(spectrum, grad))
+            buffer = self.space.buffer("transfer_grads", *spectrum.shape[:2], grad.shape[2])
+            self._add_to_weights(block, torch.bmm(spectrum, grad, out=buffer))
         else:
+            buffer = self.space.buffer("transfer_grads", len(grad), self.per_group, self.outputs)
             for i, part, rows, columns in self._each():
-                self._add_to_taps(block, i, part, torch.bmm(spectrum[:, rows], grad[:, :, columns]))
+                self._add_to_taps(block, i, part, torch.bmm(spectrum[:, rows], grad[:, :, columns], out=buffer))
 
     def _keep_transfers(self, fits: bool) -> Tensor | None:
         """Of all frequencies; of finished filters that come again, as of a folded layer, for the next call too."""
@@ -708,15 +727,10 @@ class Frequencies(Engine):
                 return cached_on(weights, self.like, key, lambda: self._make_transfers(self.every_row))
         return self._make_transfers(self.every_row, "transfers") if self.keeps else None
 
-    def _transfers(self, block: slice) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Filters at the frequencies of a block, and what they are for; see `_each`."""
-        if self.transfers is not None:
-            yield slice(0, None), slice(0, None), self.transfers[self._frequencies(block)]
-        elif self.basis is not None:
-            yield slice(0, None), slice(0, None), self._make_transfers(block, "transfers")
-        else:  # they take more time than the products: one after the other, nothing is moved
-            for i, part, rows, columns in self._each():
-                yield rows, columns, self._filter_transform(i, part, block, "transfers")
+    def _transfers(self, block: slice) -> Tensor:
+        if self.transfers is None:
+            return self._make_transfers(block, "transfers")
+        return self.transfers[self._frequencies(block)]
 
     def _make_transfers(self, block: slice, name: str = "") -> Tensor:
         """Filters of all scales to the frequencies of a block: `(f G, C / G, S O / G)`, with odd parts `2C / G`."""
@@ -729,11 +743,15 @@ class Frequencies(Engine):
             for i, part, rows, columns in self._each():
                 spectra[:, rows, columns] = self._filter_transform(i, part, block, "transfer")
             return spectra
-        spectra = spectra.view(self.parts, pairs, count * self.scales, self.outputs)
+        spectra = spectra.view(self.parts, len(self.basis_weights[0]), count * self.scales, -1)
         for (_, table), weights, spectrum in zip(self.basis, self.basis_weights, spectra, strict=True):
             batched_product(table[frequencies].flatten(0, 1), weights, spectrum)
-        spectra = spectra.view(self.parts, self.groups, self.per_group, count, width)
-        return spectra.permute(3, 1, 0, 2, 4).reshape(-1, self.parts * self.per_group, width)
+        if self.groups == 1:
+            spectra = spectra.view(self.parts, self.per_group, count, width).permute(2, 0, 1, 3)
+        else:
+            spectra = spectra.view(self.parts, count, self.scales, self.groups, self.per_group, self.outputs)
+            spectra = spectra.permute(1, 3, 0, 4, 2, 5)
+        return spectra.reshape(-1, self.parts * self.per_group, width)
 
     def _add_to_weights(self, block: slice, grad: Tensor) -> None:
         """The adjoint of `_make_transfers`; gradients have pairs of channels first, `(C, O / G, ...)`."""
@@ -742,12 +760,13 @@ class Frequencies(Engine):
                 self._add_to_taps(block, i, part, grad[:, rows, columns])
             return
         grad = grad.view(-1, self.groups, self.parts, self.per_group, self.scales, self.outputs)
-        grad = grad.permute(2, 1, 3, 0, 4, 5)
+        grad = grad.permute((2, 1, 3, 0, 4, 5) if self.groups == 1 else (2, 0, 4, 1, 3, 5))
         grad = _exists(self.space.buffer("transfers", *grad.shape)).copy_(grad)  # filters are not used any more
-        grad = grad.view(self.parts, self.channels, -1, self.outputs)  # (..., f S, O / G)
         for part, (_, table) in enumerate(self.basis):
-            functions = table[self._frequencies(block, groups=1)].flatten(0, 1).T
-            self.add_weight_gradient(batched_product(functions, grad[part]).mT, part)  # from (C, E, O / G)
+            functions = table[self._frequencies(block, groups=1)].flatten(0, 1)
+            shape = len(self.basis_weights[part]), len(functions), -1  # (C, f S, O / G), or (1, f S, C O / G)
+            found = batched_product(functions.T, grad[part].reshape(shape)).mT
+            self.add_weight_gradient(found.reshape(self.channels, self.outputs, -1), part)
 
     def _add_to_taps(self, block: slice, i: int, part: int, grad: Tensor) -> None:
         """The adjoint of `_filter_transform`."""
@@ -782,9 +801,9 @@ class Frequencies(Engine):
         return _view(product, row_matrix.shape[1] // 2, column_matrix.shape[1], self.batch * channels)
 
 
-def _add_product(left: Tensor, right: Tensor, out: Tensor, terms: slice) -> None:
-    """Write the products of matrices, or add them unless these `terms` of a sum are the first."""
-    if terms.start == 0:
+def _add_product(left: Tensor, right: Tensor, out: Tensor, first: bool) -> None:
+    """Write the products of matrices, or add them unless they are the first."""
+    if first:
         torch.bmm(left, right, out=out)
     else:
         out.baddbmm_(left, right)
