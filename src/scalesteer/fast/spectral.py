@@ -76,6 +76,7 @@ def to_stay(make: Callable[..., Value]) -> Callable[..., Value]:
 _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 CACHED_BYTES = 1 << 22  # of what goes from one product to the next on a CPU
+MANY_OUTPUTS = 128  # from so many channels on, one scale is enough for a product, and to join scales takes longer
 IDLE_BYTES = 1 << 27  # of each thread's workspace, between two calls
 
 
@@ -486,12 +487,10 @@ class Frequencies(Engine):
             weights = [self._by_pair(part.weights(filters.weights)) for part, _ in self.basis]
             self.basis_weights = [w.mT if groups == 1 else w.flatten(0, 1).T[None] for w in weights]
         # Transfers, and their gradients, of all frequencies serve every piece, unless they take too much memory.
-        floats = self.floats(filters, axes)[0]
-        self.keeps = pieces > 1 and floats * like.element_size() <= budget // 2
+        self.fits = self.floats(filters, axes)[0] * like.element_size() <= budget // 2
+        self.keeps = pieces > 1 and self.fits
         self.halves: dict[tuple[int, int], Tensor] = {}
-        self.transfers = self._keep_transfers(floats * like.element_size() <= budget // 2)
-        # All scales and parts in one product; finished filters one after the other, so that little is moved.
-        self.merges = self.transfers is not None or self.basis is not None
+        self.transfers: Tensor | None = None
         self.transfer_grads: Tensor | None = None
 
     def _tables(self) -> tuple[tuple[BasisPart, Tensor], ...]:
@@ -551,6 +550,9 @@ class Frequencies(Engine):
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         if self.batch == 0:
             return
+        small = self.basis is None and self.fits and self.outputs < MANY_OUTPUTS
+        if self.transfers is None and (self.keeps or small):
+            self.transfers = self._keep_transfers()
         blank = None if winner is None else self.blank_scales()
         (row_matrix, column_matrix), between = self._restore(), self._between()
         for block in self._blocks():
@@ -584,6 +586,8 @@ class Frequencies(Engine):
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         if self.batch == 0:
             return
+        if self.transfers is None and self.keeps:
+            self.transfers = self._make_transfers(self.every_row, "transfers")
         (row_matrix, column_matrix), between = adjoint(self._restore()), self._between()
         incoming = self.inwards(grad).unflatten(2, (self.batch, -1))  # (H', W', B, O)
         index = winner.permute(2, 3, 0, 1).contiguous()
@@ -717,15 +721,20 @@ class Frequencies(Engine):
             for i, part, rows, columns in self._each():
                 self._add_to_taps(block, i, part, torch.bmm(spectrum[:, rows], grad[:, :, columns], out=buffer))
 
-    def _keep_transfers(self, fits: bool) -> Tensor | None:
+    @property
+    def merges(self) -> bool:
+        """Whether all scales and parts are in one product, or one after the other, so that less is moved."""
+        return self.transfers is not None or self.basis is not None
+
+    def _keep_transfers(self) -> Tensor:
         """Of all frequencies; of finished filters that come again, as of a folded layer, for the next call too."""
         weights, key = self.filters.weights, ("transfers", self.axes, self.filters.sizes, self.groups)
-        if fits and self.basis is None and self.space.like is not None and not weights.requires_grad:
+        if self.basis is None:
             calls: list[int] = cached_on(weights, self.like, ("calls", *key), list)
             calls.append(1)
             if len(calls) > 1:
                 return cached_on(weights, self.like, key, lambda: self._make_transfers(self.every_row))
-        return self._make_transfers(self.every_row, "transfers") if self.keeps else None
+        return self._make_transfers(self.every_row, "transfers")
 
     def _transfers(self, block: slice) -> Tensor:
         if self.transfers is None:
