@@ -4,8 +4,10 @@ A case is the same work for several contenders: ``spectral`` and ``auto`` are ou
 scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size; ``two-lobed`` and
 ``one-lobed`` are ours with functions that are point-symmetric and with functions that are not; ``compiled`` is ``auto``
 by ``torch.compile(mode="reduce-overhead")``. The group ``shapes`` has layers of every shape with the backends ``fast``,
-``direct`` and ``auto``; the costs by which "auto" chooses are fitted to it (:mod:`benchmarks.costs`). Contenders take
-turns, so that whatever else the machine does hits all of them. What fails is recorded, and the next case is measured.
+``direct`` and ``auto``; the costs by which "auto" chooses are fitted to it (:mod:`benchmarks.costs`). The group
+``channels`` has residual networks that look at an image at several sizes, with steered filters and with plain ones.
+Contenders take turns, so that whatever else the machine does hits all of them. What fails is recorded, and the next
+case is measured.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from torch import nn
 
 import scalesteer
 from scalesteer import _checks
+from scalesteer.channels import ScaleChannels
 from scalesteer.files import require, write_atomically
 from scalesteer.functional import BACKENDS
 from scalesteer.harmonics import PAPER_SCALES, WIDE_SCALES, LogRadialBasis, window_size
@@ -39,12 +42,14 @@ from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
 from scalesteer.training.device import arithmetic, capture, commit, pick_device, warm_up
 
-GROUPS = ("network", "layer", "lobes", "sweep", "large", "baselines", "shapes")
+GROUPS = ("network", "layer", "channels", "lobes", "sweep", "large", "baselines", "shapes")
 CONTENDERS = ("spectral", "auto", "direct", "plain")
 SHAPE_CONTENDERS = ("fast", "direct", "auto")
 COMPILED = "compiled"  # a whole network on CUDA
 LOBES = {"two-lobed": "area", "one-lobed": "smooth"}  # and the preset of each
-RIVALS = ("direct", "plain", "two-lobed")  # to which others are compared
+RESIDUAL = ("steered-resnet", "pooled-resnet")  # at the sizes of :data:`CHANNELS`
+CHANNELS = (0.5, 2**-0.5, 1.0, 2**0.5, 2.0)
+RIVALS = ("direct", "plain", "two-lobed", "pooled-resnet")  # to which others are compared
 NETWORKS = ("ss-cnn", "plain-cnn", "locally-scale-invariant-cnn", "vector-field-cnn", "spatial-transformer")
 Step = Callable[[], Any]
 Record = dict[str, Any]
@@ -75,6 +80,8 @@ class Case:
     def to_dict(self) -> Record:
         """What identifies it in a file."""
         about = {name: getattr(self, name) for name in ("group", "batch", "train", "precision", "graph")}
+        if self.group == "channels":
+            return about | {"size": self.size, "sizes": " ".join(f"{scale:.3g}" for scale in CHANNELS)}
         if self.channels is None:
             return about
         basis = LogRadialBasis.of(self.basis)
@@ -136,9 +143,16 @@ def list_cases(cuda: bool, quick: bool = False) -> list[Case]:
     trained, inferred, single = (128, 512, 128) if cuda else (64, 64, 16)
     cases = []
     for mode in modes:
-        names = (*CONTENDERS, COMPILED) if cuda and not mode["graph"] else CONTENDERS
-        base = Case("network", trained // share, memory=full, contenders=names, **mode)
+        compiled = cuda and not mode["graph"] and mode["precision"] == "tf32"
+        base = Case("network", trained // share, memory=full, contenders=CONTENDERS + (COMPILED,) * compiled, **mode)
         cases += [base, replace(base, batch=inferred // share, train=False)]
+        if not mode.get("graph") and mode.get("precision") != "float32":
+            cases.append(replace(base, batch=1, train=False, memory=False, contenders=("auto", "plain")))
+    if cuda:
+        half = Case("network", inferred // share, train=False, precision="bf16", contenders=("auto", "plain"))
+        cases += [half, replace(half, graph=True)]
+    residual = Case("channels", trained // share if cuda else 8, contenders=RESIDUAL, size=32)
+    cases.append(replace(residual, precision="bf16", graph=True) if cuda else residual)
     for train in (True, False):
         base = Case("layer", single // share, train, channels=(30, 60), **modes[0])
         cases += [
@@ -253,6 +267,9 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
             backend = "auto" if name == COMPILED else name
             model = create_model("ss-cnn", backend=backend) if backend in BACKENDS else create_model(name)
         x = torch.rand(case.batch, 1, 28, 28, device=device)
+        if name in RESIDUAL:
+            model = ScaleChannels(create_model(name, in_chans=3), CHANNELS)
+            x = torch.rand(case.batch, 3, case.size, case.size, device=device)
     else:
         if name == "plain":
             model = nn.Conv2d(*case.channels, case.kernel_size, padding=case.kernel_size // 2)
@@ -264,8 +281,10 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         model = fold(model.eval())
     if name == COMPILED:
         model = torch.compile(model, mode="reduce-overhead", fullgraph=True)  # type: ignore[assignment]
+    half = torch.autocast(device.type, torch.bfloat16) if case.precision == "bf16" else nullcontext()
     if not case.train:
-        return torch.no_grad()(lambda: model(x))
+        infer = torch.no_grad()(lambda: model(x))
+        return half(infer) if isinstance(half, torch.autocast) else infer
     if case.channels is None:
         labels = torch.arange(case.batch, device=device) % 10
         cuda = device.type == "cuda"  # a graph needs its numbers on the device
@@ -273,7 +292,9 @@ def make_step(case: Case, name: str, device: torch.device) -> Step:
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=cuda, fused=cuda or None)
 
         def step() -> None:
-            F.cross_entropy(model(x), labels).backward()
+            with half:
+                loss = F.cross_entropy(model(x), labels)
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     else:

@@ -8,9 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import simulation
-from benchmarks.bench import RIVALS, describe
-from paper.markdown import table
+from benchmarks.bench import COMPILED, RIVALS, describe
+from paper.markdown import PENDING, table, view
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
@@ -20,6 +19,19 @@ COMMANDS = {
 }
 # Contenders as results/bench names them, and as they are shown: "spectral" is the old name of the backend "fast".
 LABELS = {"spectral": "ours, `fast`", "auto": "ours, `auto`", "direct": "`direct`", "plain": "plain"}
+_GPU = {"device": "h200", "group": "network", "precision": "tf32", "graph": False}
+SITUATIONS: dict[str, tuple[str, Record]] = {  # who of ours, and which case
+    "two CPU threads, training, batch 64": ("auto", {"device": "cpu", "group": "network", "train": True}),
+    "two CPU threads, inference, batch 64": ("auto", {"device": "cpu", "group": "network", "train": False}),
+    "two CPU threads, one image": ("auto", {"device": "cpu", "group": "network", "batch": 1}),
+    "H200, training, batch 128, recorded step": ("auto", {**_GPU, "train": True, "graph": True}),
+    "H200, training, `torch.compile`": (COMPILED, {**_GPU, "train": True}),
+    "H200, training, as it comes": ("auto", {**_GPU, "train": True}),
+    "H200, inference, batch 512": ("auto", {**_GPU, "train": False, "batch": 512}),
+    "H200, inference in bfloat16": ("auto", {**_GPU, "precision": "bf16", "batch": 512}),
+    "H200, one image": ("auto", {**_GPU, "batch": 1}),
+    "H200, training `steered-resnet` in five channels": ("steered-resnet", {"device": "h200", "group": "channels"}),
+}
 COLOURS = {"spectral": "#1f77b4", "auto": "#9ecae1", "direct": "#d62728", "plain": "#7f7f7f"}
 AXES = ("batch", "image, pixels per side", "scales", "largest filter")
 Record = dict[str, Any]
@@ -39,37 +51,60 @@ def load() -> dict[str, Record]:
     return found
 
 
+@view
 def speed_section(name: str) -> str:
     """All about one device of `COMMANDS`, or how to measure it."""
     results = load()
     return section(results[name], name) if name in results else f"Not measured yet: `{COMMANDS[name]}`."
 
 
+@view
 def speed_headline(name: str) -> str:
     """The whole network on one device, in a sentence."""
     return headline(of_group(load()[name], "network"))
 
 
-def speed_numbers(name: str, train: bool = True) -> dict[str, str]:
-    """The numbers of that sentence: images_per_s, times_direct and times_plain of training or inference."""
-    return rates(of_group(load()[name], "network"), train)
-
-
-def speed_table() -> str:
-    """The whole network on each device, for the front page."""
-    rows = [("whole SS-CNN, images per second", "ours", "one convolution per scale", "plain CNN")]
-    for result in load().values():
-        device = result["environment"]["device"].replace("(R)", "").replace(" Processor", "")
-        threads = "" if "NVIDIA" in device else f", {result['environment']['threads']} threads"
-        for case in of_group(result, "network"):
-            found = case["contenders"]
-            if all("ms" in found[name] for name in ("spectral", "direct", "plain")) and (
-                case["train"] or not case["graph"]
-            ):
-                ours, direct, plain = (number(found[name]["images_per_s"]) for name in ("spectral", "direct", "plain"))
-                ours = f"**{ours}** ({found['spectral']['times_direct']:.3g} x)"
-                rows.append((f"{device}{threads}: {describe(case).removeprefix('network, ')}", ours, direct, plain))
+@view
+def speed_situations() -> str:
+    """What to expect where users are: ours, its share of the plain network's rate, and its gain over a direct way."""
+    rows = [
+        ("SS-CNN, unless it says otherwise", "ours", "of the plain network's rate", "times one convolution per scale")
+    ]
+    cases = [case | {"device": name} for name, result in load().items() for case in result["measurements"]]
+    for what, (ours, wanted) in SITUATIONS.items():
+        case = next((case for case in cases if case.items() >= wanted.items()), {"contenders": {}})
+        found = case["contenders"].get(ours, {})
+        if "ms" not in found:
+            rows.append((what, PENDING, "", ""))
+            continue
+        one = case["batch"] == 1
+        rate = f"{number(found['ms'])} ms" if one else f"{number(found['images_per_s'])} images/s"
+        shares = (found.get(key) for key in ("times_plain", "times_pooled-resnet", "times_direct"))
+        plain, twin, direct = ("" if share is None else f"{share:.2g}" for share in shares)
+        rows.append((what, rate, plain or twin, direct))
     return table(rows)
+
+
+@view
+def speed_doubling(name: str) -> str:
+    """How much longer a layer takes on one device when all six filters have twice the size."""
+    points = along(of_group(load()[name], "sweep"))[AXES[3]]
+    small, large = (case["contenders"]["auto"]["ms"] for size, case in points if size in (17, 33))
+    return f"{large / small:.2g}"
+
+
+@view
+def speed_peers() -> str:
+    """Published ways to build scale into a network, in training on an H200, beside the plain network of their run."""
+    peers = json.loads((RESULTS.parent / "published" / "speed.json").read_text(encoding="utf-8"))
+    plain = peers["rows"]["plain CNN"]
+    rows = [("training images per second, 56 x 56", "TF32", "of the plain network's rate")]
+    rows += [(name, number(rate), f"{rate / plain:.2g}") for name, rate in peers["rows"].items() if rate != plain]
+    cases = of_group(load()["h200"], "network")
+    case = next(case for case in cases if case["train"] and case["precision"] == "tf32" and not case["graph"])
+    ours = case["contenders"]["auto"]
+    rows.append(("ours, as it comes", number(ours["images_per_s"]), f"{ours['times_plain']:.2g}"))
+    return f"{table(rows)}\n\n{peers['source']}"
 
 
 def of_group(result: Record, group: str) -> list[Record]:
@@ -85,7 +120,7 @@ def section(result: Record, name: str) -> str:
     if networks := of_group(result, "network"):
         blocks += [
             f"**The whole network.** {headline(networks)}",
-            f"![Images per second of the whole network](../results/bench/{name}-network.png)",
+            f"![Images per second of the whole network](../../results/bench/{name}-network.png)",
         ]
         blocks.append(contender_table(networks))
     if layers := of_group(result, "layer"):
@@ -93,7 +128,11 @@ def section(result: Record, name: str) -> str:
         blocks.append(choices([*layers, *of_group(result, "sweep")]))
     if sweep := of_group(result, "sweep"):
         blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
-        blocks += [f"![Time against each](../results/bench/{name}-growth.png)", growth_table(sweep), batch_gain(sweep)]
+        blocks += [
+            f"![Time against each](../../results/bench/{name}-growth.png)",
+            growth_table(sweep),
+            batch_gain(sweep),
+        ]
     titles = {
         "lobes": "**One lobe**, so that filters are not point-symmetric, beside two, forward + backward:",
         "large": "**A large image:**",
@@ -135,7 +174,8 @@ def rates(networks: list[Record], train: bool) -> dict[str, str]:
 
 def contender_table(cases: list[Record]) -> str:
     """A row for each case and contender, with everything that was measured; a column without any number is left out."""
-    rows = [["", "", "images/s", "ms (quartiles)", "x `direct`", "x plain", "x two-lobed", "memory"]]
+    rivals = [f"x {LABELS.get(name, name)}" for name in RIVALS]
+    rows = [["", "", "images/s", "ms (quartiles)", *rivals, "memory"]]
     for case in cases:
         what = describe(case)
         for name, found in case["contenders"].items():
@@ -147,7 +187,7 @@ def contender_table(cases: list[Record]) -> str:
                 ratios = [f"{found[key]:.3g}" if key in found else "" for key in keys]
                 memory = f"{found['memory_mib']:,.0f} MiB" if "memory_mib" in found else ""
                 cells = [number(found["images_per_s"]), times, *ratios, memory]
-            rows.append([what, LABELS.get(name, name), *cells])
+            rows.append([what, "ours, compiled" if name == COMPILED else LABELS.get(name, name), *cells])
             what = ""
     kept = [i for i in range(len(rows[0])) if i < 2 or any(row[i] for row in rows[1:])]
     return table([[row[i] for i in kept] for row in rows], left=2)
@@ -178,6 +218,7 @@ def choices(cases: list[Record]) -> str:
     )
 
 
+@view
 def shapes_table(name: str) -> str:
     """Layers of every shape on one device, the fastest of all rounds in milliseconds; or how to measure them."""
     path = RESULTS / f"shapes-{name}.json"
@@ -308,13 +349,3 @@ def plot_growth(sweep: list[Record]) -> Figure:
     axes[0].set_ylabel("ms, forward + backward")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
-
-
-VIEWS = {
-    "shapes_table": shapes_table,
-    "speed_headline": speed_headline,
-    "speed_numbers": speed_numbers,
-    "speed_section": speed_section,
-    "speed_table": speed_table,
-    **simulation.VIEWS,
-}

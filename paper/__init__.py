@@ -1,8 +1,25 @@
-"""The paper's experiments and ours: what was run, what came out, and the pages that say so."""
+"""The paper's experiments and ours: what was run, what came out, and the pages that say so.
 
+- Runs: `grids` has every experiment, `run` makes its runs, `results` reads and writes what came out.
+- Numbers: `cells` has all results in one table, with means and intervals; `claims` the verdicts. `report` shows the
+  paper's tables, `distortion` Table 2 and more epochs, `anysize` networks at sizes that training did not show.
+- Measured without those runs: `theorem`, `layers`, `measures` (docs/guide/maths.md), `datasets` (docs/data.md),
+  `quickstart`.
+- Drawn: `curves` of errors, `guide` without and `figures` with trained networks.
+- Written: `markdown` has tables and the register of views, `pages` renders README.md and docs/ from their templates.
+"""
+
+import json
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 """The checkout. Everything here reads results/ and writes results/, docs/ and README.md in it."""
 
 RESULTS = ROOT / "results"
+
+
+def recorded(place: str) -> Any:
+    """What was measured and kept in a JSON file of results/, or None if it has not been measured."""
+    path = RESULTS / place
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -59,13 +59,13 @@ class Run:
 
     def run(self) -> None:
         """Run, then print the table."""
-        from paper import anysize, report, run  # noqa: F401  # adds its tables to those of report
+        from paper import cells, report, run
 
         experiment = grids.EXPERIMENTS[choice("name", self.name, tuple(grids.EXPERIMENTS))]
         part = run.select(experiment, self.splits, self.methods, self.datasets, self.seeds)
         names = ("runs", "results", "device", "data_dir", "engine", "address", "gpus_per_run")
         problems = run.make(self.name, part, **{name: getattr(self, name) for name in names})
-        print(aligned(report.table(report.load(self.results), self.name)))
+        print(aligned(report.table(cells.load(self.results), self.name)))
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
 
@@ -87,13 +87,13 @@ class Table:
 
     def run(self) -> None:
         """Print them."""
-        from paper import anysize, report  # noqa: F401  # adds its tables to those of report
+        from paper import cells, report
 
         for name in self.names:
             choice("name", name, tuple(grids.EXPERIMENTS))
         if not self.results.is_dir():
             raise ValueError(f"{self.results} is not a folder: give that of the results with --results DIR.")
-        data = report.load(self.results)
+        data = cells.load(self.results)
         shown = [report.table(data, name) for name in self.names]
         print("\n\n".join(shown if self.markdown else map(aligned, shown)))
 
@@ -158,14 +158,14 @@ class DrawFigure:
 
     def run(self) -> None:
         """Write the figure and say where, or list the figures."""
-        from paper import figures
+        from paper import curves, figures
 
         if self.name is None:
-            for name, entry in figures.FIGURES.items():
-                print(f"{name:16}{entry.description}")
+            for name in figures.FIGURES:
+                print(f"{name:16}{figures.description(name)}")
             return
         choice("output", self.output.suffix, (".png", ".svg", ".pdf"))
-        figures.save(figures.draw(self.name, self.ss, self.lsi, self.data_dir), self.output)
+        curves.save(figures.draw(self.name, self.ss, self.lsi, self.data_dir), self.output)
         print(self.output)
 
 

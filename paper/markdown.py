@@ -1,8 +1,30 @@
-"""Numbers as Markdown."""
+"""Numbers and names as Markdown, and the register of views.
+
+A view is a function that gives what a page shows: a Markdown table, or words and numbers of a sentence. The templates
+in `paper/pages` call views by their names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+PENDING = "not measured yet"  # in the place of a number
+View = TypeVar("View", bound=Callable[..., Any])
+VIEWS: dict[str, Callable[..., Any]] = {}
+
+
+def view(function: View) -> View:
+    """Register a view. Where its first argument is `data`, templates leave that out and get the results of results/.
+
+    Raises:
+        ValueError: If there is a view of that name.
+    """
+    name, module = function.__name__, function.__module__
+    if name in VIEWS:
+        raise ValueError(f"views must have names of their own (`{name}` of {module} is taken).")
+    VIEWS[name] = function
+    return function
 
 
 def table(rows: Iterable[Sequence[object]], left: int = 1) -> str:
@@ -22,3 +44,14 @@ def table(rows: Iterable[Sequence[object]], left: int = 1) -> str:
     rule = ["---" if column < left else "--:" for column in range(len(head))]
     first, *rest = ("| " + " | ".join(row) + " |" for row in (head, *body))
     return "\n".join([first, "|" + "|".join(rule) + "|", *rest])
+
+
+def percent_table(head: Sequence[str], rows: Mapping[str, float | Iterable[float]]) -> str:
+    """A table of shares in %, by the name of their row; a row of one share may be the number alone."""
+    shares = {name: own if isinstance(own, Iterable) else (own,) for name, own in rows.items()}
+    return table([head, *((name, *(f"{100 * share:.1f} %" for share in own)) for name, own in shares.items())])
+
+
+def words(names: Sequence[str]) -> str:
+    """Names in a sentence: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

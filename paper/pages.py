@@ -2,32 +2,41 @@
 
 The templates lie in `paper/pages` as the pages lie in the checkout: `paper/pages/docs/speed.md` becomes
 `docs/speed.md`. They are Jinja templates of Markdown. A sentence or a table gets its numbers from a view, a function
-or value by name in the dictionary `VIEWS` of a module: ``{{ quickstart_table() }}``. An unknown name is an error.
+that :func:`paper.markdown.view` registers: ``{{ quickstart_table() }}``. An unknown name is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jinja2
 
-from benchmarks import convert
+from benchmarks import convert, simulation
 from benchmarks import report as speed
-from paper import RESULTS, ROOT, anysize, figures, grids, measures, quickstart, report
-from scalesteer.files import write_atomically
-
-TEMPLATES = Path("paper", "pages")
-MODULES: tuple[ModuleType, ...] = (
+from paper import (
+    RESULTS,
+    ROOT,
     anysize,
-    convert,
+    cells,
+    claims,
+    curves,
+    distortion,
+    figures,
+    guide,
     measures,
     quickstart,
     report,
-    speed,
 )
+from paper.markdown import VIEWS
+from scalesteer.files import write_atomically
+
+TEMPLATES = Path("paper", "pages")
+MODULES = (anysize, claims, distortion, guide, measures, quickstart, report, speed)
+"""What the pages show: the views of these modules, and their plots if they have any."""
 
 
 def draw(runs: Path = Path("runs"), data_dir: Path | None = None) -> None:
@@ -37,28 +46,17 @@ def draw(runs: Path = Path("runs"), data_dir: Path | None = None) -> None:
         runs: Where runs are kept. Figures of trained networks show those of the first split, if they are there.
         data_dir: Where the original images are, if not in the cache.
     """
-    for module in (anysize, figures, quickstart, report, speed):
-        for place, figure in module.plots().items():
-            figures.save(figure, RESULTS / place)
-    ss, lsi = (runs / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN"))
-    if all((run / "model.safetensors").exists() for run in (ss, lsi)):
-        for name in figures.OF_NETWORKS:
-            figures.save(figures.draw(name, ss, lsi, data_dir), RESULTS / "figures" / f"{name}.png")
+    drawn = {place: figure for module in MODULES for place, figure in getattr(module, "plots", dict)().items()}
+    for place, figure in (drawn | figures.of_networks(runs, data_dir)).items():
+        curves.save(figure, RESULTS / place)
 
 
-def views(modules: Iterable[ModuleType] = MODULES) -> dict[str, Any]:
-    """What templates can name: the views of all modules together.
-
-    Raises:
-        ValueError: If two modules have views of the same name.
-    """
-    found: dict[str, Any] = {}
-    for module in modules:
-        twice = sorted(found.keys() & module.VIEWS.keys())
-        if twice:
-            raise ValueError(f"views must have names of their own (`{twice[0]}` of {module.__name__} is taken).")
-        found |= module.VIEWS
-    return found
+def views() -> dict[str, Callable[..., Any]]:
+    """What templates can call: all views, those of `data` with the results of results/."""
+    others: dict[str, Any] = {**convert.VIEWS, **simulation.VIEWS}
+    found = VIEWS | others
+    of_results = [name for name, function in found.items() if "data" in inspect.signature(function).parameters]
+    return found | {name: partial(found[name], cells.published()) for name in of_results}
 
 
 def render(root: Path = ROOT) -> dict[Path, str]:

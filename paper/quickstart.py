@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from paper import RESULTS, ROOT, figures
-from paper.markdown import table
+import paper
+from paper import ROOT, curves
+from paper.markdown import PENDING, table, view
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
@@ -48,7 +49,6 @@ NAMES = {
     "pooled-cnn, resized": "Plain twin, random resizing",
     "pooled-cnn, several sizes": "Plain twin, several sizes at test",
 }
-PENDING = "not measured yet"
 Result = dict[str, Any]
 
 
@@ -254,9 +254,9 @@ def verdict(result: Result) -> str:
 def error_figure(result: Result) -> Figure:
     """Error against the size of the digits."""
     settings = result["settings"]
-    curves = {NAMES[m]: [r["errors"] for r in result["runs"] if r["model"] == m] for m in result["summary"]}
+    errors = {NAMES[m]: [r["errors"] for r in result["runs"] if r["model"] == m] for m in result["summary"]}
     span = tuple(settings["train_scales"])
-    return figures.plot_errors(curves, settings["test_scales"], "size of the test digits", span)
+    return curves.plot_errors(errors, settings["test_scales"], "size of the test digits", span)
 
 
 def page(result: Result, tests: Mapping[float, ImageSet], answers: Mapping[float, tuple[Tensor, Tensor]]) -> str:
@@ -278,8 +278,8 @@ def page(result: Result, tests: Mapping[float, ImageSet], answers: Mapping[float
         networks=networks,
         runs=runs,
         errors=embedded(error_figure(result)),
-        sizes=embedded(figures.plot_answered_sizes(quartiles, tuple(result["settings"]["train_scales"]))),
-        digits=embedded(figures.plot_answers(digits, said, labels[shown].tolist())),
+        sizes=embedded(curves.plot_answered_sizes(quartiles, tuple(result["settings"]["train_scales"]))),
+        digits=embedded(curves.plot_answers(digits, said, labels[shown].tolist())),
         enlarged=f"{sizes[-1] / sizes[0]:.1f}",
         moved=f"{quartiles[sizes[-1]][1] / quartiles[sizes[0]][1]:.1f}",
     )
@@ -295,8 +295,7 @@ def embedded(figure: Figure) -> str:
 
 def recorded(edition: str = "") -> Result | None:
     """What was measured and kept of one of `EDITIONS`, if anything was."""
-    path = RESULTS / "quickstart" / f"{_named('result', edition)}.json"
-    found: Result | None = json.loads(path.read_text()) if path.exists() else None
+    found: Result | None = paper.recorded(f"quickstart/{_named('result', edition)}.json")
     return found
 
 
@@ -309,6 +308,7 @@ def _named(name: str, edition: str) -> str:
     return f"{name}-{edition}" if edition else name
 
 
+@view
 def quickstart_table(edition: str = "") -> str:
     """The table as Markdown, and what it is about."""
     result = recorded(edition)
@@ -317,11 +317,13 @@ def quickstart_table(edition: str = "") -> str:
     return f"{table(rows(result))}\n\n{note(result)}".replace("*", "\\*")
 
 
+@view
 def quickstart_outside(edition: str = "") -> dict[str, str]:
     """The mean error in % at the sizes never seen, by network."""
     return _by_network(edition, lambda own: percent(own)[-1])
 
 
+@view
 def quickstart_within(edition: str = "") -> dict[str, str]:
     """The mean error in % at the sizes within the range of training, by network."""
     return _by_network(edition, lambda own: f"{100 * own['inside']:.1f}")
@@ -334,11 +336,13 @@ def _by_network(edition: str, number: Callable[[Result], str]) -> dict[str, str]
     return {NAMES[name]: number(own) for name, own in result["summary"].items()}
 
 
+@view
 def quickstart_edition() -> str:
     """The edition with the most rivals that has been measured."""
     return next((edition for edition in reversed(EDITIONS) if recorded(edition)), "")
 
 
+@view
 def quickstart_lowest(edition: str = "") -> str:
     """The network with the lowest mean error at the sizes never seen, and that error."""
     found = quickstart_outside(edition)
@@ -348,33 +352,17 @@ def quickstart_lowest(edition: str = "") -> str:
     return f"{best}, {found[best]} %"
 
 
+@view
 def quickstart_correlation(edition: str = "") -> str:
     """The rank correlation of the size that answered with the true size."""
     result = recorded(edition)
     return PENDING if result is None else f"{result['answered']['correlation']:.2f}"
 
 
-def quickstart_minutes(edition: str = "") -> str:
-    """How long everything took, and on how many threads."""
-    result = recorded(edition)
-    return PENDING if result is None else f"{result['seconds'] / 60:.1f} minutes on {result['threads']} CPU threads"
-
-
+@view
 def quickstart_settings(edition: str = "") -> Result:
     """What is trained and tested, as in :class:`Settings`."""
     return asdict(EDITIONS[edition])
-
-
-VIEWS = {
-    "quickstart_edition": quickstart_edition,
-    "quickstart_table": quickstart_table,
-    "quickstart_outside": quickstart_outside,
-    "quickstart_within": quickstart_within,
-    "quickstart_lowest": quickstart_lowest,
-    "quickstart_correlation": quickstart_correlation,
-    "quickstart_minutes": quickstart_minutes,
-    "quickstart_settings": quickstart_settings,
-}
 
 
 def plots() -> dict[str, Figure]:
@@ -397,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = run(settings, folder, command_of(options.edition))
         if options.record:
-            write(RESULTS / "quickstart" / f"{_named('result', options.edition)}.json", result)
+            write(paper.RESULTS / "quickstart" / f"{_named('result', options.edition)}.json", result)
     except KeyboardInterrupt:
         print("\nstopped: no report was written.", file=sys.stderr)
         return 130

@@ -37,7 +37,6 @@ class Loop(nn.Module):
 JOINT = {
     "sequential": sequential,
     "pooled-cnn": lambda: create_model("pooled-cnn", **TINY),
-    "pool_first": lambda: create_model("pooled-cnn", **TINY, pool_first=True, readout="mean"),
     "pooled-resnet": lambda: create_model("pooled-resnet", **TINY, blocks=1),
 }
 joint = pytest.mark.parametrize("make", JOINT.values(), ids=JOINT)

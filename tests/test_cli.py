@@ -216,7 +216,9 @@ def test_train_evaluate_and_predict(originals, capsys, caplog, tmp_path):
     said = re.search(r"one\.png: class \d, confidence [\d.]+ %, scale (.*) \(dark on light: inverted\)\n", out)
     assert said[1] in [f"{scale:.2f}" for scale in PAPER_SCALES]
     assert code == 2  # the broken file is named, and the others are classified
-    assert caplog.messages == [f"{tmp_path}/text.png cannot be read: not a PNG or JPEG file."]
+    assert caplog.messages == [
+        f"{tmp_path}/text.png cannot be read: it is not a PNG, JPEG, TIFF, WebP, GIF or BMP file."
+    ]
 
 
 def test_failed_run_is_an_error(originals, capsys, tmp_path):

@@ -121,13 +121,12 @@ def test_description_of_other_tensors_is_refused(path, tensors):
     [
         (None, "its description is missing"),
         ({"format": "pt"}, "its description is missing"),
-        (sealed(json.dumps({"format": 3})), "it has format 3, and this version reads 1 and 2"),
+        (sealed(json.dumps({"format": 3})), "it has format 3, and this version reads 2"),
         (sealed(json.dumps({"format": 2, "about": [], "arrays": {"x": ""}})), "of another file"),
         (sealed(json.dumps({"format": 2, "arrays": {"x": ""}})), "KeyError: 'about'"),
         (sealed(json.dumps([2])), "TypeError"),
         (sealed("[" * 100_000), "RecursionError"),
         (sealed('{"about":' * 100_000), "RecursionError"),
-        ({"about": '{"a":' * 100_000, "digest": ""}, "RecursionError"),
     ],
 )
 def test_sound_file_of_another_kind_or_version_is_refused(path, metadata, match):
@@ -223,52 +222,6 @@ def test_interrupt_while_reading_is_not_taken_for_damage(path):
     assert stopped > 300
 
 
-# Format 1, of older checkpoints, written by hand
-
-
-def save_format_1(path, tensors, about, described=None):
-    described = described or json.dumps({"format": 1, **about}, sort_keys=True)
-    hasher = hashlib.sha256(described.encode())
-    for name, tensor in sorted(tensors.items()):
-        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(bytes(tensor.clone().reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b"")
-    path.write_bytes(safetensors.torch.save(tensors, {"about": described, "digest": hasher.hexdigest()}))
-
-
-def test_format_1_is_read(path):
-    new, digest = files.read(path)[0], files.read(path)[1]["digest"]
-    save_format_1(path, TENSORS, ABOUT)
-    tensors, meta = files.read(path)
-    assert meta["about"] == ABOUT
-    assert meta["digest"] == digest
-    assert tensors.keys() == TENSORS.keys()
-    assert all(torch.equal(tensors[name], new[name]) for name in new)
-
-
-@pytest.mark.parametrize("change", ["name", "value", "type", "about"])
-def test_change_in_format_1_is_noticed(path, change):
-    save_format_1(path, TENSORS, ABOUT)
-    tensors, metadata = dict(TENSORS), metadata_of(path)
-    if change == "name":
-        tensors["b/z"] = tensors.pop("b/y")
-    elif change == "value":
-        tensors["b/y"] = torch.tensor(4)
-    elif change == "type":
-        tensors["c"] = tensors["c"].view(torch.int16)
-    else:
-        metadata["about"] = metadata["about"].replace("test", "tset")
-    path.write_bytes(safetensors.torch.save(tensors, metadata))
-    with bad("its content does not match its digest"):
-        files.read(path)
-
-
-@pytest.mark.parametrize("described", ['{"format": 3}', "{}", "[]", "3"])
-def test_other_description_in_the_place_of_format_1_is_refused(path, described):
-    save_format_1(path, TENSORS, {}, described)
-    with bad("is damaged or not a file of scalesteer"):
-        files.read(path)
-
-
 # Writing, locks, the cache
 
 
@@ -358,14 +311,12 @@ def test_cached_file_that_is_not_sound_is_made_again_with_a_word(tmp_path, caplo
     assert caplog.messages[0].endswith(" It is made again.")
 
 
-def test_leftovers_of_a_killed_build_and_of_the_old_format_are_removed(tmp_path):
+def test_leftovers_of_a_killed_build_are_removed(tmp_path):
     cached = Cached(tmp_path / "x [1].safetensors")
     (tmp_path / ".x [1].safetensors.123.tmp").write_bytes(b"half")
     (tmp_path / ".x [1].safetensors.lock").touch()  # its holder is dead
-    (tmp_path / "x [1].npz").write_bytes(b"old")
     cached.get()
     assert not list(tmp_path.glob(".*.tmp"))
-    assert not list(tmp_path.glob("*.npz"))
 
 
 def test_missing_extra_names_the_command_that_installs_it():

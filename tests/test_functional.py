@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, functional
+from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold, functional
+from scalesteer.fast.spectral import Kept
 from scalesteer.geometry import Filters, Geometry
 from tests import reference
 
@@ -421,7 +422,26 @@ def test_auto_gives_the_numbers_of_both(monkeypatch):
     expected = build("direct")(x)
     for choice in BACKENDS:
         monkeypatch.setattr(fast, "choose_backend", lambda *_, choice=choice, **__: choice)
+        monkeypatch.setattr(functional, "_arrangements", Kept(1))
         assert largest_difference(build("auto")(x), expected) < 1e-10
+
+
+def test_what_was_found_for_one_call_serves_only_calls_like_it(monkeypatch):
+    found, choose = [], fast.choose_backend
+    monkeypatch.setattr(fast, "choose_backend", lambda *a: found.append(1) or choose(*a))
+    monkeypatch.setattr(functional, "_arrangements", Kept(4))
+    layer = build("auto", torch.float32)
+    for size in (12, 13, 12, 13):
+        layer(torch.randn(1, 4, size, 12))
+    assert len(found) == 2
+    with torch.no_grad():
+        layer(torch.randn(1, 4, 12, 12))
+    fold(layer)(torch.randn(1, 4, 12, 12))
+    build("auto", torch.float32, padding_mode="reflect")(torch.randn(1, 4, 12, 12))
+    assert len(found) == 5
+    layer(torch.randn(1, 4, 14, 12))
+    layer(torch.randn(1, 4, 12, 12))  # the oldest of four was this one
+    assert len(found) == 7
 
 
 @pytest.mark.parametrize("channels", [1, 4])

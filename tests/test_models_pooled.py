@@ -114,18 +114,6 @@ def test_logits_are_the_pooled_maps_of_scores(name, readout):
     np.testing.assert_allclose(logits.detach(), pooled_by_hand(maps, readout), atol=1e-5)
 
 
-@pytest.mark.parametrize("readout", READOUTS)
-def test_pool_first_scores_the_pooled_features(readout):
-    model = tiny("pooled-cnn", readout=readout, pool_first=True).eval()
-    x = torch.rand(2, 3, 12, 14)
-    features = pooled_by_hand(model.features(model.prepare(x)), readout)
-    layer = model.classifier.fc2
-    expected = features @ layer.weight.detach()[..., 0, 0].double().numpy().T + layer.bias.detach().numpy()
-    np.testing.assert_allclose(model(x).detach(), expected, atol=1e-5)
-    model.dense = True
-    assert model(x).shape == (2, 5, 6, 7)
-
-
 def test_logsumexp_neither_overflows_nor_grows_with_the_image():
     model = tiny("pooled-cnn", readout="logsumexp").eval()
     x = torch.tensor([[[[1e4, 1e4]]], [[[-1e4, -1e4]]]])
@@ -263,7 +251,7 @@ def test_input_is_normalised_in_each_channel_by_numbers_of_the_checkpoint(name):
 
 def test_input_statistics_are_checked_and_reach_a_network_inside_another():
     model = tiny("pooled-cnn")
-    set_input_statistics(nn.Sequential(model), 0.5)
+    set_input_statistics(ScaleChannels(model, (0.5, 1.0)), 0.5)
     assert (model.input_mean.tolist(), model.input_std.tolist()) == ([0] * 3, [0.5] * 3)
     flat = create_model("plain-cnn", in_chans=2)
     set_input_statistics(flat, 0.5, [0.1, 0.2])
@@ -385,7 +373,7 @@ def test_maps_lie_where_the_plan_says():
         ({"subsample": (2, 1)}, ValueError, r"`subsample` must be ascending stages from 1 to 3 \(got \(2, 1\)\)"),
         ({"subsample": 1}, ValueError, r"`subsample` must be ascending stages from 1 to 3 \(got 1\)"),
         ({"readout": "avg"}, ValueError, r"`readout` must be one of 'max', 'mean', 'logsumexp' \(got 'avg'\)"),
-        ({"pool_first": 1}, TypeError, r"`pool_first` must be True or False \(got 1\)"),
+        ({"dense": 1}, TypeError, r"`dense` must be True or False \(got 1\)"),
         ({"dense": "yes"}, TypeError, r"`dense` must be True or False \(got 'yes'\)"),
         ({"hidden": -1}, ValueError, r"`hidden` must be at least 0 \(got -1\)"),
         ({"dropout": 1.0}, ValueError, r"`dropout` must be from 0 to below 1 \(got 1.0\)"),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
-from scalesteer.fast import being_traced
+from scalesteer.fast import being_exported, being_traced
 from scalesteer.fast.spectral import holds_numbers, keep_for_cuda_graph
 from scalesteer.geometry import no_autocast
 from scalesteer.nn import evaluation_mode, twin
@@ -458,7 +458,7 @@ def _join(z: Tensor, join: str, kept: Tensor | None) -> Tensor:
 
 def _image_size(x: Tensor) -> tuple[int, int]:
     """Height and width, as plain numbers for `torch.compile`: its code generator cannot order rounded dynamic sizes."""
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and not being_exported():
         return operator.index(x.shape[-2]), operator.index(x.shape[-1])
     return x.shape[-2], x.shape[-1]
 

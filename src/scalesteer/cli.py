@@ -180,9 +180,9 @@ class Verify:
 def _report(prefix: str | None) -> list[str]:
     folder, damaged = files.cache_dir(), []
     print(folder)
-    for path in sorted(path for path in folder.glob("*/[!.]*") if path.suffix in (".npz", ".safetensors")):
+    for path in sorted(folder.glob("*/[!.]*.safetensors")):
         try:
-            digest = "(old format, not read)" if path.suffix == ".npz" else cached_digest(path, prefix)
+            digest = cached_digest(path, prefix)
         except files.DataError:
             digest = "damaged"
             damaged.append(path.name)
@@ -330,7 +330,8 @@ class Evaluate:
         if own:
             widest = max(len(name) for name in task.classes)
             for row in found["by_class"]:
-                print(f"  {row['class']:<{widest}}  {_percent(row['error']):>8}  ({row['images']:,})")
+                name = predicting.printable(row["class"])
+                print(f"  {name:<{widest}}  {_percent(row['error']):>8}  ({row['images']:,})")
             rows = rows if len(rows) > 1 else []  # the sizes may be unknown
         for row in rows:
             size = f"size {row['from']:g}" if row["from"] == row["to"] else f"scale {row['from']} to {row['to']}"
@@ -371,12 +372,12 @@ class Models:
 class Predict:
     """Classify your own pictures with a trained model.
 
-    Give files, or folders to take all pictures from. A model that was trained on your own images takes PNG, JPEG, TIFF,
-    WebP, GIF and BMP and fits them to its canvas as in training. For a model of the paper's datasets a PNG or JPEG is
-    made grey, inverted if it is dark on light, cut to what differs from the background, resized and centred; one that
-    has the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is
-    resized and cut to the model's size. A model with scale channels also says which size answered: 2 is an object twice
-    as large as usual. A file that cannot be used is named, the others are classified, and the exit code is 2.
+    Give files (PNG, JPEG, TIFF, WebP, GIF or BMP), or folders to take all pictures from. A model that was trained on
+    your own images fits them to its canvas as in training. For a model of the paper's datasets a picture is made grey,
+    inverted if it is dark on light, cut to what differs from the background, resized and centred; one that has the
+    model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is resized
+    and cut to the model's size. A model with scale channels also says which size answered: 2 is an object twice as
+    large as usual. A file that cannot be used is named, the others are classified, and the exit code is 2.
 
     Example: scalesteer predict runs/NAME photos holiday.jpg --csv out.csv
     """
@@ -604,7 +605,7 @@ def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"  # without the error's number
-        print(f"scalesteer: {' '.join(said.split()) or 'out of memory'}", file=sys.stderr)
+        print(f"scalesteer: {predicting.printable(' '.join(said.split())) or 'out of memory'}", file=sys.stderr)
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,5 @@
 """The convolutions of an existing network, made scale-steerable: it starts from its trained filters, not from noise."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -29,24 +27,18 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """What became of one convolution.
+    """What became of one convolution. Where it was left alone, the numbers are None."""
 
-    Attributes:
-        name: Its name in the model; a convolution that is used in several places has the first one.
-        old_kernel: Its window, height and width.
-        new_kernel: The window at scale 1 of the layer in its place, or None if it was left alone.
-        residual: What the basis cannot express of the old filters: the norm of the difference over the norm of the
-            filters, at scale 1. None if it was left alone, NaN without numbers (meta device).
-        taps: Taps of all scales over taps of the old filter: the cost, if every scale were one convolution.
-        reason: Why it was left alone, else "".
-    """
-
-    name: str
-    old_kernel: tuple[int, ...]
-    new_kernel: int | None = None
+    name: str  # in the model; a convolution that is used in several places has the first one
+    old_kernel: tuple[int, ...]  # its window, height and width
+    new_kernel: int | None = None  # the window at scale 1 of the layer in its place
+    # What the basis cannot express of the old filters: the norm of the difference over the norm of the filters, at
+    # scale 1; NaN without numbers (meta device).
     residual: float | None = None
-    taps: float | None = None
-    reason: str = ""
+    taps: float | None = (
+        None  # of all scales over those of the old filter: the cost, if each scale were one convolution
+    )
+    reason: str = ""  # why it was left alone
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,6 @@ class Conversion:
 
     @property
     def converted(self) -> tuple[ConvertedLayer, ...]:
-        """Those that are scale-steerable now."""
         return tuple(layer for layer in self.layers if layer.new_kernel is not None)
 
     def __str__(self) -> str:

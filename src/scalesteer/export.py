@@ -1,7 +1,5 @@
 """Trained networks as one file that runs without this package: ONNX, or a program of torch, compiled or not."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

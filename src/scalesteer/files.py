@@ -28,7 +28,7 @@ LARGEST_HEADER = 16 << 20
 EXTRAS = {"huggingface_hub": "hub", "matplotlib": "paper", "onnx": "export", "onnxruntime": "export"}
 EXTRAS |= {"onnxscript": "export", "ray": "cluster"}
 """Which extra of this package has another one; those that are not named are in `cli`."""
-FORMAT = 2  # 1 had one digest for all tensors and the description; checkpoints had it, and are still read
+FORMAT = 2
 
 _DTYPES = {
     "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
@@ -152,8 +152,8 @@ def read(path: Path, prefix: str | None = "") -> Content:
 
     Beside the tensors, on the CPU, comes a dictionary: `about` (the description), `arrays` (the digest of every tensor,
     also of those not read) and `digest` (one for all of these). Nothing in a file can run code, and no more is read
-    than what is asked for, except from the older format 1. A file that is damaged, unfinished or of another format is a
-    DataError, a missing one a FileNotFoundError.
+    than what is asked for. A file that is damaged, unfinished or of another format is a DataError, a missing one a
+    FileNotFoundError.
     """
     try:
         size = path.stat().st_size
@@ -171,20 +171,16 @@ def read(path: Path, prefix: str | None = "") -> Content:
             # One after the other: tensors that overlap would take more memory than the file.
             if [0, *(stop for _, stop in spans)] != [*(start for start, _ in spans), size - 8 - length]:
                 raise ValueError("it is cut short or too long, or its tensors do not lie side by side")
-            if "digest" in metadata:
-                tensors = {name: _read_tensor(file, 8 + length, entries[name]) for name in sorted(entries)}
-                meta = _describe_format_1(tensors, metadata)
-            else:
-                digest, _, text = metadata.get("scalesteer", "").partition(" ")
-                if _sha256(text) != digest:
-                    raise ValueError("its description is missing or not what was written")
-                meta = json.loads(text)
-                if meta["format"] != FORMAT:
-                    raise ValueError(f"it has format {meta['format']!r}, and this version reads 1 and {FORMAT}")
-                if entries.keys() != meta["arrays"].keys() or not isinstance(meta["about"], dict):
-                    raise ValueError("its description is of another file")
-                names = [] if prefix is None else [name for name in entries if name.startswith(prefix)]
-                tensors = {name: _read_tensor(file, 8 + length, entries[name]) for name in names}
+            digest, _, text = metadata.get("scalesteer", "").partition(" ")
+            if _sha256(text) != digest:
+                raise ValueError("its description is missing or not what was written")
+            meta = json.loads(text)
+            if meta["format"] != FORMAT:
+                raise ValueError(f"it has format {meta['format']!r}, and this version reads {FORMAT}")
+            if entries.keys() != meta["arrays"].keys() or not isinstance(meta["about"], dict):
+                raise ValueError("its description is of another file")
+            names = [] if prefix is None else [name for name in entries if name.startswith(prefix)]
+            tensors = {name: _read_tensor(file, 8 + length, entries[name]) for name in names}
         for name, tensor in tensors.items():
             if tensor_digest(tensor) != meta["arrays"][name]:
                 raise ValueError(f"the content of {name} is not what was written")
@@ -204,15 +200,6 @@ def _read_tensor(file: io.BufferedReader, data_at: int, entry: Mapping[str, Any]
     dtype = _DTYPES[entry["dtype"]]
     flat = torch.frombuffer(content, dtype=dtype) if content else torch.zeros(0, dtype=dtype)
     return flat.reshape(entry["shape"])
-
-
-def _describe_format_1(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What format 2 would say of tensors in the order of their names, after a check of the one digest they had."""
-    about = json.loads(metadata["about"])
-    parts = [part for name, t in tensors.items() for part in (f"{name}{t.dtype}{tuple(t.shape)}", t)]
-    if _sha256(metadata["about"], *parts) != metadata["digest"] or about.pop("format") != 1:
-        raise ValueError("its content does not match its digest, or its format is not 1")
-    return {"about": about, "arrays": {name: tensor_digest(tensor) for name, tensor in tensors.items()}}
 
 
 @contextmanager
@@ -244,7 +231,7 @@ def cached(path: Path, prefix: str, is_sound: Callable[[dict[str, Any]], bool], 
 
     `is_sound` says whether the dictionary that is read is the right one; `make` gives the tensors and the description.
     While one process makes the file a second one waits, for 15 minutes at most. What a killed process left half written
-    is removed, and so is the same file as an older version wrote it (.npz).
+    is removed.
     """
 
     def load() -> Content:
@@ -272,7 +259,6 @@ def cached(path: Path, prefix: str, is_sound: Callable[[dict[str, Any]], bool], 
             except DataError as error:
                 log.warning("%s It is made again.", error)
             write_atomically(path, encode(*make()))
-            path.with_suffix(".npz").unlink(missing_ok=True)
             return read(path, prefix)
     except OSError as error:
         hint = "set SCALESTEER_CACHE to a directory with room that you can write to"

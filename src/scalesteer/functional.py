@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer import _checks, fast
+from scalesteer.fast.spectral import Kept, holds_numbers
 from scalesteer.geometry import Axes, Filters, Geometry, Maximum
 
 BACKENDS = ("auto", "direct", "fast", "spectral")  # the last is the old name of "fast"
@@ -48,14 +49,15 @@ def scale_conv2d(
     Shape:
         `(B, C, H, W)` -> `(B, O, H', W')`, or `(B, O, S, H', W')` with ``reduce=None``.
     """
-    axes, groups = geometry.axes(x.shape[-2], x.shape[-1], filters.sizes), geometry.groups
-    x, axes = _pad_beyond(x, axes, geometry.padding_mode)
-    plain = reduce is None or len(filters.sizes) > fast.MOST_SCALES or fast.needs_plain_operations(axes, backend)
-    if backend == "auto":
-        backend = fast.choose_backend(axes, filters, groups, not plain, x.shape[0])
+    plain = reduce is None or len(filters.sizes) > fast.MOST_SCALES or fast.needs_plain_operations(x, backend)
+    (height, width), axes, backend = _arrange(x, filters, geometry, backend, plain)
+    if height > 0 or width > 0:
+        x = F.pad(x, (width, width, height, height), mode=geometry.padding_mode)
+    groups = geometry.groups
     winner: Tensor | None = None
     if backend != "direct" and not plain:
-        y, winner = fast.max_over_scales(x, filters, axes, groups, return_scales)
+        y, winner = fast.max_over_scales(x, filters, axes, groups, return_scales, bias)
+        bias = None
     else:
         if backend == "direct":
             responses = direct_responses(x, filters, axes, groups)
@@ -67,8 +69,7 @@ def scale_conv2d(
         else:
             y, winner = max_over_scales(responses, len(filters.sizes), return_scales)
     if bias is not None:
-        bias = bias.to(y.dtype).view(-1, *[1] * (y.ndim - 2))
-        y = y + bias if fast.being_traced() else y.add_(bias)  # in place it takes no new memory
+        y = fast.add_bias(y, bias)
     return (y, winner.long()) if return_scales and winner is not None else y
 
 
@@ -101,10 +102,29 @@ def max_over_scales(responses: Iterator[Tensor], count: int, return_scales: bool
     return best, winner
 
 
-def _pad_beyond(x: Tensor, axes: Axes, mode: str) -> tuple[Tensor, Axes]:
-    """The image with the border that the largest window needs, and its axes; zeros are beyond every image anyway."""
-    height, width = (max(0, axis.beyond[0]) for axis in axes)
-    if mode == "zeros" or height == width == 0:
-        return x, axes
-    _checks.border(mode, (height, width), x.shape[-2:], f"the largest window has {2 * axes[0].radius + 1} taps")
-    return F.pad(x, (width, width, height, height), mode=mode), (axes[0].padded(height), axes[1].padded(width))
+Arrangement = tuple[tuple[int, int], Axes, str]
+_arrangements: Kept[Arrangement] = Kept(1024)
+
+
+def _arrange(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:
+    """The border of the image, the axes of the image with its border, and "direct" or "fast"; kept for the next call.
+
+    The border is what the largest window needs, unless it is of zeros, which are beyond every image anyway.
+    """
+    if fast.being_traced() or not holds_numbers(x):  # sizes may be symbols
+        return _make_arrangement(x, filters, geometry, backend, plain)
+    training = torch.is_grad_enabled() and filters.weights.requires_grad
+    shapes = x.shape, filters.weights.shape, filters.sizes, filters.symmetric
+    key = (*shapes, geometry, backend, plain, training, x.device)
+    return _arrangements.find(key, lambda: _make_arrangement(x, filters, geometry, backend, plain))
+
+
+def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:
+    axes, mode = geometry.axes(x.shape[-2], x.shape[-1], filters.sizes), geometry.padding_mode
+    height, width = (0, 0) if mode == "zeros" else (max(0, axis.beyond[0]) for axis in axes)
+    if height > 0 or width > 0:
+        _checks.border(mode, (height, width), x.shape[-2:], f"the largest window has {2 * axes[0].radius + 1} taps")
+        axes = axes[0].padded(height), axes[1].padded(width)
+    if backend == "auto":
+        backend = fast.choose_backend(axes, filters, geometry.groups, not plain, x.shape[0])
+    return (height, width), axes, backend

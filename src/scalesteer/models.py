@@ -16,12 +16,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,9 +42,7 @@ Scales = tuple[float, ...]
 # coefficients for each pair of channels, one fewer than a plain 5 x 5 has. They still come near all edges and bars (one
 # order alone does not), and one scale is enough: other sizes come from `channels`.
 STEERED_BASIS = dataclasses.replace(
-    LogRadialBasis.preset("smooth"),
-    orientations=tuple(j * math.pi / 3 for j in range(1, 7)),
-    sigma=math.pi / 6,
+    LogRadialBasis.preset("smooth"), orientations=tuple(j * math.pi / 3 for j in range(1, 7)), sigma=math.pi / 6
 )
 STEERED_SCALES: Scales = (1.0,)
 READOUTS = ("max", "mean", "logsumexp")
@@ -51,19 +50,13 @@ OF_CHANNELS = ("join", "drop", "border", "border_mode")  # options that `ScaleCh
 
 
 class Task(NamedTuple):
-    """What a dataset asks of a network.
-
-    Attributes:
-        image_size: Height and width of the images that a network is meant for; None if it is meant for all.
-        classes: Names of the classes in the order of the logits; empty if they have none.
-        fit: How pictures of another size are brought to `image_size`: ``"pad"``, ``"crop"`` or ``"resize"``.
-    """
+    """What a dataset asks of a network."""
 
     in_chans: int
     num_classes: int
-    image_size: tuple[int, int] | None
-    classes: tuple[str, ...] = ()
-    fit: str = "pad"
+    image_size: tuple[int, int] | None  # that a network is meant for; None if it is meant for all
+    classes: tuple[str, ...] = ()  # their names in the order of the logits; empty if they have none
+    fit: str = "pad"  # how pictures of another size are brought to `image_size`: "pad", "crop" or "resize"
 
 
 DATASETS = {
@@ -111,19 +104,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class FlatPlan(Plan):
-    """A network like the paper's: three convolutions, a grid of cells, two fully connected layers.
-
-    Attributes:
-        widths: Channels of the three convolutions.
-        hidden: Units between the two fully connected layers.
-        upsample: By how much the input is enlarged, 1 or 2.
-    """
+    """A network like the paper's: three convolutions, a grid of cells, two fully connected layers."""
 
     image_size: tuple[int, int] = (28, 28)
-    widths: tuple[int, ...] = (30, 60, 90)
-    hidden: int = 256
+    widths: tuple[int, ...] = (30, 60, 90)  # channels of the three convolutions
+    hidden: int = 256  # units between the two fully connected layers
     dropout: float = 0.7
-    upsample: int = 1
+    upsample: int = 1  # by how much the input is enlarged, 1 or 2
 
     def __post_init__(self) -> None:
         if not isinstance(self.widths, (tuple, list)) or len(self.widths) != 3:
@@ -154,7 +141,6 @@ class FlatPlan(Plan):
         return height * width
 
     def network(self, features: nn.Sequential) -> FlatNetwork:
-        """Features, then two fully connected layers."""
         return FlatNetwork(features, self)
 
 
@@ -170,8 +156,6 @@ class PooledPlan(Plan):
         subsample: After which stages, counted from 1, maps are halved (:class:`BlurPool2d`).
         readout: How scores are pooled over space: their ``"max"``, their ``"mean"``, or ``"logsumexp"``: the logarithm
             of the mean of their exponentials, between the two.
-        pool_first: Pool the features instead and score what is left. With ``"max"`` and ``"logsumexp"`` a class may
-            then be told from parts at different places; with ``"mean"`` and no hidden layer there is no difference.
         dense: Leave the pooling out: the output is a map of scores, `(B, classes, h, w)`.
         channels: Sizes at which the network looks at the image, as factors; the result is then a
             `scalesteer.channels.ScaleChannels` around the network.
@@ -184,7 +168,6 @@ class PooledPlan(Plan):
     kernel_size: int | tuple[int, ...] = 7
     subsample: tuple[int, ...] = ()
     readout: str = "max"
-    pool_first: bool = False
     dense: bool = False
     channels: Scales | None = None
     join: str | None = None
@@ -207,8 +190,7 @@ class PooledPlan(Plan):
             raise ValueError(f"`subsample` must be ascending stages from 1 to {stages} (got {self.subsample!r}).")
         own["subsample"] = tuple(self.subsample)
         _checks.choice("readout", self.readout, READOUTS)
-        for name in ("pool_first", "dense"):
-            own[name] = _checks.boolean(name, own[name])
+        own["dense"] = _checks.boolean("dense", self.dense)
         for name in OF_CHANNELS:
             if self.channels is None and own[name] is not None:
                 raise ValueError(f"`{name}` (got {own[name]!r}) needs `channels`, the sizes to look at.")
@@ -218,7 +200,6 @@ class PooledPlan(Plan):
 
     @property
     def kernel_sizes(self) -> tuple[int, ...]:
-        """Side of the filters in each stage."""
         return self.kernel_size if isinstance(self.kernel_size, tuple) else (self.kernel_size,) * len(self.widths)
 
     @property
@@ -278,32 +259,6 @@ def list_options(name: str) -> list[str]:
     return [*own, *(f.name for f in dataclasses.fields(usual) if f.name not in Task._fields)]
 
 
-@overload
-def create_model(
-    name: str,
-    dataset: str | None = None,
-    *,
-    in_chans: int | None = None,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    channels: None = None,
-    **options: Any,
-) -> Network: ...
-
-
-@overload
-def create_model(
-    name: str,
-    dataset: str | None = None,
-    *,
-    in_chans: int | None = None,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    channels: Sequence[float],
-    **options: Any,
-) -> nn.Module: ...
-
-
 def create_model(
     name: str,
     dataset: str | None = None,
@@ -359,23 +314,20 @@ def create_model(
         options["basis"] = LogRadialBasis(**options["basis"])
     own = [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
     model = plan.network(build(plan, **options))
-    network: Any = model.net if isinstance(model, ScaleChannels) else model
+    network = network_of(model)
     network.task = Task(plan.in_chans, plan.num_classes, plan.image_size)
     arguments = {"name": name, **vars(plan), **{p.name: p.default for p in own}, **options}
     arguments |= dict.fromkeys(("channels", *OF_CHANNELS))  # which `ScaleChannels` adds as they are
-    network.arguments = {key: _to_json(value) for key, value in arguments.items() if value is not None}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    network.arguments = json.loads(json.dumps(arguments, default=_to_plain))
     return model
 
 
-def _to_json(value: Any) -> Any:
-    """An option of a network as JSON has it."""
+def _to_plain(value: Any) -> Any:
+    """For what JSON does not know."""
     if isinstance(value, LogRadialBasis):
-        return _to_json({key: part for key, part in vars(value).items() if part is not None})
-    if isinstance(value, Mapping):
-        return {key: _to_json(part) for key, part in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_to_json(part) for part in value]
-    return value.item() if isinstance(value, np.generic) else value
+        return {key: part for key, part in vars(value).items() if part is not None}
+    return value.item() if isinstance(value, np.generic) else list(value)
 
 
 def network_of(model: nn.Module) -> Network:
@@ -399,44 +351,34 @@ def set_input_statistics(model: nn.Module, std: Any, mean: Any = 0.0) -> None:
         std: Of the training images, a number; or one for each channel, of which the paper's networks take the mean.
         mean: Likewise; the paper's networks do not subtract it.
     """
-    networks = [module for module in model.modules() if isinstance(module, Network)]
-    if not networks:
-        raise TypeError(f"`model` must be a network of create_model (got {type(model).__name__}).")
-    for network in networks:
-        for name, numbers in (("std", std), ("mean", mean)):
-            buffer, value = network._buffers.get(f"input_{name}"), torch.as_tensor(numbers)
-            if buffer is None:
-                continue
-            if buffer.ndim == 0 and value.shape == (network.in_chans,):
-                value = value.mean()
-            if value.ndim and value.shape != buffer.shape:
-                raise ValueError(f"`{name}` must be one number or have shape {tuple(buffer.shape)} (got {numbers!r}).")
-            if not value.isfinite().all() or (name == "std" and not (value > 0).all()):
-                raise ValueError(f"`{name}` must be finite, and a deviation positive (got {numbers!r}).")
-            buffer.copy_(value)
+    network = network_of(model)
+    for name, numbers in (("std", std), ("mean", mean)):
+        buffer, value = network._buffers.get(f"input_{name}"), torch.as_tensor(numbers)
+        if buffer is None:
+            continue
+        if buffer.ndim == 0 and value.shape == (network.in_chans,):
+            value = value.mean()
+        if value.ndim and value.shape != buffer.shape:
+            raise ValueError(f"`{name}` must be one number or have shape {tuple(buffer.shape)} (got {numbers!r}).")
+        if not value.isfinite().all() or (name == "std" and not (value > 0).all()):
+            raise ValueError(f"`{name}` must be finite, and a deviation positive (got {numbers!r}).")
+        buffer.copy_(value)
 
 
 class Network(nn.Module):
     """What all networks of :func:`create_model` have in common: they prepare their input, and know their first layer.
 
+    `features` are the convolutional part, an `nn.Sequential` with names; `classifier` turns them into scores.
+
     Shape:
         `(B, in_chans, H, W)` -> `(B, classes)`, logits.
-
-    Attributes:
-        features: The convolutional part, an `nn.Sequential` with names.
-        classifier: What turns features into scores of classes.
-        image_size: Height and width of the images that the network is meant for, or None.
-        task: What the network is for.
-        arguments: Those of :func:`create_model` that make the same network again.
-        input_std: What the input is divided by, 1 until training code sets it to that of the training set; in the
-            state dict, so that a checkpoint is complete.
-        first: The first convolution; ``model.first(model.prepare(x))`` is its response, except behind a spatial
-            transformer, which shows it another image.
     """
 
+    # What the input is divided by, 1 until training code sets it to that of the training set; in the state dict, so
+    # that a checkpoint is complete.
     input_std: Tensor
-    task: Task
-    arguments: dict[str, Any]
+    task: Task  # what the network is for
+    arguments: dict[str, Any]  # of `create_model`, that make the same network again
 
     def __init__(self, features: nn.Sequential, plan: Plan) -> None:
         super().__init__()
@@ -445,7 +387,7 @@ class Network(nn.Module):
 
     @property
     def first(self) -> nn.Module:
-        """The first convolution."""
+        """The first convolution; ``first(prepare(x))`` is its response, except behind a spatial transformer."""
         return self.features.get_submodule("conv1")
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -484,7 +426,6 @@ class FlatNetwork(Network):
         return x if self.upsample == 1 else F.interpolate(x, scale_factor=self.upsample, mode="bilinear")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits for a batch of images."""
         logits: Tensor = self.classifier(self.features(self.prepare(x)))
         return logits
 
@@ -498,19 +439,16 @@ class PooledNetwork(Network):
         `(B, in_chans, H, W)` -> `(B, classes)`, logits; or `(B, classes, H // stride, W // stride)` if `dense`. Height
         and width are `smallest` or more.
 
-    Attributes:
-        classifier: Convolutions of 1 x 1, so that they work at one place as at many.
-        dense: Whether the output is a map of scores; may be changed at any time. Without `pool_first` the logits are
-            the map's pooled scores.
-        input_mean: Subtracted from the input before it is divided by `input_std`; both `(in_chans,)`.
+    The `classifier` has convolutions of 1 x 1, so that it works at one place as at many. `dense` says whether the
+    output is a map of scores instead of the pooled scores; it may be changed at any time.
     """
 
-    input_mean: Tensor
+    input_mean: Tensor  # subtracted from the input before it is divided by `input_std`; both `(in_chans,)`
 
     def __init__(self, features: nn.Sequential, plan: PooledPlan) -> None:
         super().__init__(features, plan)
         self.stride, self.smallest = plan.stride, plan.smallest
-        self.readout, self.pool_first, self.dense = plan.readout, plan.pool_first, plan.dense
+        self.readout, self.dense = plan.readout, plan.dense
         self.register_buffer("input_mean", torch.zeros(plan.in_chans))
         self.register_buffer("input_std", torch.ones(plan.in_chans))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -532,18 +470,13 @@ class PooledNetwork(Network):
         return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x  # as its kernels read maps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits for a batch of images, or their maps of scores."""
         return self.at_sizes([x])[0]
 
     def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:
         """The same for images of several sizes side by side; batch normalisation sees all of them as one batch."""
         maps = at_sizes(self.features, [self.prepare(x) for x in images])  # (B, C, h, w) each
-        if self.pool_first and not self.dense:
-            maps = [self._pool(x) for x in maps]
         scores = at_sizes(self.classifier, maps)
-        if self.dense:
-            return scores
-        return [(x if self.pool_first else self._pool(x)).flatten(1) for x in scores]  # (B, classes) each
+        return scores if self.dense else [self._pool(x).flatten(1) for x in scores]  # (B, classes) each
 
     def _pool(self, x: Tensor) -> Tensor:
         """One number for each map, `(B, C, 1, 1)`."""
@@ -555,8 +488,7 @@ class PooledNetwork(Network):
         return peak + (x - peak).exp().mean((-2, -1), keepdim=True).log()
 
     def extra_repr(self) -> str:
-        """What is not seen in the layers."""
-        return f"readout={self.readout!r}, pool_first={self.pool_first}, dense={self.dense}, smallest={self.smallest}"
+        return f"readout={self.readout!r}, dense={self.dense}, smallest={self.smallest}"
 
 
 class BlurPool2d(nn.Module):
@@ -574,7 +506,6 @@ class BlurPool2d(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Smoothed and halved maps."""
         return halve(x)
 
 
@@ -592,7 +523,6 @@ class ResidualBlock(nn.Module):
             self.shortcut = _normalised(nn.Conv2d(in_channels, out_channels, 1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum, with ReLU."""
         return self.at_sizes([x])[0]
 
     def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -684,8 +614,7 @@ def _pooled_features(plan: PooledPlan, conv: Callable[[int, int, int], Convoluti
     return nn.Sequential(layers)
 
 
-def _plain(fan_in: int, fan_out: int, kernel_size: int) -> Convolution:
-    return nn.Conv2d(fan_in, fan_out, kernel_size, padding="same", bias=False)
+_plain = partial(nn.Conv2d, padding="same", bias=False)
 
 
 def _steered(scales: Scales, basis: LogRadialBasis | str, backend: str) -> Callable[[int, int, int], Convolution]:

@@ -3,10 +3,9 @@
 Nothing in such a folder can run code, and what it claims is checked before memory is taken for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -35,12 +34,7 @@ class PretrainedError(ValueError):
 
 
 def save_pretrained(
-    model: nn.Module,
-    folder: str | Path,
-    *,
-    card: str = "",
-    half: bool = False,
-    run: Mapping[str, Any] | None = None,
+    model: nn.Module, folder: str | Path, *, card: str = "", half: bool = False, run: Mapping[str, Any] | None = None
 ) -> Path:
     """Write a network of :func:`scalesteer.create_model` to a folder, which :func:`from_pretrained` reads.
 
@@ -108,7 +102,7 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
     """
     folder = _find(source)
     if folder is None:
-        return _download(os.fspath(source), hub)
+        return _from_hub(os.fspath(source), hub)
     if hub:
         raise TypeError(f"{', '.join(hub)} are for networks on the Hub ({source} is a folder).")
     config = read_config(folder)
@@ -159,7 +153,12 @@ def push_to_hub(model: nn.Module, name: str, *, card: str = "", half: bool = Fal
         The address of the commit.
     """
     _describe(model)  # told before a repository is made
-    return str(_hub_class()(model, card, half).push_to_hub(name, **hub))
+    private, branch = hub.pop("private", None), hub.pop("branch", None)
+    api = files.require("huggingface_hub").HfApi(token=hub.pop("token", None))
+    repository = api.create_repo(name, private=private, exist_ok=True).repo_id
+    with tempfile.TemporaryDirectory() as place:
+        folder = save_pretrained(model, Path(place) / Path(name).name, card=card, half=half)
+        return str(api.upload_folder(repo_id=repository, folder_path=folder, revision=branch, **hub))
 
 
 def is_pretrained(source: str | Path) -> bool:
@@ -221,6 +220,16 @@ def _find(source: str | Path) -> Path | None:
     raise PretrainedError(
         f"no network is found at {name}: give a folder, 'user/name' on the Hub, or a name of this package ({known})."
     )
+
+
+def _from_hub(name: str, options: dict[str, Any]) -> nn.Module:
+    library = files.require("huggingface_hub")
+    try:
+        return from_pretrained(Path(library.snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **options)))
+    except PretrainedError:
+        raise
+    except (OSError, ValueError, TypeError) as error:
+        raise PretrainedError(f"{name} is no folder, and cannot be read from the Hub: {error}") from error
 
 
 def _describe(model: nn.Module) -> dict[str, Any]:
@@ -347,32 +356,3 @@ logits = model(images)  # (B, {task.in_chans}, H, W), from 0 to 1
 """.rstrip()
         + "\n"
     )
-
-
-def _download(name: str, options: dict[str, Any]) -> nn.Module:
-    hub = _hub_class()
-    try:
-        return hub.from_pretrained(name, **options).network  # type: ignore[no-any-return]
-    except PretrainedError:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # also of what it read
-        raise PretrainedError(f"{name} is no folder, and cannot be read from the Hub: {error}") from error
-
-
-def _hub_class() -> Any:
-    """A class with the mixin of huggingface_hub around a network; made here, so that the package does without it."""
-    library = files.require("huggingface_hub")
-
-    class OnHub(library.ModelHubMixin):  # type: ignore[misc,name-defined]
-        def __init__(self, network: nn.Module, card: str = "", half: bool = False) -> None:
-            self.network, self.card, self.half = network, card, half
-
-        def _save_pretrained(self, save_directory: Path) -> None:
-            save_pretrained(self.network, save_directory, card=self.card, half=self.half)
-
-        @classmethod
-        def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
-            folder = library.snapshot_download(model_id, allow_patterns=[CONFIG, WEIGHTS], **options)
-            return cls(from_pretrained(folder))
-
-    return OnHub

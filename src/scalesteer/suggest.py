@@ -1,9 +1,6 @@
 """Which sizes to look at: how large the objects in your own pictures are, and the channels of scale that follow."""
 
-from __future__ import annotations
-
 import csv
-import itertools
 import json
 import math
 import shlex
@@ -13,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from scalesteer import _checks, files
@@ -94,25 +93,15 @@ def _check_sizes(**sizes: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
-    """What to train with, and what it follows from.
-
-    Attributes:
-        images: The folder.
-        sizes: The longer side of each object, in pixels of the picture as training sees it.
-        image_size: Height and width to train with.
-        suited: The network.
-        channels: Sizes at which it looks at the pictures, as factors; () for none.
-        scales: For a layer of your own, without channels.
-        remarks: What was looked at and found, and what was not.
-    """
+    """What to train with, and what it follows from."""
 
     images: Path
-    sizes: NDArray[np.float64]
-    image_size: tuple[int, int]
+    sizes: NDArray[np.float64]  # the longer side of each object, in pixels of the picture as training sees it
+    image_size: tuple[int, int]  # to train with
     suited: Suited
-    channels: tuple[float, ...]
-    scales: tuple[float, ...]
-    remarks: tuple[str, ...]
+    channels: tuple[float, ...]  # sizes at which it looks at the pictures, as factors; () for none
+    scales: tuple[float, ...]  # for a layer of your own, without channels
+    remarks: tuple[str, ...]  # what was looked at and found, and what was not
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -320,7 +309,7 @@ def find_objects(picture: NDArray[np.uint8]) -> tuple[list[float], bool]:
         ([12.0], True)
     """
     factor = min(math.ceil(max(picture.shape[1:]) / SEARCH_SIDE), *picture.shape[1:])
-    small = _shrink(picture, factor)
+    small = F.avg_pool2d(torch.from_numpy(picture).double(), factor).numpy()  # what is left over is cut off
     border = np.concatenate([small[:, 0], small[:, -1], small[:, :, 0], small[:, :, -1]], axis=1)  # (C, 2 H + 2 W)
     ground = np.median(border, axis=1)
     contrast = np.abs(small - ground[:, None, None]).max(0)  # (H, W)
@@ -342,13 +331,6 @@ def find_objects(picture: NDArray[np.uint8]) -> tuple[list[float], bool]:
     return [float(factor * side) for side in sides if 2 * side > sides.max()], even and not edge
 
 
-def _shrink(picture: NDArray[np.uint8], factor: int) -> NDArray[np.float64]:
-    """Means over squares of `factor` pixels; what is left over at the end is cut off."""
-    channels, height, width = picture.shape[0], picture.shape[1] // factor, picture.shape[2] // factor
-    blocks = picture[:, : height * factor, : width * factor].reshape(channels, height, factor, width, factor)
-    return np.asarray(blocks.mean((2, 4), dtype=np.float64))
-
-
 def label_regions(inside: NDArray[np.bool_], gap: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Connected regions of a mask `(H, W)`: rows, columns and the number of the region of each pixel inside, `(N,)`.
 
@@ -358,27 +340,13 @@ def label_regions(inside: NDArray[np.bool_], gap: int = 0) -> tuple[NDArray[Any]
         >>> label_regions(np.array([[1, 0, 0, 1], [0, 1, 0, 1]], bool))[2].tolist()
         [0, 1, 0, 1]
     """
-    wide = np.pad(inside, 1 + gap)
-    for _ in range(gap):
-        wide[1:-1, 1:-1] = np.logical_or.reduce([wide[i : i + wide.shape[0] - 2, j : j + wide.shape[1] - 2]
-                                                 for i, j in itertools.product(range(3), repeat=2)])  # fmt: skip
-    index = np.cumsum(wide).reshape(wide.shape) - 1
-    parent = np.arange(int(wide.sum()))
-    # Pairs of neighbours, each once: right, below, and below on both sides.
-    pairs = [(wide[:, :-1], wide[:, 1:], index[:, :-1], index[:, 1:])]
-    pairs += [
-        (wide[:-1, a], wide[1:, b], index[:-1, a], index[1:, b])
-        for a, b in ((slice(None), slice(None)), (slice(None, -1), slice(1, None)), (slice(1, None), slice(None, -1)))
-    ]
-    first, second = (np.concatenate([side[i][side[0] & side[1]] for side in pairs]) for i in (2, 3))
-    while (apart := parent[first] != parent[second]).any():
-        first, second = first[apart], second[apart]
-        low, high = np.minimum(parent[first], parent[second]), np.maximum(parent[first], parent[second])
-        np.minimum.at(parent, high, low)
-        while (parent != parent[parent]).any():
-            parent = parent[parent]
+    wide = F.max_pool2d(torch.from_numpy(inside).double()[None], 2 * gap + 1, 1, gap)  # (1, H, W)
+    label, before = torch.arange(1.0, wide.numel() + 1).view_as(wide) * wide, wide
+    while not label.equal(before):  # each pixel takes the largest label around it, then that pixel's own label
+        before, label = label, F.max_pool2d(label, 3, 1, 1) * wide
+        label = torch.cat([label.new_zeros(1), label.flatten()])[label.long()]
     rows, columns = np.nonzero(inside)
-    return rows, columns, np.unique(parent[index[rows + 1 + gap, columns + 1 + gap]], return_inverse=True)[1]
+    return rows, columns, np.unique(label[0].numpy()[inside], return_inverse=True)[1]
 
 
 # A picture of the sizes

@@ -12,8 +12,6 @@ lr = [0.001, 0.005]
 channels = [[1.0], [0.7, 1.0, 1.4]]
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -218,7 +218,7 @@ def test_magnitude_is_the_length():
         (lambda: VectorBatchNorm2d(1, eps=0.0), ValueError, "`eps` must be above 0"),
         (lambda: VectorBatchNorm2d(1, momentum=2.0), ValueError, r"`momentum` in \(0, 1\]"),
         (lambda: VectorFieldConv2d(1, 1, vector_input=1), TypeError, r"`vector_input` must be True or False \(got 1\)"),
-        (lambda: VectorMaxPool2d(2)(torch.zeros(1, 1, 4, 4)), ValueError, r"a vector field, 5 axes \(B, C, 2, H, W\)"),
+        (lambda: VectorMaxPool2d(2)(torch.zeros(1, 1, 4, 4)), ValueError, r"must have 5 axes \(B, C, 2, H, W\)"),
         (lambda: VectorMagnitude()(torch.zeros(1, 1, 3, 4, 4)), ValueError, r"got shape \(1, 1, 3, 4, 4\)"),
         (lambda: VectorBatchNorm2d(3)(torch.zeros(2, 4, 2, 5, 5)), ValueError, "must have num_features=3 on axis 1"),
         (lambda: VectorBatchNorm2d(3)(torch.zeros(1, 3, 2, 1, 1)), ValueError, "more than one vector in each channel"),

@@ -138,9 +138,11 @@ def test_lists_what_is_asked_for(cuda):
     headline = {(c.precision, c.graph, c.train, c.batch) for c in cases if c.group == "network"}
     if cuda:
         modes = [(p, g) for p in ("float32", "tf32") for g in (False, True)]
-        assert headline == {(p, g, t, 128 if t else 512) for p, g in modes for t in (True, False)}
+        whole = {(p, g, t, 128 if t else 512) for p, g in modes for t in (True, False)}
+        half = {("bf16", g, False, 512) for g in (True, False)}
+        assert headline == whole | half | {("tf32", False, False, 1)}
     else:
-        assert headline == {("float32", False, t, 64) for t in (True, False)}
+        assert headline == {("float32", False, t, 64) for t in (True, False)} | {("float32", False, False, 1)}
     sweep = [case for case in cases if case.group == "sweep"]
     assert all(case.batch == (128 if cuda else 16) for case in sweep if case.size != 28)
     windows = [ScaleSteerableConv2d(1, 1, c.kernel_size, scales=c.scales, basis="paper").sizes for c in sweep]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from benchmarks import report, simulation
+from benchmarks import simulation
 from benchmarks.simulation import BACK_S, NOTICE_S, START_S, Run, simulate
 
 
@@ -61,5 +61,5 @@ def test_stored_file_has_what_a_new_one_has(tmp_path):
 
 def test_page_says_what_was_assumed_and_shows_every_case():
     kept = json.loads(simulation.OUTPUT.read_text())
-    assert report.VIEWS["sweep_numbers"]()["gpus"] == kept["assumed"]["machines"] * kept["assumed"]["gpus_each"]
-    assert len(report.VIEWS["sweep_table"]().splitlines()) == 2 + len(kept["cases"]) / 2
+    assert simulation.sweep_numbers()["gpus"] == kept["assumed"]["machines"] * kept["assumed"]["gpus_each"]
+    assert len(simulation.sweep_table().splitlines()) == 2 + len(kept["cases"]) / 2

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-from safetensors.torch import save
 
 from scalesteer import files as cache_files
 from scalesteer.data import DATASETS, PARTS, DataError, SplitSpec, build, load_part, scale, sources
@@ -306,9 +304,7 @@ def test_corrupted_or_half_written_split_is_noticed_and_rebuilt(filled_cache, ca
         assert path.read_bytes() == good
 
 
-@pytest.mark.parametrize(
-    "change", ["entry lacks", "entry more", "field lacks", "field more", "empty", "other release", "old"]
-)
+@pytest.mark.parametrize("change", ["entry lacks", "entry more", "field lacks", "field more", "empty", "other release"])
 def test_sound_split_of_another_version_is_noticed_and_rebuilt(filled_cache, caplog, change):
     spec = SplitSpec(**SMALL)
     _, meta = load_part(spec)
@@ -328,23 +324,9 @@ def test_sound_split_of_another_version_is_noticed_and_rebuilt(filled_cache, cap
     else:
         about["source"] = {**about["source"], "digest": "0" * 64}
     path.write_bytes(cache_files.encode(tensors, about))
-    if change == "old":  # sound, in the format of old checkpoints
-        about, hasher = '{"format": 1}', hashlib.sha256(b'{"format": 1}')
-        hasher.update(b"xtorch.uint8(1,)\3")
-        x = torch.tensor([3], dtype=torch.uint8)
-        path.write_bytes(save({"x": x}, {"about": about, "digest": hasher.hexdigest()}))
     assert load_part(spec, "test")[1] == meta
     assert caplog.messages == [f"{path} does not hold what its name says. It is made again."]
     assert path.read_bytes() == good
-
-
-def test_cache_of_the_old_format_is_replaced(filled_cache):
-    spec = SplitSpec(**SMALL)
-    path = scale.split_path(spec, sources.identify("mnist")[0])
-    path.parent.mkdir()
-    np.savez(path.with_suffix(".npz"), **{"train/images": np.zeros((300, 28, 28), np.uint8)})
-    assert load_part(spec)[0].images.any()
-    assert list(filled_cache.glob("splits/[!.]*")) == [path]
 
 
 def test_recipe_is_part_of_a_splits_identity(monkeypatch, pools):

@@ -89,6 +89,7 @@ def test_filters_given_as_taps_match_direct(fan_in, basis):
 @both_symmetries
 def test_folded_layer_matches_direct(fan_in, basis):
     layer = ScaleSteerableConv2d(fan_in, 4, padding=3, scales=SCALES, basis=basis, backend="fast").to(DEVICE)
+    layer.bias.data.normal_()
     x = torch.randn(2, fan_in, 10, 11, device=DEVICE)
     with torch.no_grad():
         expected = scale_conv2d(x, layer._stored_filters(), layer.bias, layer.geometry)
@@ -195,6 +196,66 @@ def test_a_layer_launches_at_most_eight_kernels_in_each_direction(fan_in, monkey
     assert len(launches.names) <= 8, launches.names
 
 
+def test_transforms_of_filters_are_made_once_for_both_passes_if_they_are_small(monkeypatch):
+    layer = ScaleSteerableConv2d(6, 5, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
+    x, grads, made, make = torch.randn(2, 6, 9, 9, device=DEVICE), [], [], kernels.FusedFrequencies._make_transfers
+    monkeypatch.setattr(kernels.FusedFrequencies, "_make_transfers", lambda self: made.append(1) or make(self))
+    for part in (1, 1 << 40):  # of the budget
+        monkeypatch.setattr(fast, "KEPT_PART", part)
+        image = x.clone().requires_grad_()
+        grads.append(torch.autograd.grad(layer(image).square().sum(), (image, layer.coefficients, layer.bias)))
+    assert all(map(torch.equal, *grads))
+    assert len(made) == 1 + 2
+
+
+def test_both_passes_look_for_what_shapes_and_basis_decide_once(monkeypatch):
+    layer = ScaleSteerableConv2d(6, 5, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
+    x, looked = torch.randn(2, 6, 9, 9, device=DEVICE, requires_grad=True), []
+    find, on_basis = fast._jobs.find, kernels.spectral.cached_on
+    monkeypatch.setattr(fast._jobs, "find", lambda *a: looked.append("job") or find(*a))
+    monkeypatch.setattr(kernels.spectral, "cached_on", lambda *a: looked.append("basis") or on_basis(*a))
+    layer(x).sum().backward()
+    assert looked == ["job", "basis"]
+
+
+class Kernel:
+    """Stands for a kernel and for what Triton compiles of it: notes arguments."""
+
+    def __init__(self, launched):
+        self.launched, self.compiled = launched, []
+
+    def __getitem__(self, grid):
+        def launch(*args, **blocks):
+            self.launched.append((grid, *args[1:], *blocks.items()))
+            self.compiled.append(Kernel(self.launched))
+            return self.compiled[-1]
+
+        return launch
+
+
+def test_a_kernel_is_launched_as_compiled_for_such_arguments(monkeypatch):
+    monkeypatch.setattr(kernels, "_compiled", {})
+    launched, x = [], torch.zeros(65)
+    kernel, grid, blocks = Kernel(launched), (1, 2, 3), {"BP": 16, "num_warps": 4}
+    usual = (x,), (7, 8), (True, "tf32"), blocks
+    others = [
+        ((x[1:],), *usual[1:]),  # not aligned
+        ((x.double(),), *usual[1:]),
+        (*usual[:1], (7, 9), *usual[2:]),
+        (*usual[:2], (False, "tf32"), blocks),
+        (*usual[:3], {"BP": 32, "num_warps": 4}),
+        (*usual[:3], {"BP": 16, "num_warps": 8}),
+    ]
+    for arguments in (usual, *others):
+        kernels._launch(kernel, grid, *arguments)
+    assert len(kernel.compiled) == 1 + len(others)
+    launched.clear()
+    for arguments in (usual, *others, ((x[4:],), *usual[1:])):
+        kernels._launch(kernel, grid, *arguments)
+    assert len(kernel.compiled) == 1 + len(others)
+    assert launched[0] == launched[-1] == (grid, 7, 8, True, "tf32", 16)  # as a whole, without names
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_what_is_not_finite_shows(fan_in):
@@ -293,7 +354,7 @@ def test_sizes_may_come_in_any_order():
 
 
 def test_torchs_defaults_do_not_matter(request):
-    kernels._tap_tables.cache_clear()
+    fast._jobs.values.clear()
     layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     torch.set_default_dtype(torch.float64)

@@ -1,12 +1,15 @@
 """Which runs an experiment has, and that all methods are treated alike."""
 
+import itertools
 from collections import Counter
 from dataclasses import asdict, replace
 
 import pytest
 
-from paper import grids, report
-from paper.grids import CHOSEN, CLAIMS, DATASETS, EXPERIMENTS, METHODS, PAPER
+from paper import cells, claims, grids, report
+from paper.claims import CLAIMS
+from paper.grids import CHOSEN, DATASETS, EXPERIMENTS, LEADING, METHODS, PAPER, PROTOCOLS
+from tests.paper.invented import result
 
 FREE = {"lr": 1.0, "weight_decay": 0.0, "upsample": 1}  # what may differ between methods
 
@@ -32,7 +35,7 @@ def test_every_experiment_has_its_runs():
 
 
 def test_chosen_settings_are_those_of_the_lowest_validation_error():
-    data = report.load()
+    data = cells.load()
     assert set(CHOSEN) == {(method, dataset) for method in METHODS for dataset in DATASETS}
     for (method, dataset), settings in CHOSEN.items():
         assert report.chosen_settings(data, method, dataset) == settings, (method, dataset)
@@ -99,4 +102,55 @@ def test_the_papers_numbers_and_claims_are_about_cells_that_exist():
     for claim in CLAIMS.values():
         for pair in claim.pairs:
             assert {tuple(cell[:3]) for cell in pair[:2]} < cells
-        assert claim.paper or all(report._papers(cell) for pair in claim.pairs for cell in pair[:2])
+        assert claim.paper or all(claims.papers(cell) for pair in claim.pairs for cell in pair[:2])
+
+
+@pytest.mark.parametrize("name", LEADING)
+def test_all_lines_are_trained_alike_but_for_what_they_are_about(name):
+    free = {"model", "channels", *grids.WITH_CHANNELS, "resize", "test_channels", "join", "seed", "split"}
+    by_column = {}
+    for row in EXPERIMENTS[name].rows:
+        tuned = {"lr", "weight_decay", "upsample", "widths"} if row.config.model == "ss-cnn" else set()
+        own = {key: value for key, value in asdict(row.config).items() if key not in free | tuned}
+        by_column.setdefault(row.column, []).append(own)
+    for found in by_column.values():
+        usual = found[0]
+        assert all(own.items() <= usual.items() for own in found)
+        assert not usual["tuning"]
+
+
+def test_lines_are_what_their_names_say():
+    for row in itertools.chain(*(EXPERIMENTS[name].rows for name in LEADING)):
+        config, ours = row.config, row.line.startswith(grids.OURS)
+        assert bool(config.channels) == (config.drop > 0) == ours
+        assert bool(config.resize) == row.line.endswith("random resizing")
+        assert bool(config.test_channels) == (config.join == "mean") == (row.line == grids.SEVERAL)
+        assert config.model.startswith("steered") == row.line.startswith(grids.STEERED)
+        assert (config.model == "ss-cnn") == (row.line == grids.PAPERS)
+
+
+def test_stir_has_its_protocols_and_tests_at_every_size():
+    sizes = {row.column: row.config.train_sizes for row in EXPERIMENTS["stir"].rows}
+    assert {column.split()[1]: own for column, own in sizes.items()} == PROTOCOLS
+    assert len(sizes) == 8
+    seeds = {row.line: row.config.seed + 1 for row in EXPERIMENTS["stir"].rows if row.column.endswith("Mid2Rest")}
+    assert all(seeds[line] == (10 if line == LEADING["stir"] else 3) for line in seeds)
+    for name in ("stir", "large-scale", "rescaled-cifar10"):
+        tested = grids.LARGE_SIZES if name == "large-scale" else None
+        assert all(row.config.test_sizes == tested and row.config.split == 0 for row in EXPERIMENTS[name].rows)
+    steps = {
+        row.config.dataset: row.config.epochs
+        * (len(row.config.data.sizes_of("train")) * row.config.data.sizes[0] // 100)
+        for row in EXPERIMENTS["stir"].rows
+        if row.column.endswith("Mid2Rest")
+    }
+    assert steps == {"stir-mnist": 1200, "stir-emoji": 500}
+
+
+def test_a_trial_is_a_few_rows_and_has_a_table(load, monkeypatch):
+    rows = grids._grid(grids._variants({"m = 0.25": {"m": 0.25}}), {"MNIST-Scale": {}}, (0, 1))
+    monkeypatch.setitem(EXPERIMENTS, "trial", grids.Experiment("SS-CNN with a slower decay", rows))
+    assert [config.m for config in EXPERIMENTS["trial"].runs] == [0.25, 0.25]
+    shown = report.table(load([result(row.config, 0.02) for row in rows]), "trial")
+    assert shown.startswith("**Trial. SS-CNN with a slower decay**")
+    assert shown.endswith("| m = 0.25 | 2.00 ± 0.00 |")

@@ -12,39 +12,9 @@ from paper import results
 from paper.results import publish, read
 from scalesteer.training.config import RunConfig
 from scalesteer.training.results import ResultError
+from tests.paper.invented import ENVIRONMENT, distorted, failed, outcome
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {
-    "command": "scalesteer train",
-    "commit": None,
-    **dict.fromkeys(("scalesteer", "python", "torch", "numpy", "device"), "1"),
-    "data": {"digest": "d", "source": {}},
-}
-
-
-def outcome(config, error=0.02, epochs=2):
-    """What `train` returns, with invented numbers."""
-    history = [
-        {"epoch": i, "loss": 1.23456789 / (i + 1), "val_loss": 0.5, "val_error": 0.0125, "seconds": 12.34567 * i}
-        for i in range(epochs)
-    ]
-    result = {"status": "finished", "val_error": error, "val_loss": 0.1, "best_epoch": 0, "identity": config.identity}
-    result |= {"config": config.to_dict(), "parameters": 10, "seconds": 6.0, "history": history}
-    if not config.tuning:
-        bins = [{"from": 0.3, "to": 0.4, "images": 9, "error": error}]
-        result |= {"test_error": error, "test_error_by_scale": bins}
-    return result | {"environment": ENVIRONMENT}
-
-
-def distorted(config):
-    errors = {"0": 0.02, "10": 0.03}
-    return {"config": config.to_dict(), "sigma": 4.0, "errors": errors, "moved": errors, "environment": ENVIRONMENT}
-
-
-def failed(config):
-    lost = ("val_error", "val_loss", "best_epoch", "test_error", "test_error_by_scale")
-    result = {key: value for key, value in outcome(config).items() if key not in lost}
-    return result | {"status": "failed", "reason": "the loss became nan"}
 
 
 def test_what_is_published_is_read_small(tmp_path):

@@ -1,10 +1,7 @@
-import hashlib
-import json
 import pickle
 
 import pytest
 import torch
-from safetensors.torch import save as save_bytes
 from torch import nn
 
 from scalesteer import files
@@ -82,22 +79,8 @@ def test_newer_file_is_refused(path, monkeypatch):
     monkeypatch.setattr(files, "FORMAT", 3)
     save(path, TENSORS, {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="it has format 3, and this version reads 1 and 2"):
+    with pytest.raises(CheckpointError, match="it has format 3, and this version reads 2"):
         read_checkpoint(path)
-
-
-def test_model_of_the_older_format_is_loaded(tmp_path):
-    # As it was written: one digest over the description, then name, type, shape and bytes of each tensor.
-    model = create_model("plain-cnn", upsample=1)
-    tensors = model.state_dict()
-    about = json.dumps({"config": {"model": "plain-cnn", "upsample": 1}, "format": 1}, sort_keys=True)
-    hasher = hashlib.sha256(about.encode())
-    for name, tensor in sorted(tensors.items()):
-        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
-    (tmp_path / "m").write_bytes(save_bytes(tensors, {"about": about, "digest": hasher.hexdigest()}))
-    loaded, config = load_model(tmp_path / "m")
-    assert config.model == "plain-cnn"
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in tensors.items())
 
 
 def test_everything_that_does_not_fit_is_listed():

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from scalesteer import ScaleChannels, cli, files
+from scalesteer import ScaleChannels, cli, files, save_pretrained
 from scalesteer.data import ImageSet
 from scalesteer.data.pictures import read_picture
 from scalesteer.models import DATASETS, Task, count_parameters, create_model
@@ -173,6 +173,21 @@ def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, capl
     ]
     assert "broken.jpg cannot be read" in caplog.text
     assert "1 of 31 pictures cannot be read and are left out." in caplog.text
+
+
+def test_names_of_classes_do_not_steer_the_terminal(cache, tmp_path, capsys):
+    names = ("\x1b[2Jcat", "dog")
+    model = create_model("pooled-cnn", in_chans=3, num_classes=2, image_size=16, widths=(2, 3), kernel_size=3)
+    model.task = model.task._replace(classes=names)
+    save_pretrained(model, tmp_path / "net")
+    for name in names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        draw(0, np.random.default_rng(0)).save(tmp_path / "photos" / name / "x.png")
+    words = ["evaluate", str(tmp_path / "net"), "--device", "cpu", "--images"]
+    assert cli.main([*words, str(tmp_path / "photos")]) == 0
+    assert "  \ufffd[2Jcat  " in capsys.readouterr().out
+    assert cli.main([*words, str(tmp_path / "none\x1b[2J")]) == 2
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_evaluate_warns_of_the_pictures_of_the_training(trained, pictures, others, capsys, caplog):

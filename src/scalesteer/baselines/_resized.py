@@ -10,8 +10,6 @@ convolve the resized image and resize the response:
   part of the matrices that lead there and back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """The locally scale-invariant convolution of Kanazawa, Sharma and Jacobs (2014), arXiv:1412.5104."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from scalesteer._checks import Device, Dtype, IntPair

@@ -1,7 +1,5 @@
 """The spatial transformer of Jaderberg, Simonyan, Zisserman and Kavukcuoglu (2015), arXiv:1506.02025."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch
@@ -114,7 +112,6 @@ class SpatialTransformer2d(nn.Module):
         return affine_sample(x, self.theta(x))
 
     def extra_repr(self) -> str:
-        """The size of the images."""
         return f"image_size={self.image_size}"
 
 

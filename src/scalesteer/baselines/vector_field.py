@@ -4,8 +4,6 @@ A channel is a field of 2-vectors, `(B, C, 2, H, W)`: the length is the strength
 the scale that won. An object that grows turns its vectors; the next layer turns its filters along.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -140,15 +138,13 @@ class VectorMaxPool2d(nn.Module):
             raise ValueError(f"`padding` must be at most half of kernel_size={self.kernel_size} (got {self.padding}).")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool a vector field."""
-        _check_field(x)
+        _checks.batch(x, vectors=True)
         squared = x.detach().square().sum(2)
         _, index = F.max_pool2d(squared, self.kernel_size, self.stride, self.padding, return_indices=True)
         chosen = index.flatten(2).unsqueeze(2).expand(-1, -1, 2, -1)  # (B, C, 2, H' W')
         return x.flatten(3).gather(3, chosen).view(*x.shape[:3], *index.shape[-2:])
 
     def extra_repr(self) -> str:
-        """The three arguments."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
@@ -182,8 +178,7 @@ class VectorBatchNorm2d(nn.Module):
         self.register_buffer("running_var", torch.ones(self.num_features, **place))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise a vector field."""
-        _check_field(x)
+        _checks.batch(x, vectors=True)
         if x.shape[1] != self.num_features:
             raise ValueError(f"the input must have num_features={self.num_features} on axis 1 (got {tuple(x.shape)}).")
         variance = self.running_var
@@ -203,7 +198,6 @@ class VectorBatchNorm2d(nn.Module):
         return lengths.var((0, 2, 3), correction=0), lengths.numel() // self.num_features
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
 
@@ -212,11 +206,6 @@ class VectorMagnitude(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take lengths; where a vector is zero the gradient is zero."""
-        _check_field(x)
+        _checks.batch(x, vectors=True)
         length: Tensor = torch.linalg.vector_norm(x, dim=2)
         return length
-
-
-def _check_field(x: Tensor) -> None:
-    if x.ndim != 5 or x.shape[2] != 2:
-        raise ValueError(f"the input must be a vector field, 5 axes (B, C, 2, H, W) (got shape {tuple(x.shape)}).")

@@ -61,13 +61,15 @@ def distort(
     return warp(images, lambda rows: displacements(index[rows], images.shape[1:], alpha, sigma, seed))
 
 
-def _smoothing_matrix(size: int, sigma: float) -> NDArray[np.float64]:
-    """(size, size) integer weights: a Gaussian of unit sum, times 65536; zeros outside the image."""
+def blurring_weights(start: int, stop: int, into: int, sigma: float) -> NDArray[np.float64]:
+    """Integer weights (stop - start, into), times 65536: a Gaussian cut at four sigma at the pixels start..stop - 1."""
     radius = int(4 * sigma + 0.5)
     kernel = [math.exp(-0.5 * (step / sigma) ** 2) for step in range(radius + 1)]
     total = 2 * math.fsum(kernel) - 1
-    weights = np.array([*(np.rint(_UNIT * value / total) for value in kernel), *[0.0] * size])
-    return weights[np.minimum(np.abs(np.subtract.outer(np.arange(size), np.arange(size))), radius + 1)]
+    # Rounded to 1/65536: a libm that differs in the last bit gives the same weights.
+    weights = np.array([*(np.rint(_UNIT * value / total) for value in kernel), 0.0])
+    distance = np.abs(np.subtract.outer(np.arange(start, stop), np.arange(into)))
+    return weights[np.minimum(distance, radius + 1)]
 
 
 def displacements(index: Integers, shape: tuple[int, ...], alpha: float, sigma: float, seed: int) -> NDArray[np.int32]:
@@ -76,7 +78,7 @@ def displacements(index: Integers, shape: tuple[int, ...], alpha: float, sigma: 
     keys = random_bits(stream_key("elastic", seed), index)[:, None]
     draws = random_bits(keys, np.arange(-(-2 * height * width // 4)))  # (n, draws), four values in each
     noise = draws.astype("<u8").view("<u2")[:, : 2 * height * width].astype(np.float64) * 2 - (_UNIT - 1)
-    rows, columns = _smoothing_matrix(height, sigma), _smoothing_matrix(width, sigma)
+    rows, columns = (blurring_weights(0, size, size, sigma) for size in shape)
     fields = rows @ noise.reshape(-1, height, width) @ columns  # both symmetric
     moves = np.rint(fields * (alpha * _FINE / _UNIT**3)).astype(np.int32)
     return moves.reshape(-1, 2, height, width).swapaxes(0, 1)

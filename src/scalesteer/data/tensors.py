@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from scalesteer._checks import choice, integer, real, reals
-from scalesteer.data.elastic import ELASTIC_SIGMA, distort
+from scalesteer.data.elastic import distort
 from scalesteer.data.scale import DATASETS, SplitSpec, load_part
 from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
 from scalesteer.data.sources import DataDir
@@ -46,7 +46,6 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors live."""
         return self.images.device
 
     @property
@@ -61,15 +60,12 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def mean(self) -> Statistic:
-        """Mean of all pixels in units of white, of colour images one for each channel; exact, as `std` is."""
+        """Mean of all pixels in units of white, of colour images one for each channel; exact."""
         return self._statistic(lambda total, first, second: first / max(1, total) / 255)
 
     @property
     def std(self) -> Statistic:
-        """Standard deviation of all pixels in units of white, of colour images one for each channel.
-
-        It is exact, so the same on every device.
-        """
+        """Standard deviation of all pixels, likewise; the same on every device."""
         return self._statistic(lambda n, first, second: (n * second - first * first) ** 0.5 / max(1, n) / 255)
 
     def _statistic(self, formula: Callable[[int, int, int], float]) -> Statistic:
@@ -81,7 +77,6 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         return found[0] if self.images.ndim == 3 else tuple(found)
 
     def to(self, device: torch.device | str) -> "ImageSet":
-        """The same set on another device."""
         return self._each(lambda tensor: tensor.to(device))
 
     def first(self, count: int) -> "ImageSet":
@@ -93,11 +88,11 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     def _each(self, change: Callable[[Tensor], Tensor]) -> "ImageSet":
         return replace(self, images=change(self.images), labels=change(self.labels), scales=change(self.scales))
 
-    def distorted(self, alpha: float, *, sigma: float = ELASTIC_SIGMA, seed: int = 0) -> "ImageSet":
+    def distorted(self, alpha: float) -> "ImageSet":
         """The same set with every image elastically deformed; see :func:`.elastic.distort`. For grey images."""
         if self.images.ndim != 3:
             raise ValueError(f"only grey images (N, H, W) can be deformed (got {tuple(self.images.shape)}).")
-        images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha, sigma=sigma, seed=seed))
+        images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha))
         return replace(self, images=images.to(self.device))
 
     def batches(

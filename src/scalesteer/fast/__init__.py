@@ -13,22 +13,40 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.spectral import Engine, Frequencies, holds_numbers, keep_larger
+from scalesteer.fast.spectral import (
+    Engine,
+    Frequencies,
+    Kept,
+    convert,
+    holds_numbers,
+    keep_for_cuda_graph,
+    keep_larger,
+    make_to_stay,
+)
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
 
-__all__ = ["being_traced", "choose_backend", "keep_larger", "max_over_scales", "memory_budget", "responses"]
+__all__ = [
+    "being_exported",
+    "being_traced",
+    "choose_backend",
+    "keep_larger",
+    "max_over_scales",
+    "memory_budget",
+    "responses",
+]
 
 memory_budget = 1 << 28
 """Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
@@ -63,6 +81,7 @@ SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
 RELATIVE_COST, RELATIVE_COST_OF_FEW, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 1.0, 0.25, 8
 # A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
 MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
+KEPT_PART = 8  # transforms of filters are kept for the backward pass if they take no more than this part of the budget
 KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
@@ -76,8 +95,14 @@ def transformed() -> bool:
     )
 
 
-# What `torch.compiler.assume_constant_result` does; to call it would import the compiler.
-transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def being_exported() -> bool:
+    """Whether `torch.export` is at work."""
+    return torch.compiler.is_exporting()
+
+
+# What `torch.compiler.assume_constant_result` does; to call it would import the compiler. The compiler of torch 2.11
+# takes the second question for yes whenever it reads it itself.
+transformed._dynamo_marked_constant = being_exported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def being_traced() -> bool:
@@ -85,15 +110,13 @@ def being_traced() -> bool:
     return torch.compiler.is_compiling() or transformed()
 
 
-def needs_plain_operations(axes: Axes, backend: str) -> bool:
+def needs_plain_operations(x: Tensor, backend: str) -> bool:
     """Whether the maximum over scales has to be made of plain operations.
 
     An exported program has our operator only if the fast backend was asked for by name: whoever runs it then needs
     this package. With sizes that are not known yet there is no plan.
     """
-    symbolic = torch.compiler.is_exporting() and (
-        backend == "auto" or any(isinstance(axis.length, torch.SymInt) for axis in axes)
-    )
+    symbolic = being_exported() and (backend == "auto" or any(isinstance(n, torch.SymInt) for n in x.shape[-2:]))
     return symbolic or transformed()
 
 
@@ -197,10 +220,10 @@ def _has_triton(device: torch.device) -> bool:
 
 def result_and_work_dtype(x: Tensor, weights: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """The dtype of the result, as that of a convolution would be, and the dtype of the work."""
-    dtype = torch.promote_types(x.dtype, weights.dtype)
+    dtype = x.dtype if x.dtype == weights.dtype else torch.promote_types(x.dtype, weights.dtype)
     if dtype != torch.float64 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-    return dtype, torch.promote_types(dtype, torch.float32)
+    return dtype, torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: bool = False) -> Iterator[Tensor]:
@@ -225,36 +248,52 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
             yield response.to(dtype).contiguous()
 
 
-def max_over_scales(x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True) -> Maximum:
-    """The largest response over scales and the index of the winner (uint8), with a backward pass of the same kind.
+def add_bias(y: Tensor, bias: Tensor) -> Tensor:
+    """`(B, O, ...)` plus `(O,)`; unless operations are only recorded in place, which takes no new memory."""
+    bias = convert(bias, y.dtype).view(-1, *[1] * (y.ndim - 2))
+    return y + bias if being_traced() else y.add_(bias)
 
-    Both are `(B, O, H', W')`; without `winners` the second may have no elements.
+
+def max_over_scales(
+    x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True, bias: Tensor | None = None
+) -> Maximum:
+    """The largest response over scales, plus a bias, and the index of the winner (uint8).
+
+    It has a backward pass of the same kind.
+
+    Both are `(B, O, H', W')`; without `winners` the second may be None or have no elements.
     """
     dtype, work = result_and_work_dtype(x, filters.weights)
     if filters.basis is not None and filters.basis.requires_grad:
         filters = filters.finished()  # what is made of a basis is kept, and no gradient goes through it
     tiles = _tiles(axes)
     # Where kernels run, images may be of half precision; the filters are made in float32 at least.
-    images = (x if tiles is None else _cut(x, axes, tiles)).to(dtype if x.device.type in KERNELS_RUN_ON else work)
-    weights = filters.weights.to(work)
-    image_gradient = torch.is_grad_enabled() and images.requires_grad
-    gradient = image_gradient or (torch.is_grad_enabled() and weights.requires_grad)
+    images = x if tiles is None else _cut(x, axes, tiles)
+    images = convert(images, dtype if x.device.type in KERNELS_RUN_ON else work)
+    weights, recorded = convert(filters.weights, work), torch.is_grad_enabled()
+    image_gradient = recorded and images.requires_grad
+    gradient = image_gradient or (recorded and weights.requires_grad)
     task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups, image_gradient)
     inputs = images, weights, filters.basis
     if torch.compiler.is_compiling() or not _can_run(images, weights):
         best, winner = torch.ops.scalesteer.max_over_scales(*inputs, *task.numbers(), winners or gradient)
     elif gradient:
-        best, winner = _MaxOverScales.apply(*inputs, task)  # type: ignore[no-untyped-call]
+        best, winner = _MaxOverScales.apply(*inputs, None if tiles else bias, task)  # type: ignore[no-untyped-call]
+        bias = bias if tiles else None
     else:
-        best, winner = _run(*inputs, task, winners)
+        soon = bias if images.dtype == dtype else None  # otherwise it is added to what is rounded
+        best, winner = _run(*inputs, task, winners, bias=soon)
+        bias = bias if soon is None else None
     if tiles is not None:
-        best, winner = (_join(maps, x.shape[0], axes) if maps.ndim == 4 else maps for maps in (best, winner))
-    return best.to(dtype), winner
+        best = _join(best, x.shape[0], axes)
+        winner = None if winner is None or winner.ndim < 4 else _join(winner, x.shape[0], axes)
+    best = convert(best, dtype)
+    return best if bias is None else add_bias(best, bias), winner
 
 
-def _can_run(*tensors: Tensor) -> bool:
+def _can_run(x: Tensor, other: Tensor) -> bool:
     """Whether engines can run on these tensors; others have a shape only, or go through a dispatcher of their own."""
-    return all(holds_numbers(t) and not t.is_meta for t in tensors)
+    return holds_numbers(x) and holds_numbers(other) and not (x.is_meta or other.is_meta)
 
 
 class _Task(NamedTuple):
@@ -276,30 +315,66 @@ class _Task(NamedTuple):
         axes = ([a.length, a.first, a.stride, a.count, a.dilation, a.radius] for a in self.axes)
         return (list(self.sizes), self.symmetric, *axes, self.groups, self.image_gradient)
 
-    def start(
-        self, x: Tensor, weights: Tensor, basis: Tensor | None, gradient: bool = True
-    ) -> tuple[Engine, list[slice]]:
-        """An engine, `like` the images as it wants them, and the pieces of a batch; `gradient`: any may be wanted."""
-        filters = Filters(weights, basis, self.sizes, self.symmetric)
+    def job(self, x: Tensor, weights: Tensor, basis: Tensor | None) -> _Job:
+        """What follows from shapes and dtypes, kept for the next call."""
+        fused = x.device.type in KERNELS_RUN_ON and x.numel() > 0
+        key = self, x.dtype, x.device, weights.shape, weights.dtype, None if basis is None else basis.device, fused
+        return _jobs.find(key, lambda: self._make_job(x, Filters(weights, basis, self.sizes, self.symmetric)))
+
+    def _make_job(self, x: Tensor, filters: Filters) -> _Job:
         kind = pick_engine(x, filters, self.groups, self.image_gradient)
-        x = x if kind.half else x.to(weights.dtype)
-        if not _works_with_basis(kind, filters):
+        with_basis = _works_with_basis(kind, filters)
+        if not with_basis:
             filters = filters.finished()
+        x = x if kind.half else x.to(filters.weights.dtype)
         for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
+        tables = make_to_stay(lambda: kind.make_tables(filters, self.axes, x), x.device)
+        return _Job(kind, with_basis, for_filters, for_image, tables)
+
+    def start(
+        self, x: Tensor, weights: Tensor, basis: Tensor | None, job: _Job, basis_tables: Any, gradient: bool = True
+    ) -> tuple[Engine, int]:
+        """An engine, `like` the images as it wants them, and the images of a piece; `gradient`: any may be wanted."""
+        filters = Filters(weights, basis, self.sizes, self.symmetric)
+        if not job.with_basis:
+            filters = filters.finished()
+        if not job.kind.half:
+            x = convert(x, weights.dtype)
         if x.device.type == "cpu":
-            room = min(CPU_PIECE, memory_budget, CPU_PIECE_OF_TAPS if kind is Taps else CPU_PIECE)
+            room = min(CPU_PIECE, memory_budget, CPU_PIECE_OF_TAPS if job.kind is Taps else CPU_PIECE)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (2 if gradient else 4), for_filters)
-        step = _step(len(x), min(MOST_IMAGES, room // for_image))
-        pieces = [slice(i, i + step) for i in range(0, max(1, len(x)), step)]
-        engine = kind(filters, self.axes, self.groups, x, len(pieces), memory_budget)
+            room = max(memory_budget * (2 if gradient else 4), job.for_filters)
+        step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image))
+        pieces = max(1, -(-x.shape[0] // step))
+        engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables, basis_tables)
+        keep_for_cuda_graph((job.tables, engine.basis_tables), x.device)
         engine.trains = gradient
-        return engine, pieces
+        return engine, step
+
+
+class _Job(NamedTuple):
+    """What follows from a task and the shapes and dtypes of its tensors."""
+
+    kind: type[Engine]
+    with_basis: bool  # whether the engine works with the basis, or with finished filters
+    for_filters: int  # bytes
+    for_image: int
+    tables: Any  # see `Engine.make_tables`
+
+
+_jobs: Kept[_Job] = Kept(64)
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device."""
-    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
+    return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else nullcontext()
+
+
+def _in_pieces(step: int, *tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
+    """The same `step` images of every tensor, piece by piece; the first is one."""
+    if step >= tensors[0].shape[0]:  # type: ignore[union-attr]
+        return [tensors]
+    return zip(*(repeat(None) if tensor is None else tensor.split(step) for tensor in tensors), strict=False)
 
 
 def _run(
@@ -309,18 +384,27 @@ def _run(
     task: _Task,
     winners: bool,
     kept: list[Any] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The maximum over scales; what the backward pass is to give back to the engine is added to `kept`."""
+    bias: Tensor | None = None,
+) -> Maximum:
+    """The maximum over scales, plus a bias; what the backward pass needs is added to `kept`: how to start, tensors."""
     with no_autocast(x.device), _device_of(x):
-        engine, pieces = task.start(x, weights, basis, winners)
-        best = engine.like.new_empty(len(x), len(weights), task.axes[0].count, task.axes[1].count)
-        winner = torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
-        for piece in pieces:
-            found = engine.load_batch(engine.like[piece])
-            if kept is not None:
-                kept.append(found)
-            engine.max_over_scales(best[piece], winner[piece] if winners else None)
-    return best.to(x.dtype), winner
+        job = task.job(x, weights, basis)
+        engine, step = task.start(x, weights, basis, job, None, winners)
+        best = engine.like.new_empty(x.shape[0], weights.shape[0], task.axes[0].count, task.axes[1].count)
+        winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
+        if bias is not None and engine.adds_bias:
+            engine.bias, bias = convert(bias, best.dtype).contiguous(), None
+        found = []
+        for images, largest, index in _in_pieces(step, engine.like, best, winner):
+            found.append(engine.load_batch(images))
+            engine.max_over_scales(largest, index)
+        if kept is not None:
+            made = engine.made if task.image_gradient else None
+            if made is not None and made.nbytes > memory_budget // KEPT_PART:
+                made = None
+            kept += (job, engine.basis_tables), made, *found
+    best = convert(best, x.dtype)
+    return best if bias is None else best.add_(convert(bias, best.dtype).view(-1, 1, 1)), winner
 
 
 def _run_back(
@@ -332,28 +416,41 @@ def _run_back(
     task: _Task,
     image: bool,
     weight: bool,
-    kept: Sequence[Any] = (),
+    known: tuple[_Job, Any] | None = None,
+    made: Tensor | None = None,
+    *kept: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the image and of the weights, where they are wanted."""
+    """The gradients of the image and of the weights, where they are wanted; what comes last is from `_run`."""
     with no_autocast(x.device), _device_of(x):
-        engine, pieces = task.start(x, weights, basis)
-        images, grad = engine.like, grad.to(engine.like.dtype)
+        engine, step = task.start(x, weights, basis, *(known or (task.job(x, weights, basis), None)))
+        engine.made = made
+        images, grad = engine.like, convert(grad, engine.like.dtype)
         grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
+        pieces = list(_in_pieces(step, images, winner, grad, grad_x))
         if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
-            kept = [None] * len(pieces)
-        for piece, found in zip(pieces, kept, strict=True):
-            engine.load_batch(images[piece], found)
-            engine.gradients(winner[piece], grad[piece], None if grad_x is None else grad_x[piece], weight)
+            kept = (None,) * len(pieces)
+        for (piece, index, incoming, outgoing), found in zip(pieces, kept, strict=True):
+            engine.load_batch(piece, found)
+            engine.gradients(index, incoming, outgoing, weight)
         grad_weights = engine.weight_gradient() if weight else None
         if grad_weights is not None and basis is not None and engine.filters.basis is None:
             grad_weights = grad_weights @ basis.to(grad_weights).T
-    return None if grad_x is None else grad_x.to(x.dtype), grad_weights
+    return None if grad_x is None else convert(grad_x, x.dtype), grad_weights
 
 
-def _save(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, winner: Tensor, task: _Task, *kept: Any) -> None:
+def _save(
+    ctx: Any,
+    x: Tensor,
+    weights: Tensor,
+    basis: Tensor | None,
+    winner: Tensor | None,
+    task: _Task,
+    known: tuple[_Job, Any] | None = None,
+    *kept: Tensor | None,
+) -> None:
     # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
     ctx.save_for_backward(x, weights, winner, basis, *kept)
-    ctx.basis, ctx.task = basis, task
+    ctx.basis, ctx.task, ctx.known = basis, task, known
     ctx.set_materialize_grads(False)  # that of the winners would be zeros, to be filled in
     ctx.mark_non_differentiable(winner)
 
@@ -367,7 +464,7 @@ def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, T
     if torch.is_grad_enabled() or transformed():
         return _plain_gradients(grad, *inputs, task, image, weight)
     if _can_run(x, grad):
-        return _run_back(grad, *inputs, task, image, weight, kept)
+        return _run_back(grad, *inputs, task, image, weight, ctx.known, *kept)
     found = torch.ops.scalesteer.max_over_scales_backward(grad, *inputs, *task.numbers(), image, weight)
     return found[0] if image else None, found[1] if weight else None
 
@@ -376,15 +473,18 @@ class _MaxOverScales(torch.autograd.Function):
     """The maximum over scales without the operator, whose registered gradient costs time in every call."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, task: _Task) -> tuple[Tensor, Tensor]:
-        kept: list[Tensor | None] = []
-        best, winner = _run(x, weights, basis, task, True, kept)
+    def forward(
+        ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, bias: Tensor | None, task: _Task
+    ) -> Maximum:
+        kept: list[Any] = []
+        best, winner = _run(x, weights, basis, task, True, kept, bias)
         _save(ctx, x, weights, basis, winner, task, *kept)
         return best, winner
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(ctx, *grads), None, None
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        bias = grad.sum((0, 2, 3)) if grad is not None and ctx.needs_input_grad[3] else None
+        return *_gradients(ctx, grad), None, bias, None
 
 
 def _plain_gradients(
@@ -417,7 +517,8 @@ _TASK = "int[] sizes, bool symmetric, SymInt[] rows, SymInt[] columns, int group
 
 
 def _operator(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
-    return _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
+    best, winner = _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
+    return best, x.new_empty(0, dtype=torch.uint8) if winner is None else winner
 
 
 def _fake(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
@@ -471,7 +572,10 @@ def _step(images: int, most: int) -> int:
 
 def _tiles(axes: Axes) -> Axes | None:
     """The axes of one tile, if an image is so large that it is cut."""
-    (rows, columns), counts = axes, [max(TILE, TILE_REACHES * axis.reach) for axis in axes]
+    rows, columns = axes
+    if max(rows.count, columns.count) <= MORE_THAN_TILES * TILE:
+        return None
+    counts = [max(TILE, TILE_REACHES * axis.reach) for axis in axes]
     if rows.count <= MORE_THAN_TILES * counts[0] and columns.count <= MORE_THAN_TILES * counts[1]:
         return None
     return rows.tile(counts[0]), columns.tile(counts[1])

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,11 @@ Matrices = tuple[Tensor, Tensor]  # of rows and of columns
 def holds_numbers(x: Tensor) -> bool:
     """Whether a tensor is a plain one: the tensors of tracers hold no numbers, and ours would not fit theirs."""
     return type(x) in (Tensor, torch.nn.Parameter)
+
+
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, which takes longer to find that there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 _kept_for_cuda_graphs: dict[int, Any] = {}
@@ -71,6 +76,22 @@ def make_to_stay(make: Callable[[], Value], device: torch.device) -> Value:
 def to_stay(make: Callable[..., Value]) -> Callable[..., Value]:
     """The same for a function whose last argument is the device, to be decorated with a cache."""
     return lambda *arguments: make_to_stay(lambda: make(*arguments), arguments[-1])
+
+
+class Kept(Generic[Value]):
+    """The values of the last `most` keys that were new."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.values = most, dict[Any, Value]()
+
+    def find(self, key: Any, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if it is not there."""
+        found = self.values.get(key)
+        if found is None:
+            found = self.values[key] = make()
+            if len(self.values) > self.most:
+                self.values.pop(next(iter(self.values)), None)  # another thread may be faster
+        return found
 
 
 _tables: Any = WeakTensorKeyDictionary()
@@ -160,10 +181,14 @@ class Engine:
 
     The weights have the dtype and the device of `like`, as all work; the basis may have any. `pieces` are how many will
     be loaded: with 0, operations are plain and autograd follows them. `budget` bytes may be kept for the next piece.
+    `tables` are from `make_tables`, `basis_tables` from an earlier pass, if there was one.
     With `half`, `like` and the image may be of half precision; the weights are not, and neither is their gradient.
     """
 
     half = False  # whether it takes images in half precision, and multiplies in it
+    adds_bias = False  # whether it adds `bias` to the maximum
+    bias: Tensor | None = None  # (O,), in the dtype of the maximum
+    made: Tensor | None = None  # what it makes of the weights in the forward pass, if the backward pass can use it
     trains = False  # whether a gradient may be wanted: what is made of weights alone then does not stay
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
     # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
@@ -177,10 +202,26 @@ class Engine:
     inwards: Callable[[Tensor], Tensor]
     outwards: Callable[[Tensor], Tensor]
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
+    def __init__(
+        self,
+        filters: Filters,
+        axes: Axes,
+        groups: int,
+        like: Tensor,
+        pieces: int = 0,
+        budget: int = 0,
+        tables: Any = None,
+        basis_tables: Any = None,
+    ) -> None:
         self.filters, self.axes, self.groups, self.like, self.budget = filters, axes, groups, like, budget
+        self.pieces, self.tables, self.basis_tables = pieces, tables, basis_tables
         self.space = Workspace(like) if pieces > 0 else NEW_MEMORY
         self.weight_grads: dict[int, Tensor] = {}
+
+    @staticmethod
+    def make_tables(filters: Filters, axes: Axes, like: Tensor) -> Any:
+        """What follows from shapes alone, made once for all passes; nothing in it may hold the filters' tensors."""
+        return None
 
     def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
         """What `make` computes from the basis, if there is one; see :func:`cached_on`."""
@@ -475,8 +516,8 @@ class Frequencies(Engine):
     still in the processor's cache when the next one takes it. All of it is in memory once, as `(u {c, s}, W', B S O)`.
     """
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        super().__init__(filters, axes, groups, like, pieces, budget)
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, *rest: Any) -> None:
+        super().__init__(filters, axes, groups, like, pieces, *rest)
         self.out_channels, self.per_group = filters.weights.shape[:2]
         self.scales, self.outputs = len(filters.sizes), self.out_channels // groups
         self.plan = plan_for(axes, filters.sizes, like, filters.symmetric)
@@ -487,7 +528,7 @@ class Frequencies(Engine):
             weights = [self._by_pair(part.weights(filters.weights)) for part, _ in self.basis]
             self.basis_weights = [w.mT if groups == 1 else w.flatten(0, 1).T[None] for w in weights]
         # Transfers, and their gradients, of all frequencies serve every piece, unless they take too much memory.
-        self.fits = self.floats(filters, axes)[0] * like.element_size() <= budget // 2
+        self.fits = self.floats(filters, axes)[0] * like.element_size() <= self.budget // 2
         self.keeps = pieces > 1 and self.fits
         self.halves: dict[tuple[int, int], Tensor] = {}
         self.transfers: Tensor | None = None

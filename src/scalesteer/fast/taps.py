@@ -93,8 +93,8 @@ class Taps(Engine):
     the weights are left out. Where a window sees zeros only, its response is exactly zero.
     """
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        super().__init__(filters, axes, groups, like, pieces, budget)
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, *rest: Any) -> None:
+        super().__init__(filters, axes, groups, like, pieces, *rest)
         self.counts = (axes[0].count, axes[1].count)
         self.padding = (*axes[1].border, *axes[0].border)
         order = order_of_windows(filters.sizes)

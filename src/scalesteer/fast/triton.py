@@ -38,6 +38,7 @@ Arguments that several kernels have: `pixels`, `images`, `channels` or `out_chan
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,12 +48,12 @@ import triton.language as tl
 from torch import Tensor
 
 from scalesteer.fast import spectral
-from scalesteer.fast.spectral import Engine, cached_on, keep_for_cuda_graph, to_stay
+from scalesteer.fast.spectral import Engine, Matrices, cached_on, convert, keep_for_cuda_graph, to_stay
 from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.geometry import Axes, Filters
 
 TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
-SUMS_PER_IMAGE, MOST_SUMS = 4, 128  # taps, backward: parts of an image with sums of their own, and images with such
+SUMS_PER_IMAGE, MOST_SUMS = 2, 128  # taps, backward: parts of an image with sums of their own, and images with such
 
 # Blocks that were fastest on an H200. More stages than one keep loads in shared memory, twice as slow for taps.
 # Those of rows, by BH, were the fastest of a dozen in TF32, 128 images of 28 and of 14 pixels.
@@ -169,12 +170,13 @@ def _blank_scales_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rows_out_kernel(  # type: ignore[no-untyped-def]
-    maps, matrix, blank, best_out, winner_out, row_step, column_step, channels, height, width, period, images, fours,
-    scales, WINNER: tl.constexpr, PRECISION: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    BC: tl.constexpr,
+    maps, matrix, blank, bias, best_out, winner_out, row_step, column_step, channels, height, width, period, images,
+    fours, scales, WINNER: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, BH: tl.constexpr,
+    BN: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """`(N, W, B, S, step)`, times `matrix` `(H, N)`, -> `(B, C, H, W)`: the largest of the scales. With WINNER also
-    which, and the first `blank` scales of each pixel are exactly zero, whatever rounding made of them."""
+    """`(N, W, B, S, step)`, times `matrix` `(H, N)`, -> `(B, C, H, W)`: the largest of the scales, with BIAS plus that
+    of its channel. With WINNER also which, and the first `blank` scales of each pixel are exactly zero, whatever
+    rounding made of them."""
     step, blocks = 4 * fours, tl.cdiv(height, BH)
     c0, w0, b = (tl.program_id(0) // blocks) * BC, tl.program_id(1) * BW, tl.program_id(2)
     h, w = (tl.program_id(0) % blocks) * BH + tl.arange(0, BH), w0 + tl.arange(0, BW)
@@ -202,8 +204,12 @@ def _rows_out_kernel(  # type: ignore[no-untyped-def]
         if WINNER:
             response = tl.where(zeros > s, 0.0, response)
         best, winner = _keep_larger(best, winner, response, s, scales)
-    where, there = _places(c0 + tl.arange(0, BC), h, w, b, channels, height, width)
-    tl.store(best_out + where, tl.permute(best.reshape([BH, BW, BC]), [2, 0, 1]), mask=there)
+    c = c0 + tl.arange(0, BC)
+    where, there = _places(c, h, w, b, channels, height, width)
+    largest = tl.permute(best.reshape([BH, BW, BC]), [2, 0, 1]).to(best_out.dtype.element_ty)
+    if BIAS:
+        largest = _add(largest, tl.load(bias + c, mask=c < channels, other=0.0)[:, None, None])
+    tl.store(best_out + where, largest, mask=there)
     if WINNER:
         winner = tl.permute(winner.to(tl.uint8).reshape([BH, BW, BC]), [2, 0, 1])
         tl.store(winner_out + where, winner, mask=there)
@@ -230,12 +236,13 @@ def _accumulate(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _taps_forward_kernel(  # type: ignore[no-untyped-def]
-    x, weights, offsets, starts, counts, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
-    WINNER: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
-    BO: tl.constexpr,
+    x, weights, offsets, starts, counts, bias, best_out, winner_out, image_numbers, out_channels, pixels, taps, scales,
+    WINNER: tl.constexpr, BIAS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr,
+    BT: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The largest response of BO channels at BP pixels of one image, and which scale it is from. Pixels or pairs are
-    gathered once for three scales; a window's taps are a prefix of every larger window's."""
+    """The largest response of BO channels at BP pixels of one image, with BIAS plus that of its channel, and which
+    scale it is from. Pixels or pairs are gathered once for three scales; a window's taps are a prefix of every larger
+    window's."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     image = x + tl.program_id(1).to(tl.int64) * image_numbers
@@ -264,6 +271,9 @@ def _taps_forward_kernel(  # type: ignore[no-untyped-def]
         best, winner = _keep_larger(best, winner, third, s + 2, scales)
     where = (tl.program_id(1) * out_channels + o)[:, None].to(tl.int64) * pixels + p[None, :]
     there = (p[None, :] < pixels) & (o[:, None] < out_channels)
+    best = best.to(best_out.dtype.element_ty)
+    if BIAS:
+        best = _add(best, tl.load(bias + o, mask=o < out_channels, other=0.0)[:, None])
     tl.store(best_out + where, best, mask=there)
     if WINNER:
         tl.store(winner_out + where, winner.to(tl.uint8), mask=there)
@@ -318,45 +328,80 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"  # both of torch's switches show
 
 
+_compiled: dict[tuple[Any, ...], tuple[Any, list[int]]] = {}
+MOST_COMPILED = 4096
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[int, ...],
+    constants: tuple[bool | int | str, ...],
+    blocks: dict[str, int],
+) -> None:
+    """Launch a kernel whose parameters are tensors, numbers, constants and sizes of blocks, in this order.
+
+    Triton looks at every argument of every launch to find what it has compiled for such arguments. Here the same is
+    found by numbers, constants and blocks as they are, and of tensors by dtype and alignment, which takes less time.
+    """
+    kinds = [(t.dtype, t.data_ptr() % 16) for t in tensors]
+    key = (id(kernel), numbers, constants, *blocks.values(), tensors[0].get_device(), *kinds)
+    found = _compiled.get(key)
+    if found is not None:
+        compiled, sizes = found
+        compiled[grid](*tensors, *numbers, *constants, *sizes)
+        return
+    compiled = kernel[grid](*tensors, *numbers, *constants, **blocks)
+    if compiled is not None:  # interpreted, there is none
+        if len(_compiled) >= MOST_COMPILED:
+            _compiled.clear()
+        _compiled[key] = compiled, [size for name, size in blocks.items() if not name.startswith("num_")]
+
+
 def rows_in(
-    x: Tensor, matrix: Tensor, step: int, winner: Tensor | None = None, scales: int = 1
+    x: Tensor, matrix: Tensor, step: int, precision: str, winner: Tensor | None = None, scales: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Images times a matrix `(N, H)`, pixels first: `(B, C, H, W)` -> `(N, W, B S step)`, zero beyond C channels.
+    """Images times a matrix `(N, H)`, pixels first: `(B, C, H, W)` -> `(N / 2, 2W, B S step)`, zero beyond C channels.
 
     With winners, of each scale what it won. Without also `(blocks, B, H, W)`, bytes: where a block of channels has a
     pixel that is not zero.
     """
-    x, period = x.contiguous(), len(matrix)
+    x = x.contiguous()
     images, channels, height, width = x.shape
-    out = x.new_empty(period, width, images * scales * step)
+    (period, _), strides = matrix.shape, matrix.stride()
+    out = x.new_empty(period // 2, 2 * width, images * scales * step)  # from (N, W, B, S, step)
     high = 16 if height <= 16 else 32 if height <= 32 else 64
     blocks = ROWS_IN_BLOCKS[high]
     grid = _cdiv(step, blocks["BC"]), _cdiv(width, blocks["BW"]), images
     # A kernel takes any tensor for what it does not touch.
     bright = x if winner is not None else x.new_empty(grid[0], images, height, width, dtype=torch.uint8)
-    _rows_in_kernel[grid](
-        x, x if winner is None else winner, matrix, out, bright, *matrix.stride(), channels, height, width, period,
-        images, step // 4, scales, winner is not None, height <= high, _precision(), BH=high, **blocks,
+    _launch(
+        _rows_in_kernel, grid, (x, x if winner is None else winner, matrix, out, bright),
+        (*strides, channels, height, width, period, images, step // 4, scales),
+        (winner is not None, height <= high, precision, high), blocks,
     )  # fmt: skip
     return out, bright
 
 
 def rows_out(
-    maps: Tensor, matrix: Tensor, best: Tensor, scales: int = 1, winner: Tensor | None = None,
-    blank: Tensor | None = None,
+    maps: Tensor, matrix: Tensor, best: Tensor, precision: str, scales: int = 1, winner: Tensor | None = None,
+    blank: Tensor | None = None, bias: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """From `(N, W, B S step)` and a matrix `(H, N)`, write the largest of the scales and, if wanted, the winner.
+    """From `(N / 2, 2W, B S step)` and a matrix `(H, N)`, write the largest of the scales and, if wanted, the winner.
 
-    Both are `(B, C, H, W)`, winners bytes. `blank` `(B, 1, H, W)` comes with `winner`.
+    Both are `(B, C, H, W)`, winners bytes. `blank` `(B, 1, H, W)` comes with `winner`; `bias` `(C)` is added.
     """
     (images, channels, height, width), period = best.shape, matrix.shape[1]
     high = 16 if height <= 16 else 32
     blocks = ROWS_OUT_BLOCKS[high]
     programs = _cdiv(channels, blocks["BC"]) * _cdiv(height, high)
-    _rows_out_kernel[programs, _cdiv(width, blocks["BW"]), images](
-        maps, matrix, maps if blank is None else blank, best, best if winner is None else winner, *matrix.stride(),
-        channels, height, width, period, images, maps.shape[2] // (4 * images * scales), scales, winner is not None,
-        _precision(), BH=high, **blocks,
+    _launch(
+        _rows_out_kernel, (programs, _cdiv(width, blocks["BW"]), images),
+        (maps, matrix, maps if blank is None else blank, maps if bias is None else bias, best,
+         best if winner is None else winner),
+        (*matrix.stride(), channels, height, width, period, images, maps.shape[2] // (4 * images * scales), scales),
+        (winner is not None, bias is not None, precision, high), blocks,
     )  # fmt: skip
 
 
@@ -369,16 +414,12 @@ def _fill_up(channels: int, dtype: torch.dtype, scales: int = 1) -> int:
     return next(n for n in range(-(-channels // 4) * 4, channels + 8, 4) if scales * n % piece == 0)
 
 
-@lru_cache(maxsize=64)
-@to_stay
 def _filled_pairs(out_channels: int, channels: int, out_step: int, step: int, device: torch.device) -> Tensor:
     """Which pair of an output and an input channel stands in each place after :func:`_fill_up`."""
     outputs, inputs = np.arange(out_step) % out_channels, np.arange(step) % channels
     return torch.from_numpy((outputs[:, None] * channels + inputs).ravel()).to(device)
 
 
-@lru_cache(maxsize=64)
-@to_stay
 def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
     """The largest window ring by ring: places of its taps, offsets (row, column) in pixels, where rings begin."""
     dy, dx = np.mgrid[-radius : radius + 1, -radius : radius + 1].reshape(2, -1)
@@ -434,10 +475,17 @@ def _unpack(packed: Tensor, channels: int, count: int) -> tuple[Tensor, Tensor]:
     return by_part[:count, :, 0].permute(1, 2, 0), by_part[count:, :, 1].permute(1, 2, 0)
 
 
-def _along_columns(matrix: Tensor, maps: Tensor, rest: int = -1) -> Tensor:
-    """The transform along rows of pixels, with `(K, 2W)`: `(N, W, rest)` -> `(N / 2, K, rest)`, or back."""
-    maps = maps.view(-1, matrix.shape[1], maps.shape[2] if rest < 0 else rest)
-    return spectral.batched_product(matrix, maps)
+class FrequencyTables(NamedTuple):
+    """What shapes say about :class:`FusedFrequencies`.
+
+    Matrices are those of :class:`spectral.Plan`, that of columns once for each row frequency: `(N / 2, K, 2W)`.
+    """
+
+    step: int  # channels of the input and of the output, filled up
+    out_step: int
+    pairs: Tensor | None  # see `_filled_pairs`; None if nothing is filled up
+    ways: tuple[Matrices, ...]  # to analyse and to restore, and the adjoints of both, for gradients
+    rings: tuple[Tensor, ...]  # see `_ring_tables`
 
 
 class FusedFrequencies(Engine):
@@ -447,24 +495,40 @@ class FusedFrequencies(Engine):
     :func:`spectral.turn`).
     """
 
-    half = True
+    half = adds_bias = True
+    tables: FrequencyTables
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        super().__init__(filters, axes, groups, like, pieces, budget)
-        self.plan = spectral.plan_for(axes, (), like)
-        self.basis = self.from_basis(
-            ("fused", axes), lambda _: self._join_tables(spectral.basis_parts(filters, axes, like))
-        )
-        scales, (out_channels, channels) = len(filters.sizes), filters.weights.shape[:2]
-        self.step, self.out_step = _fill_up(channels, like.dtype), _fill_up(out_channels, like.dtype, scales)
-        self.made: Tensor | None = None
-        self.pieces = pieces
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, *rest: Any) -> None:
+        super().__init__(filters, axes, groups, like, *rest)
+        if self.basis_tables is None:
+            self.basis_tables = self.from_basis(("fused", axes), lambda _: self._make_basis_tables())
+        self.precision = _precision()
 
     @staticmethod
-    def _join_tables(parts: tuple[spectral.BasisPart, ...]) -> tuple[Tensor, tuple[spectral.BasisPart, ...]]:
-        """The functions of all parts side by side, `(f S, E)`, and the parts without tables of their own."""
+    def make_tables(filters: Filters, axes: Axes, like: Tensor) -> FrequencyTables:
+        scales, (out_channels, channels) = len(filters.sizes), filters.weights.shape[:2]
+        steps = _fill_up(channels, like.dtype), _fill_up(out_channels, like.dtype, scales)
+        filled = steps != (channels, out_channels)
+        pairs = _filled_pairs(out_channels, channels, *steps[::-1], like.device) if filled else None
+        plan = spectral.plan_for(axes, (), like)
+
+        def by_row(matrices: Matrices) -> Matrices:
+            return matrices[0], matrices[1].expand(axes[0].period // 2, *matrices[1].shape)
+
+        ways = map(by_row, (plan.analyse, plan.restore, *map(spectral.adjoint, (plan.analyse, plan.restore))))
+        rings = _ring_tables(axes[0].radius, (axes[0].dilation, axes[1].dilation), like.device)
+        return FrequencyTables(*steps, pairs, tuple(ways), rings)
+
+    def _make_basis_tables(self) -> tuple[Tensor, tuple[spectral.BasisPart, ...], Tensor]:
+        """The functions of all parts side by side, `(f S, E)`, the parts without tables of their own, first scales."""
+        parts = spectral.basis_parts(self.filters, self.axes, self.like)
         table = torch.cat([torch.stack(part.tables, dim=1) for part in parts], dim=2).flatten(0, 1)
-        return table, tuple(part._replace(tables=()) for part in parts)
+        return table, tuple(part._replace(tables=()) for part in parts), self._first_scales()
+
+    def _first_scales(self) -> Tensor:
+        """The first scale that has each tap of the largest window, ring by ring."""
+        supports, (places, *_) = self.filters.supports(), self.tables.rings
+        return (~supports).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32).flatten()[places]
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
@@ -473,35 +537,34 @@ class FusedFrequencies(Engine):
         return wide * channels // (2 if filters.symmetric else 1), 2 * wide
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
-        self.batch = len(x)
+        self.batch = x.shape[0]
         if kept is None:
-            rows, columns = self.plan.analyse
-            pixels, self.bright = rows_in(x, rows, self.step)
-            kept = _along_columns(columns, pixels)
-        kept = self.spectrum = kept.view(-1, 2 * self.batch, self.step)  # (f, 2B, C)
-        if not self.filters.symmetric:
-            self.spectrum = torch.cat([kept, spectral.turn(kept)], dim=2)  # (f, 2B, 2C)
+            rows, columns = self.tables.ways[0]
+            pixels, self.bright = rows_in(x, rows, self.tables.step, self.precision)
+            kept = torch.bmm(columns, pixels).view(-1, 2 * self.batch, self.tables.step)  # (f, 2B, C)
+        self.spectrum = kept if self.filters.symmetric else torch.cat([kept, spectral.turn(kept)], dim=2)  # (f, 2B, C')
         return kept
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        (rows, columns), scales = self.plan.restore, len(self.filters.sizes)
+        rows, columns = self.tables.ways[1]
         blank = None if winner is None else self.blank_scales()
         # Large tensors are handed on, not named, so that each is free as soon as the next is there: (f, 2B, S O).
-        rest = self.batch * scales * self.out_step
-        maps = _along_columns(columns, torch.bmm(self.spectrum, self._transfers().mT), rest)
-        rows_out(maps, rows, best, scales, winner, blank)
+        shape = columns.shape[0], columns.shape[2], -1
+        maps = torch.bmm(columns, torch.bmm(self.spectrum, self._transfers().mT).view(shape))
+        rows_out(maps, rows, best, self.precision, len(self.filters.sizes), winner, blank, self.bias)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        scales, (rows, columns) = len(self.filters.sizes), spectral.adjoint(self.plan.restore)
-        incoming = _along_columns(columns, rows_in(grad, rows, self.out_step, winner, scales)[0])
-        incoming = incoming.view(-1, 2 * self.batch, scales * self.out_step)  # (f, 2B, S O)
+        scales, out_step, (rows, columns) = len(self.filters.sizes), self.tables.out_step, self.tables.ways[3]
+        incoming = torch.bmm(columns, rows_in(grad, rows, out_step, self.precision, winner, scales)[0])
+        incoming = incoming.view(-1, 2 * self.batch, scales * out_step)  # (f, 2B, S O)
         if grad_image is not None:
             back = torch.bmm(incoming, self._transfers())  # (f, 2B, C')
             if not self.filters.symmetric:
                 straight, turned = back.chunk(2, dim=2)
                 back = straight - spectral.turn(turned)
-            rows, columns = spectral.adjoint(self.plan.analyse)
-            rows_out(_along_columns(columns, back, self.batch * self.step), rows, grad_image)
+            rows, columns = self.tables.ways[2]
+            maps = torch.bmm(columns, back.view(columns.shape[0], columns.shape[2], -1))
+            rows_out(maps, rows, grad_image, self.precision)
         if weights:
             found = torch.bmm(incoming.mT, self.spectrum)  # (f, S O, C')
             self.add_weight_gradient(found.float() if self.pieces > 1 else found)
@@ -509,54 +572,57 @@ class FusedFrequencies(Engine):
     def weight_gradient(self) -> Tensor:
         """The adjoint of `_make_transfers`: `(f, S O, C')` -> `(O, C, D)`, float32."""
         (out_channels, channels), scales = self.filters.weights.shape[:2], len(self.filters.sizes)
-        grad = self.weight_grads[0].to(self.like.dtype).view(self.weight_grads[0].shape[0] * scales, -1)  # (f S, O C')
-        if self.basis is not None:
-            table, parts = self.basis
+        grad = convert(self.weight_grads[0], self.like.dtype)
+        grad = grad.view(grad.shape[0] * scales, -1)  # (f S, O C')
+        if self.basis_tables is not None:
+            table, parts, _ = self.basis_tables
             if self.filters.symmetric:
-                found = (grad.T @ table).view(self.out_step, self.step, -1)
+                found = torch.mm(grad.T, table).view(self.tables.out_step, self.tables.step, -1)
             else:
-                pair = _unpack(table.T @ grad, self.step, parts[0].mix.shape[1])  # type: ignore[union-attr]
+                pair = _unpack(torch.mm(table.T, grad), self.tables.step, parts[0].mix.shape[1])
                 found = parts[0].pull_back(pair[0]) + parts[1].pull_back(pair[1])
         else:
             taps = []
             for g, matrix in zip(grad.unflatten(0, (-1, scales)).unbind(1), self._halves(), strict=True):
                 if self.filters.symmetric:
-                    half = (g.T @ matrix).view(self.out_step, self.step, -1)
+                    half = (g.T @ matrix).view(self.tables.out_step, self.tables.step, -1)
                     head, centre = half[..., :-1] / 2, half[..., -1:]  # a tap and its mirror image have equal gradients
                     taps += [head, centre, head.flip(2)]
                 else:
-                    even, odd = _unpack(matrix.T @ g, self.step, matrix.shape[1] // 2 + 1)
+                    even, odd = _unpack(matrix.T @ g, self.tables.step, matrix.shape[1] // 2 + 1)
                     head = even[..., :-1]
                     taps += [head + odd, even[..., -1:], (head - odd).flip(2)]
             found = torch.cat(taps, dim=2)
-        return found[:out_channels, :channels].float()
+        if self.tables.pairs is not None:
+            found = found[:out_channels, :channels]
+        return convert(found, torch.float32)
 
     def _transfers(self) -> Tensor:
         """The transforms of the filters: `(f, S O, C')`. Those of finished filters, which nobody trains, are kept."""
         if self.made is None:
             weights, filters = self.filters.weights, self.filters
             key = "transfers", self.axes, filters.sizes, filters.symmetric
-            finished = self.basis is None and not (self.trains or weights.requires_grad)
+            finished = self.basis_tables is None and not (self.trains or weights.requires_grad)
             self.made = cached_on(weights if finished else None, self.like, key, self._make_transfers)
         return self.made
 
     def _make_transfers(self) -> Tensor:
-        weights, scales = self.filters.weights.to(self.like.dtype), len(self.filters.sizes)
-        out_channels, channels = weights.shape[:2]
-        if (self.out_step, self.step) != (out_channels, channels):
+        weights, scales = convert(self.filters.weights, self.like.dtype), len(self.filters.sizes)
+        pairs = weights.flatten(0, 1)  # (O C, D)
+        if self.tables.pairs is not None:
             # Some weights twice are as good as zeros: what they multiply is zero, or nobody reads the result.
-            pairs = _filled_pairs(out_channels, channels, self.out_step, self.step, weights.device)
-            pairs = keep_for_cuda_graph(pairs, weights.device)
-            weights = weights.flatten(0, 1).index_select(0, pairs).view(self.out_step, self.step, -1)
-        if self.basis is not None:
-            table, parts = self.basis
-            right = [part.weights(weights) for part in parts]
-            matrix = right[0].flatten(0, 1).T if self.filters.symmetric else _pack(*right)
-            out = (table @ matrix).view(-1, scales, matrix.shape[1])
+            pairs = pairs.index_select(0, self.tables.pairs)
+        shape = self.tables.out_step, self.tables.step, -1
+        if self.basis_tables is not None:
+            table, parts, _ = self.basis_tables
+            right = [part.weights(pairs) for part in parts]
+            matrix = right[0].T if self.filters.symmetric else _pack(*(part.view(shape) for part in right))
+            out = torch.mm(table, matrix)  # (f S, O C')
         else:
-            width, halves = weights[..., 0].numel() * (1 if self.filters.symmetric else 2), self._halves()
-            out = weights.new_empty(len(halves[0]), scales, width)
-            for i, (half, taps) in enumerate(zip(halves, weights.split(self.filters.areas, dim=2), strict=True)):
+            halves, taps_by_scale = self._halves(), pairs.view(shape).split(self.filters.areas, dim=2)
+            width = pairs.shape[0] * (1 if self.filters.symmetric else 2)
+            out = pairs.new_empty(len(halves[0]), scales, width)
+            for i, (half, taps) in enumerate(zip(halves, taps_by_scale, strict=True)):
                 middle = taps.shape[2] // 2
                 if self.filters.symmetric:
                     matrix = taps[..., : middle + 1].flatten(0, 1).T
@@ -564,34 +630,27 @@ class FusedFrequencies(Engine):
                     head, centre, tail = taps.split([middle, 1, middle], dim=2)
                     matrix = _pack(torch.cat([head + tail.flip(2), centre], dim=2), head - tail.flip(2))
                 torch.mm(half, matrix, out=out[:, i])
-        return out.view(len(out), scales * self.out_step, -1)
+        return out.view(-1, scales * self.tables.out_step, matrix.shape[1] // self.tables.out_step)
 
     def _halves(self) -> tuple[Tensor, ...]:
         halves = _halves(self.axes, self.filters.sizes, self.filters.symmetric, self.like.dtype, self.like.device)
         return keep_for_cuda_graph(halves, self.like.device)
 
     def blank_scales(self) -> Tensor:
-        (rows, columns), filters, device = self.axes, self.filters, self.spectrum.device
-        tables = _ring_tables(rows.radius, (rows.dilation, columns.dilation), device)
-        places, offsets, rings = keep_for_cuda_graph(tables, device)
-
-        def first_scales() -> Tensor:
-            """The first scale that has each tap of the largest window, ring by ring."""
-            return (~filters.supports()).to(torch.uint8).cumprod(0).sum(0, dtype=torch.int32).flatten()[places]
-
-        firsts = cached_on(filters.basis, self.spectrum, ("first scales", filters.sizes), first_scales)
+        (rows, columns), (_, offsets, rings) = self.axes, self.tables.rings
+        firsts = self._first_scales() if self.basis_tables is None else self.basis_tables[2]
         pixels = rows.count * columns.count
-        blank = torch.empty(self.batch, 1, rows.count, columns.count, dtype=torch.uint8, device=device)
-        _blank_scales_kernel[(_cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch)](
-            self.bright, offsets, firsts, rings, blank, len(self.bright), self.batch, rows.length, columns.length,
-            pixels, columns.count, rows.first, columns.first, rows.stride, columns.stride, len(rings) - 1,
-            len(filters.sizes), **BLANK_BLOCKS,
+        blank = self.bright.new_empty(self.batch, 1, rows.count, columns.count)
+        _launch(
+            _blank_scales_kernel, (_cdiv(pixels, BLANK_BLOCKS["BP"]), self.batch, 1),
+            (self.bright, offsets, firsts, rings, blank),
+            (self.bright.shape[0], self.batch, rows.length, columns.length, pixels, columns.count, rows.first,
+             columns.first, rows.stride, columns.stride, rows.radius + 1, len(self.filters.sizes)),
+            (), BLANK_BLOCKS,
         )  # fmt: skip
         return blank
 
 
-@lru_cache(maxsize=64)
-@to_stay
 def _tap_tables(
     axes: Axes, row: int, plane: int, channels: int, sizes: tuple[int, ...], symmetric: bool, device: torch.device
 ) -> dict[str, Tensor]:
@@ -633,25 +692,35 @@ def _tap_tables(
     return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
 
+def _taps_blocks(blocks: dict[str, int], out_channels: int) -> dict[str, int]:
+    return {**blocks, "BO": 16 if out_channels <= 16 else 32}
+
+
 class FusedTaps(Engine):
     """Responses as products with pixels, or pairs of them, that are never written. It has no gradient of the image.
 
     Where a window sees zeros only, its response is exactly zero. The image with a border is kept for the backward pass.
     """
 
-    half = True
+    half = adds_bias = True
+    places: dict[str, Tensor]
 
-    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, pieces: int = 0, budget: int = 0):
-        super().__init__(filters, axes, groups, like, pieces, budget)
-        rows, columns = axes
-        self.padding = (*columns.border, *rows.border)
+    def __init__(self, filters: Filters, axes: Axes, groups: int, like: Tensor, *rest: Any) -> None:
+        super().__init__(filters, axes, groups, like, *rest)
+        self.padding, self.origin, self.image_numbers, self.places = self.tables
+        if self.basis_tables is None:
+            read, factor = self.places["read"], self.places["factor"]
+            self.basis_tables = self.from_basis(("fused taps",), lambda b: (b[:, read].float() * factor).T.contiguous())
+        self.table: Tensor | None = self.basis_tables
+
+    @staticmethod
+    def make_tables(filters: Filters, axes: Axes, like: Tensor) -> tuple[tuple[int, ...], int, int, dict[str, Tensor]]:
+        """The border of an image; the place of the first centre in an image that has it, its floats, those of taps."""
+        (rows, columns), channels = axes, filters.weights.shape[1]
         height, width = (axis.length + sum(axis.border) for axis in axes)
-        self.origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
-        where = axes, width, height * width, filters.weights.shape[1]
-        tables = _tap_tables(*where, filters.sizes, filters.symmetric, like.device)
-        self.tables = keep_for_cuda_graph(tables, like.device)
-        read, factor = tables["read"], tables["factor"]
-        self.table = self.from_basis(("fused taps",), lambda basis: (basis[:, read].float() * factor).T.contiguous())
+        origin = (rows.border[0] + rows.first) * width + columns.border[0] + columns.first
+        where = axes, width, height * width, channels, filters.sizes, filters.symmetric
+        return (*columns.border, *rows.border), origin, channels * height * width, _tap_tables(*where, like.device)
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
@@ -663,14 +732,15 @@ class FusedTaps(Engine):
         return self.padded
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
-        out_channels, padded, pixels = len(self.filters.weights), self.padded, best[0, 0].numel()
-        blocks = {**TAPS_FORWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
-        grid = _cdiv(pixels, blocks["BP"]), len(padded), _cdiv(out_channels, blocks["BO"])
-        _taps_forward_kernel[grid](
-            self.image, self._tap_weights(), self.tables["offsets"], self.tables["starts"], self.tables["counts"],
-            best, best if winner is None else winner, padded[0].numel(), out_channels, pixels,
-            self.tables["offsets"].shape[1], len(self.filters.sizes), winner is not None, self.filters.symmetric,
-            PRECISION=_precision(), **blocks,
+        (images, out_channels, height, width), places = best.shape, self.places
+        blocks, pixels = _taps_blocks(TAPS_FORWARD_BLOCKS, out_channels), height * width
+        _launch(
+            _taps_forward_kernel,
+            (_cdiv(pixels, blocks["BP"]), images, _cdiv(out_channels, blocks["BO"])),
+            (self.image, self._tap_weights(), places["offsets"], places["starts"], places["counts"],
+             best if self.bias is None else self.bias, best, best if winner is None else winner),
+            (self.image_numbers, out_channels, pixels, places["offsets"].shape[1], len(self.filters.sizes)),
+            (winner is not None, self.bias is not None, self.filters.symmetric, _precision()), blocks,
         )  # fmt: skip
 
     def _tap_weights(self) -> Tensor:
@@ -679,8 +749,8 @@ class FusedTaps(Engine):
         def make() -> Tensor:
             flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
             if self.table is not None:
-                return (self.table @ flat.flatten(1)).to(self.like.dtype)
-            found = flat[self.tables["read"]] * self.tables["factor"][:, None, None]
+                return convert(torch.mm(self.table, flat.flatten(1)), self.like.dtype)
+            found: Tensor = flat[self.places["read"]] * self.places["factor"][:, None, None]
             return found.to(self.like.dtype).contiguous()
 
         finished = self.table is None and not self.filters.weights.requires_grad
@@ -688,28 +758,29 @@ class FusedTaps(Engine):
         return cached_on(self.filters.weights if finished else None, self.like, key, make)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
-        padded, out_channels = self.padded, len(self.filters.weights)
-        taps, scales, pixels = self.tables["offsets"].shape[1], len(self.filters.sizes), grad[0, 0].numel()
+        (images, out_channels, height, width), places = grad.shape, self.places
+        taps, scales, pixels = places["offsets"].shape[1], len(self.filters.sizes), height * width
         part = max(TAPS_BACKWARD_BLOCKS["BP"], -(-pixels // SUMS_PER_IMAGE))
         room = self.budget // (16 * scales * taps * out_channels)
         parts = -(-pixels // part)
-        programs = parts * max(1, min(len(padded), MOST_SUMS, room // parts))
-        out = padded.new_empty(programs, scales, taps, out_channels, dtype=torch.float32)
-        blocks = {**TAPS_BACKWARD_BLOCKS, "BO": 16 if out_channels <= 16 else 32}
-        grid = len(self.tables["blocks"]), programs, _cdiv(out_channels, blocks["BO"])
-        _taps_backward_kernel[grid](
-            self.image, self.tables["offsets"], self.tables["starts"], self.tables["blocks"], grad.contiguous(),
-            winner, out, len(padded), padded[0].numel(), out_channels, pixels, part, taps, scales,
-            PAIRS=self.filters.symmetric, PRECISION=_precision(), **blocks,
+        programs = parts * max(1, min(images, MOST_SUMS, room // parts))
+        out = grad.new_empty(programs, scales, taps, out_channels, dtype=torch.float32)
+        blocks = _taps_blocks(TAPS_BACKWARD_BLOCKS, out_channels)
+        _launch(
+            _taps_backward_kernel,
+            (places["blocks"].shape[0], programs, _cdiv(out_channels, blocks["BO"])),
+            (self.image, places["offsets"], places["starts"], places["blocks"], grad.contiguous(), winner, out),
+            (images, self.image_numbers, out_channels, pixels, part, taps, scales),
+            (self.filters.symmetric, _precision()), blocks,
         )  # fmt: skip
         self.add_weight_gradient(out.sum(0))
 
     def weight_gradient(self) -> Tensor:
         channels, out_channels = self.filters.weights.shape[1], len(self.filters.weights)
         found = self.weight_grads[0].view(-1, channels * out_channels)  # (S pairs, C O)
-        found = found.masked_fill(self.tables["beyond"], 0)  # what no block has written
+        found = found.masked_fill(self.places["beyond"], 0)  # what no block has written
         if self.table is not None:
-            found = self.table.T @ found
+            found = torch.mm(self.table.T, found)
         else:
-            found = found[self.tables["half"]] / (2 if self.filters.symmetric else 1)
+            found = found[self.places["half"]] / (2 if self.filters.symmetric else 1)
         return found.view(-1, channels, out_channels).permute(2, 1, 0)

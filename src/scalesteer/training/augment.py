@@ -4,8 +4,6 @@ A step that does this can be recorded as a CUDA graph. All three are one resampl
 columns of an image, each the product with a matrix of its own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -15,29 +13,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Changes every image of a batch at random, with torch's generator of the images' device.
+    """Changes every image of a batch `(B, C, H, W)` at random, with torch's generator of the images' device.
 
-    Args:
-        resize: Factors to resize by, above 1 to enlarge, drawn evenly on a logarithmic scale between the two.
-        flip: Mirror every other image, left to right.
-        shift: Move by up to so many whole pixels, up or down and left or right.
-        mirrored: Continue images beyond their border as a mirror would, instead of black.
-
-    Shape:
-        `(B, C, H, W)` -> `(B, C, H, W)`
-
-    Example:
-        >>> Augmentation(resize=(0.5, 2.0))(torch.rand(8, 1, 28, 28)).shape
-        torch.Size([8, 1, 28, 28])
+    >>> Augmentation(resize=(0.5, 2.0))(torch.rand(8, 1, 28, 28)).shape
+    torch.Size([8, 1, 28, 28])
     """
 
-    resize: tuple[float, float] = (1.0, 1.0)
-    flip: bool = False
-    shift: int = 0
-    mirrored: bool = False
+    resize: tuple[float, float] = (
+        1.0,
+        1.0,
+    )  # factors to resize by, drawn evenly on a logarithmic scale between the two
+    flip: bool = False  # mirror every other image, left to right
+    shift: int = 0  # move by up to so many whole pixels, up or down and left or right
+    mirrored: bool = False  # continue images beyond their border as a mirror would, instead of black
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The images, each changed in its own way."""
         chances = torch.rand(4, len(x), device=x.device)
         low, high = map(math.log, self.resize)
         factors = torch.exp(low + (high - low) * chances[0])
@@ -47,15 +37,10 @@ class Augmentation:
 
 
 def resample(x: Tensor, factors: Tensor, moves: Tensor, smallest: float, shift: int, mirrored: bool) -> Tensor:
-    """Resize each image about its centre by its own factors, without aliasing, then move it.
+    """Resize images `(B, C, H, W)` about their centres, without aliasing, then move them.
 
-    Args:
-        x: `(B, C, H, W)`.
-        factors: `(2, B)`, along rows and columns; a negative one mirrors.
-        moves: `(2, B)`, in pixels, down and to the right.
-        smallest: No factor is smaller than this.
-        shift: No move is longer than this.
-        mirrored: Continue images beyond their border as a mirror would, instead of black.
+    `factors` and `moves`, `(2, B)`, are along rows (moves: down) and columns (to the right); a negative factor mirrors.
+    No factor is smaller than `smallest`, no move longer than `shift`.
     """
     rows, columns = (
         _matrices(factors[i], moves[i], x.shape[2 + i], smallest, shift, mirrored)[:, None] for i in (0, 1)

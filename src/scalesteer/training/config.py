@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks, files
@@ -70,12 +71,18 @@ def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
     return sizes if isinstance(value, (tuple, list)) else sizes[0]
 
 
-# How a field that may be None is made plain where it is not.
-OPTIONAL: dict[str, Callable[[str, Any], Any]] = {
+# How the value of a field is checked and made plain, if it is not the default.
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **{name: partial(_checks.choice, options=get_args(kind))
+       for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join))},
+    **{name: partial(_checks.integer, minimum=minimum)
+       for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
+                             ("shift", 0), ("border", 0), ("one_size_epochs", 0))},
+    **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout"), _checks.real),
+    **dict.fromkeys(("tuning", "flip", "grey", "class_weights"), _checks.boolean),
     **dict.fromkeys(("scales", "channels", "test_channels", "test_sizes"), _checks.ascending),
-    "train_sizes": _range, "resize": _factors, "widths": _widths, "dropout": _checks.real,
-    "kernel_size": _kernel_size,
-    "readout": lambda name, value: _checks.choice(name, value, READOUTS),
+    "train_sizes": _range, "resize": _factors, "widths": _widths, "kernel_size": _kernel_size,
+    "readout": partial(_checks.choice, options=READOUTS),
 }  # fmt: skip
 
 
@@ -157,20 +164,8 @@ class RunConfig:
         if self.images is not None and isinstance(self.model, _Default):
             own |= {name: value for name, value in OWN_MODEL.items() if own[name] == getattr(RunConfig, name)}
         _checks.choice("model", self.model, list_models())
-        _checks.choice("schedule", self.schedule, get_args(Schedule))
-        _checks.choice("precision", self.precision, get_args(Precision))
-        _checks.choice("join", self.join, get_args(Join))
-        minima = {"epochs": 1, "batch_size": 2, "seed": 0, "upsample": 1, "train_images": 1, "shift": 0}
-        minima |= {"border": 0, "one_size_epochs": 0}
-        for name, minimum in minima.items():
-            if own[name] is not getattr(RunConfig, name):  # the default, which may be None
-                own[name] = _checks.integer(name, own[name], minimum=minimum)
-        for name in ("lr", "weight_decay", "label_smoothing", "drop"):
-            own[name] = _checks.real(name, own[name])
-        for name in ("tuning", "flip", "grey", "class_weights"):
-            own[name] = _checks.boolean(name, own[name])
-        for name, check in OPTIONAL.items():
-            if own[name] is not None:
+        for name, check in CHECKS.items():
+            if own[name] is not getattr(RunConfig, name):
                 own[name] = check(name, own[name])
         options = list_options(self.model)
         for name, option in NEEDS.items():
@@ -191,34 +186,24 @@ class RunConfig:
         for source, names in ((data, DATA_FIELDS), (basis, BASIS_FIELDS)):
             own |= {name: getattr(source, name) for name in names if own[name] is not None and hasattr(source, name)}
 
-        looks = bool(self.channels or self.test_channels)
+        for name in ("drop", "border", "one_size_epochs"):
+            if own[name] and not self.channels:
+                raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
+        looks, usual = self.channels or self.test_channels, RunConfig.join
         limits = {
             "seed": (self.seed < 2**63, "be below 2**63"),
             # Beyond these a step of AdamW is no number of single precision.
             "lr": (0 < self.lr <= 1e30, "be positive and at most 1e30"),
             "weight_decay": (0 <= self.weight_decay <= 1e6, "not be negative and at most 1e6"),
-            "label_smoothing": (0 <= self.label_smoothing < 1, "be from 0 to below 1"),
-            "dropout": (0 <= (self.dropout or 0) < 1, "be from 0 to below 1"),
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
-            "drop": (
-                0 <= self.drop < 1 and bool(self.drop <= 0 or self.channels),
-                "be from 0 to below 1, with `channels`",
-            ),
-            "one_size_epochs": (
-                self.one_size_epochs < self.epochs and bool(not self.one_size_epochs or self.channels),
-                "be fewer than `epochs`, with `channels`",
-            ),
-            "border": (
-                self.border <= LARGEST["border"] and bool(not self.border or self.channels),
-                f"be at most {LARGEST['border']}, with `channels`",
-            ),
-            "join": (
-                looks or self.join == RunConfig.join,
-                f"be {RunConfig.join!r} without `channels` or `test_channels`",
-            ),
+            "one_size_epochs": (self.one_size_epochs < self.epochs, "be fewer than `epochs`"),
+            "border": (self.border <= LARGEST["border"], f"be at most {LARGEST['border']}"),
+            "join": (bool(looks) or self.join == usual, f"be {usual!r} without `channels` or `test_channels`"),
             # Whoever opens a checkpoint builds its network: it must not take all memory.
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
         }
+        for name in ("label_smoothing", "dropout", "drop"):
+            limits[name] = 0 <= (own[name] or 0) < 1, "be from 0 to below 1"
         if not isinstance(data, FolderSpec):  # how many pictures a folder has is known when it is read
             self.check_count(data.sizes[0] * (1 if isinstance(data, SplitSpec) else len(data.sizes_of("train"))))
             limits["sizes"] = min(data.sizes) > 0, "leave images for validation and test"

@@ -1,7 +1,5 @@
 """Where a run computes: the device, its arithmetic, steps recorded as CUDA graphs, and what to note about it all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -7,13 +7,13 @@ processes. Only the first one touches the run's directory.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -64,9 +64,9 @@ class Processes:
             return self
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        steps = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=_seconds(STEP_S))
+        steps = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=STEP_S))
         # The others may have to wait for the first one to write a file; it never has to wait for them.
-        votes = dist.new_group(backend="gloo", timeout=_seconds(PATIENCE_S if self.rank else STEP_S))
+        votes = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S if self.rank else STEP_S))
         return replace(self, steps=steps, votes=votes)
 
     def replicate(self, model: nn.Module) -> nn.Module:
@@ -170,7 +170,7 @@ def joined() -> Iterator[Processes]:
     if processes.count == 1:
         yield processes
         return
-    dist.init_process_group("gloo", timeout=_seconds(PATIENCE_S))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
     try:
         yield processes
     except RuntimeError as error:
@@ -181,10 +181,6 @@ def joined() -> Iterator[Processes]:
         raise LostError(f"process {processes.rank} stops, since {why}; repeat the command to go on.") from error
     finally:
         dist.destroy_process_group()
-
-
-def _seconds(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=seconds)
 
 
 class _Mean(torch.autograd.Function):
@@ -219,7 +215,6 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
     processes: Processes
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise `(B, C, ...)`."""
         if not self.training:
             return super().forward(x)
         work = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -244,7 +239,6 @@ class SynchronisedVectorBatchNorm(VectorBatchNorm2d):
     processes: Processes
 
     def batch_variance(self, lengths: Tensor) -> tuple[Tensor, int]:
-        """Of all processes' batches."""
         _, variance, count = _statistics(lengths, self.processes)
         return variance.to(lengths.dtype), count
 

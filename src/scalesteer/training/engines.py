@@ -5,8 +5,6 @@ that asked for them publishes them. What is finished is not trained again. What 
 checkpoint.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform
@@ -205,8 +203,11 @@ def _ray(
                 for reference in ready:
                     yield pending[reference], _outcome(ray, reference)
                     del pending[reference]
-        finally:
-            _cancel(ray, list(pending))
+        finally:  # as Ctrl-C does: runs that are under way save a checkpoint first
+            for reference in pending:
+                ray.cancel(reference)
+            if pending:
+                ray.wait(list(pending), num_returns=len(pending), timeout=CANCEL_WAIT_S)
 
 
 def _outcome(ray: Any, reference: Any) -> dict[str, Any] | RunError:
@@ -229,14 +230,6 @@ def _outcome(ray: Any, reference: Any) -> dict[str, Any] | RunError:
 def _machines(ray: Any) -> dict[str, str]:
     """Names of the cluster's machines that are alive, by Ray's numbers."""
     return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-
-
-def _cancel(ray: Any, references: list[Any]) -> None:
-    """Tell runs to stop, as Ctrl-C does: those that are under way save a checkpoint first."""
-    for reference in references:
-        ray.cancel(reference)
-    if references:
-        ray.wait(references, num_returns=len(references), timeout=CANCEL_WAIT_S)
 
 
 def _gpus_of_each(ray: Any, device: str, share: float | None) -> float:

@@ -1,7 +1,5 @@
 """The training loop, from top to bottom: epochs, steps, validation, the best model, one look at the test set."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -27,7 +25,6 @@ EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request 
 EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}  # in such a batch
 MOST_SIZES = 64  # that have an error each; of more, bins have one
 SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))  # and more, see split_by_scale
-_SMALLER_BINS = tuple(itertools.pairwise((0.0, 0.1, 0.2, 0.3)))
 
 
 @dataclass
@@ -201,7 +198,6 @@ def make_update(
 
 
 def _make_augmentation(config: RunConfig) -> Augmentation | None:
-    """What happens to training images, if anything."""
     change = Augmentation(config.resize or (1.0, 1.0), config.flip, config.shift)
     return None if change == Augmentation() else replace(change, mirrored=config.photographs)
 
@@ -226,7 +222,6 @@ def _failed(problem: str, state: State) -> dict[str, Any]:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """A seed for one epoch of one run."""
     return (seed * 1_000_003 + epoch * 7919 + 17) % 2**63
 
 
@@ -293,15 +288,13 @@ def evaluate(
         binned = binned or "scale_range" in part.about  # its sizes were drawn from a range
     missed = processes.total(torch.cat(wrong).int()).bool().cpu().numpy()
     true_sizes, classes = np.concatenate(sizes), np.concatenate(true)
-    by_scale = [
-        {"from": low, "to": high, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
-        for (low, high), chosen in split_by_scale(true_sizes, binned)
-    ]
-    by_class = [
-        {"class": names[label] if names else label, "images": int(chosen.sum()), "error": float(missed[chosen].mean())}
-        for label in np.unique(classes).tolist()
-        for chosen in [classes == label]
-    ]
+
+    def row(chosen: NDArray[np.bool_]) -> dict[str, Any]:
+        return {"images": int(chosen.sum()), "error": float(missed[chosen].mean())}
+
+    by_scale = [{"from": low, "to": high} | row(c) for (low, high), c in split_by_scale(true_sizes, binned)]
+    labels = np.unique(classes).tolist()
+    by_class = [{"class": names[label] if names else label} | row(classes == label) for label in labels]
     found = {"error": float(missed.mean()), "loss": total / count, "by_scale": by_scale, "images": count}
     found |= {"by_class": by_class}
     if answered:
@@ -348,7 +341,7 @@ def split_by_scale(
             size = float(f"{value:.6g}")  # without the digits that float32 adds
             yield (size, size), scales == value
         return
-    bins, largest = [*_SMALLER_BINS, *SCALE_BINS], values.max(initial=0)
+    bins, largest = [*itertools.pairwise((0.0, 0.1, 0.2, 0.3)), *SCALE_BINS], values.max(initial=0)
     while bins[-1][1] < largest:
         bins.append((bins[-1][1], 2 * bins[-1][1]))
     for low, high in bins:

@@ -1,7 +1,5 @@
 """What a network says at every place of a picture: class and size, drawn beside it."""
 
-from __future__ import annotations
-
 import colorsys
 import functools
 import unicodedata

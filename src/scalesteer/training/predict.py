@@ -1,10 +1,6 @@
 """A model's opinion on a user's own images."""
 
-from __future__ import annotations
-
 import itertools
-import struct
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +12,7 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
-from scalesteer.data.pictures import MOST_PIXELS, SUFFIXES, PictureError, find_pictures, read_picture
+from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.files import require
 from scalesteer.models import DATASETS, network_of
 from scalesteer.nn import ScaleSteerableConv2d
@@ -24,7 +20,6 @@ from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic
 from scalesteer.training.loop import evaluation_batch
 
-MAX_BYTES = 64 << 20
 MARGIN = 4  # pixels around a digit of MNIST, which has 28
 READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
 RECORD = ("picture", "class", "label", "confidence", "size", "scale", "inverted")
@@ -127,8 +122,8 @@ def reader(model: nn.Module, fit: str | None) -> Reader:
     if size is None:
         raise ValueError("the network must know the size of its images: build it with `image_size` or a dataset.")
     if channels == 3:
-        return lambda path: (cover(read_image(path, colour=True), size).transpose(2, 0, 1), False)
-    return lambda path: fit_digit(read_image(path), size, str(path))
+        return lambda path: (read_picture(path, 3, size, "resize", contrast=True), False)
+    return lambda path: fit_digit(read_picture(path, 1, contrast=True), size, str(path))
 
 
 def _answer(
@@ -192,45 +187,6 @@ def classify(model: nn.Module, images: ImageSet, precision: str = "float32") -> 
         parts.append((label, confidence, size, scale))
     columns: list[Any] = [None if part[0] is None else torch.cat(part).cpu() for part in zip(*parts, strict=True)]
     return Answers(*columns)
-
-
-def read_image(path: Path, colour: bool = False) -> NDArray[np.uint8]:
-    """The values of a PNG or JPEG file, upright, `(H, W)`, or `(H, W, 3)` in colour.
-
-    Transparent parts become the background that shows the rest best.
-    """
-    pil, ops, mode = require("PIL.Image"), require("PIL.ImageOps"), "RGB" if colour else "L"
-    try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise PictureError(f"{path} cannot be read: it is not a file.")
-        if path.stat().st_size > MAX_BYTES:
-            raise PictureError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
-        with warnings.catch_warnings(), pil.open(path, formats=("PNG", "JPEG")) as image:
-            warnings.simplefilter("ignore")
-            if image.width * image.height > MOST_PIXELS:
-                raise PictureError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels.")
-            image = ops.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits
-                image = pil.fromarray((np.asarray(image, np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-            if not image.has_transparency_data:
-                return np.array(image.convert(mode))
-            image = image.convert("RGBA")
-            values, grey, alpha = (np.asarray(image.convert(m), np.float64) for m in (mode, "L", "RGBA"))
-    except OSError as error:
-        reason = "not a PNG or JPEG file" if isinstance(error, pil.UnidentifiedImageError) else error
-        raise PictureError(f"{path} cannot be read: {reason}.") from error
-    except (ValueError, SyntaxError, struct.error, pil.DecompressionBombError) as error:
-        raise error if isinstance(error, PictureError) else PictureError(f"{path} cannot be read: {error}.") from error
-    shown = alpha[..., 3] / 255
-    background = 255 * (np.average(grey, weights=shown) < 128 if shown.any() else 0)
-    shown = shown[..., None] if colour else shown
-    return np.asarray((values * shown + background * (1 - shown)).round(), np.uint8)
-
-
-def cover(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """An image in colour, `(H, W, 3)`, resized so that it covers `size`, proportions kept, and cut to it."""
-    ops, pil = require("PIL.ImageOps"), require("PIL.Image")
-    return np.asarray(ops.fit(pil.fromarray(pixels), size[::-1], pil.Resampling.BILINEAR))
 
 
 def fit_digit(

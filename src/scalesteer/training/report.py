@@ -1,7 +1,5 @@
 """What became of a run, on one page: report.html, which needs no other file, no script and no network."""
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools
@@ -42,18 +40,10 @@ def write_report(
 ) -> Path:
     """Write report.html into a run's directory: errors by class and size, confusions, curves, the worst mistakes.
 
-    Args:
-        directory: Where the page goes; an earlier one is replaced when the new one is complete.
-        model: The trained network. It is tested as the configuration says, at the sizes of `test_channels` if it has
-            them.
-        config: The run's.
-        history: An entry with `epoch`, `loss`, `val_loss` and `val_error` for each epoch.
-        test: The test images; with `config.tuning` they are not looked at, and the page is about `val`.
-        val: The validation images. Names of classes are read from `about`, if it has `classes`; the files of mistakes
-            are named and linked if the images have `paths`.
-
-    Returns:
-        The page's path.
+    The network is tested as the configuration says; with `config.tuning` the test images are not looked at, and the
+    page is about `val`. `history` has an entry with `epoch`, `loss`, `val_loss` and `val_error` for each epoch. Names
+    of classes are read from the images' `about`, if it has `classes`; the files of mistakes are linked if there are
+    `paths`. An earlier page is replaced when the new one is complete. Its path is returned.
     """
     model = as_tested(model, config)
     part, images = ("validation", val) if config.tuning else ("test", test)
@@ -61,7 +51,8 @@ def write_report(
         raise ValueError(f"the {part} part has no pictures: there is nothing to report.")
     answers = classify(model, images, config.precision)
     true, said = (labels.cpu().numpy() for labels in (images.labels, answers.labels))
-    names = _class_names(images, int(max(true.max(), said.max())) + 1)
+    names = [printable(str(name)) for name in images.about.get("classes", ())]
+    names += map(str, range(len(names), int(max(true.max(), said.max())) + 1))
     confusion = np.bincount(true * len(names) + said, minlength=len(names) ** 2).reshape(len(names), len(names))
     sections = [
         _headline(model, config, history, part, confusion, names),
@@ -80,15 +71,10 @@ def write_report(
     return path
 
 
-def _class_names(images: ImageSet, least: int) -> list[str]:
-    """Names of at least so many classes, made for display."""
-    names = [printable(str(name)) for name in images.about.get("classes", ())]
-    return names + [str(label) for label in range(len(names), least)]
-
-
 def _page(title: str, sections: Iterable[str]) -> str:
     # Nothing may be loaded and no script runs, whatever a class is called.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -96,7 +82,8 @@ def _page(title: str, sections: Iterable[str]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_text(title)}</title>
-<style>{STYLE}</style>
+<style>
+{style}</style>
 </head>
 <body>
 <main>
@@ -309,7 +296,6 @@ def _data_uri(pixels: NDArray[np.uint8]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML."""
     top = "".join(f'<th scope="col">{_text(name)}</th>' for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -324,60 +310,4 @@ def _percent(share: float) -> str:
 
 
 def _text(text: str) -> str:
-    """Any text as HTML."""
     return escape(printable(str(text)))
-
-
-STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --panel: #f6f7f9; --ink: #1d2330; --soft: #667085; --rule: #dfe3ea;
-  --right: #2f7d5b; --wrong: #c8452f; --first: #8a94a6; --second: #2563c9; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14171d; --panel: #1c2129; --ink: #e6e9ef; --soft: #98a2b3;
-  --rule: #323a47; --right: #4fae85; --wrong: #ef7d66; --first: #7d8799; --second: #77a7f5; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1060px; margin: 0 auto; padding: 28px 20px 40px; }
-h1 { font-size: 20px; margin: 0 0 16px; overflow-wrap: anywhere; }
-h2 { font-size: 16px; margin: 36px 0 8px; }
-p { margin: 4px 0 10px; }
-section p { color: var(--soft); }
-.headline { background: var(--panel); border-radius: 10px; padding: 16px 20px; }
-.headline .error { color: var(--ink); font-size: 18px; margin: 0; }
-.headline .error b { font-size: 40px; letter-spacing: -0.02em; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 18px; margin: 12px 0; }
-dt { color: var(--soft); }
-dd { margin: 0; }
-pre { margin: 0; padding: 8px 12px; background: var(--ground); border: 1px solid var(--rule); border-radius: 6px;
-  font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 20px; }
-svg { width: 100%; height: auto; font-size: 11px; }
-svg text { fill: var(--soft); }
-svg .title { fill: var(--ink); font-size: 13px; }
-svg .grid { stroke: var(--rule); }
-svg .line { fill: none; stroke: var(--first); stroke-width: 2; stroke-linejoin: round; }
-svg .validation { stroke: var(--second); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 600; }
-td, th { padding: 4px 18px 4px 0; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-td:first-child, td:nth-child(4) { max-width: 260px; overflow: hidden; text-overflow: ellipsis; }
-td:nth-child(2), th:nth-child(2) { text-align: right; }
-.number { display: inline-block; width: 66px; padding-right: 10px; text-align: right; }
-.bar { display: inline-block; width: calc(var(--share) * 150px); height: 10px; border-radius: 2px;
-  margin-right: calc((1 - var(--share)) * 150px); background: var(--wrong); opacity: 0.75; }
-.matrix td, .matrix th { border: 1px solid var(--rule); padding: 3px 4px; text-align: center; font-size: 13px; }
-.matrix tbody th { text-align: right; padding: 3px 10px; }
-.matrix thead td { border: 0; }
-.matrix thead th { vertical-align: bottom; }
-.matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); display: inline-block;
-  max-height: 160px; overflow: hidden; text-overflow: ellipsis; }
-.matrix tbody th { max-width: 170px; overflow: hidden; text-overflow: ellipsis; }
-.matrix td { min-width: 26px; height: 26px; }
-.matrix .right { background: color-mix(in srgb, var(--right) calc(var(--share) * 0.75), transparent); }
-.matrix .wrong { background: color-mix(in srgb, var(--wrong) calc(var(--share) * 0.8), transparent); }
-.mistakes { display: grid; grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); gap: 14px; }
-figure { margin: 0; }
-figure img { width: 100%; display: block; border-radius: 6px; background: var(--panel); image-rendering: pixelated; }
-figcaption { font-size: 13px; line-height: 1.35; margin-top: 4px; overflow-wrap: anywhere; }
-figcaption span, figcaption a { display: block; color: var(--soft); }
-footer { margin-top: 40px; color: var(--soft); font-size: 13px; }
-"""

@@ -3,8 +3,6 @@
 paper/ keeps results of other kinds in such files too, and checks all that a line must hold when it reads them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -359,17 +359,13 @@ class _Keeper:
 
     def after_epoch(self, state: State) -> None:
         if self.processes.rank == 0:
-            self._note_epoch(state)
+            if time.perf_counter() - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
+                self.save(state)
+            _write_metrics(state, self.directory)
+            loss, error = f"{state.history[-1]['loss']:.3f}", f"{100 * state.history[-1]['val_error']:.2f}%"
+            self.bar.set_postfix(loss=loss, val_error=error)
+            self._log(f"epoch {state.epoch} of {self.config.epochs}: loss {loss}, validation error {error}")
         self.processes.largest(0)  # wait for it
-
-    def _note_epoch(self, state: State) -> None:
-        now, entry = time.perf_counter(), state.history[-1]
-        if now - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
-            self.save(state)
-        _write_metrics(state, self.directory)
-        loss, error = f"{entry['loss']:.3f}", f"{100 * entry['val_error']:.2f}%"
-        self.bar.set_postfix(loss=loss, val_error=error)
-        self._log(f"epoch {state.epoch} of {self.config.epochs}: loss {loss}, validation error {error}")
 
     def _log(self, message: str) -> None:
         """Say where there is no terminal how far it is, not too often."""

@@ -1,0 +1,301 @@
+"""What is claimed, by the paper and as targets of ours, and the verdicts of the results: holds, fails or undecided."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from paper import grids
+from paper.cells import GAP, Data, Interval, columns, lines, mean, minus, values
+from paper.distortion import MORE_EPOCHS, VALIDATION_CHOSE, epochs_of
+from paper.grids import FEW_IMAGES, OTHERS, PAPER, PAR, SOME_SIZES, STRENGTHS, Cell
+from paper.markdown import PENDING, table, view, words
+
+
+class Pair(NamedTuple):
+    """A claim about two cells, or a cell and a number: the first is below `times` the second."""
+
+    first: Cell
+    second: Cell | float
+    times: float = 1
+
+
+class Claim(NamedTuple):
+    """A conclusion of the paper, or a target, which holds if all its pairs do; evidence is a page of docs/evidence.
+
+    `paper` is its number where that stands in no table.
+    """
+
+    text: str
+    evidence: str
+    pairs: tuple[Pair, ...]
+    paper: str = ""
+
+
+def _below(experiment: str, column: str, first: str, others: Iterable[str]) -> tuple[Pair, ...]:
+    return tuple(Pair(Cell(experiment, first, column), Cell(experiment, other, column)) for other in others)
+
+
+def _under_distortion(other: str, times: float) -> tuple[Pair, ...]:
+    """SS-CNN below so many times another method's errors at every strength of distortion."""
+    cells = ([Cell("longer", line, "60 epochs", alpha) for line in ("SS-CNN", other)] for alpha in STRENGTHS)
+    return tuple(Pair(ours, theirs, times) for ours, theirs in cells)
+
+
+CLAIMS: dict[str, Claim] = {
+    "mnist": Claim(
+        "SS-CNN has the lowest error on MNIST-Scale", "input-size", _below("1", "MNIST-Scale", "SS-CNN", OTHERS)
+    ),
+    "input size": Claim(
+        "A larger input helps SS-CNN, not the others",
+        "input-size",
+        (
+            Pair(Cell("sizes", "SS-CNN", "56 px"), Cell("sizes", "SS-CNN", "28 px")),
+            *(Pair(Cell("sizes", other, "28 px"), Cell("sizes", other, "56 px")) for other in OTHERS),
+        ),
+        paper="SS-CNN gains about 0.2, the others nothing",
+    ),
+    "fmnist transformer": Claim(
+        "Spatial Transformer has the lowest error on FMNIST-Scale",
+        "split-by-split",
+        _below("1", "FMNIST-Scale", "Spatial Transformer", ("SS-CNN", *OTHERS[1:])),
+    ),
+    "fmnist": Claim(
+        "SS-CNN has a lower error on FMNIST-Scale than both other locally invariant networks",
+        "split-by-split",
+        _below("1", "FMNIST-Scale", "SS-CNN", OTHERS[1:]),
+    ),
+    "distortion": Claim(
+        "SS-CNN has a lower error than LocScaleInv-CNN at every strength of distortion",
+        "distortion",
+        _under_distortion("LocScaleInv-CNN", 1),
+    ),
+    "par": Claim(
+        f"SS-CNN is on par with Spatial Transformer at every strength: at most {PAR:g} times its error",
+        "distortion",
+        _under_distortion("Spatial Transformer", PAR),
+    ),
+    "few images": Claim(
+        "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images",
+        "few-images",
+        tuple(pair for column in FEW_IMAGES for pair in _below("3", column, "SS-CNN", OTHERS[:1])),
+    ),
+}
+
+
+def ours(experiment: str, column: str = "", measure: str = "outside", *, augmented: bool = False) -> Cell:
+    """The cell of an experiment that its targets are about."""
+    return Cell(experiment, grids.LEADING[experiment] + grids.AUGMENTED * augmented, column, measure)
+
+
+def _stir_target(title: str, *limits: float) -> Claim:
+    shown = ", ".join(f"{limit:g}" for limit in limits)
+    return Claim(
+        f"STIR {title}: accuracy outside the training sizes at least {shown} ({', '.join(SOME_SIZES)})",
+        "stir",
+        tuple(Pair(ours("stir", f"{title} {p}"), 100 - limit) for p, limit in zip(SOME_SIZES, limits, strict=True)),
+    )
+
+
+LARGE_LIMITS = {0.5: 98.6, 1: 99.4, 2: 99.3, 4: 98.9, 8: 75.0}  # accuracy by size
+TARGETS: dict[str, Claim] = {
+    "stir mnist": _stir_target("MNIST", 94.0, 93.0, 91.0),
+    "stir emoji": _stir_target("Emoji", 72.0, 82.0, 60.0),
+    "stir rivals": Claim(
+        "STIR: a lower error outside the training sizes than all rivals, in every protocol",
+        "stir",
+        tuple(
+            Pair(ours("stir", column), Cell("stir", rival, column, "outside"))
+            for column, rival in itertools.product(columns("stir"), grids.RIVALS)
+            if "All2All" not in column
+        ),
+    ),
+    "large-scale": Claim(
+        "MNIST Large Scale: accuracy at least {} at {}".format(
+            *(words([f"{number:g}" for number in numbers]) for numbers in (LARGE_LIMITS.values(), LARGE_LIMITS))
+        ),
+        "large-scale",
+        tuple(
+            Pair(ours("large-scale", measure=f"size {size:g}"), round(100 - limit, 1))
+            for size, limit in LARGE_LIMITS.items()
+        ),
+    ),
+    "cifar": Claim(
+        "Rescaled CIFAR-10: error at sizes never seen at most 0.8 times that of every rival",
+        "rescaled-cifar10",
+        tuple(
+            Pair(ours("rescaled-cifar10"), Cell("rescaled-cifar10", rival, "", "outside"), 0.8)
+            for rival in grids.RIVALS
+        ),
+    ),
+    "cifar inside": Claim(
+        "Rescaled CIFAR-10: at the size of training, an error below the plain twin's",
+        "rescaled-cifar10",
+        (Pair(ours("rescaled-cifar10", measure="inside"), Cell("rescaled-cifar10", grids.TWIN, "", "inside")),),
+    ),
+    "new mnist": Claim(
+        "MNIST-Scale: error at most 1.45 % without and 1.35 % with random resizing",
+        "new-networks",
+        tuple(
+            Pair(ours("new-networks", "MNIST-Scale", "test error", augmented=more), limit)
+            for more, limit in ((False, 1.45), (True, 1.35))
+        ),
+    ),
+    "new fmnist": Claim(
+        "FMNIST-Scale: error at most 12.0 %",
+        "new-networks",
+        (Pair(ours("new-networks", "FMNIST-Scale", "test error"), 12.0),),
+    ),
+    "size": Claim(
+        "STIR MNIST: rank correlation of the size that answered with the true one at least 0.9, whatever was trained",
+        "size-that-answered",
+        tuple(Pair(ours("stir", f"MNIST {protocol}", "1 - size correlation"), 0.1) for protocol in SOME_SIZES),
+    ),
+}
+"""What networks for any size should reach, set before they were tested. Errors in %; a claim is that one is below."""
+
+
+# Verdicts
+
+
+def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
+    """Whether all pairs are as claimed (holds, fails, undecided), and the pair that decides that.
+
+    One pair that fails is enough, also where others lack numbers; else a missing number is a gap. Differences are
+    weighed as shares of the second error, so that strong distortion counts no more than mild.
+    """
+    found = [(pair, minus(data, *pair)) for pair in pairs]
+    verdicts = {result.verdict for _, result in found}
+    verdict = next((word for word in ("fails", GAP, "undecided") if word in verdicts), "holds")
+    found = [entry for entry in found if entry[1].verdict == verdict]
+    end = "low" if verdict == "fails" else "high"
+
+    def share(entry: tuple[Pair, Interval]) -> float:
+        second = entry[0].second
+        return float(getattr(entry[1], end) / (values(data, second).mean() if isinstance(second, Cell) else second))
+
+    return verdict, *max(found, key=share)
+
+
+def difference(pair: Pair, found: Interval) -> str:
+    """The interval of a pair, and of what if that is not a plain difference."""
+    return f"{found} (first minus {pair.times:g} times second)" if pair.times != 1 else str(found)
+
+
+@view
+def claims(data: Data) -> str:
+    """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict."""
+    rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
+    for key, claim in CLAIMS.items():
+        word, pair, found = decide(data, claim.pairs)
+        paper = claim.paper or _both(pair, lambda cell: papers(cell).split()[0])
+        here = _both(pair, lambda cell: mean(values(data, cell, averaged=False))) if word != GAP else GAP
+        said = f"[{word}](evidence/{claim.evidence}.md)"
+        if pair.first.experiment == "longer":
+            more = "; ".join(f"{way}: {verdict(data, key, way)}" for way in MORE_EPOCHS)
+            said += f"; [more epochs](evidence/epochs.md) ({more})"
+        rows.append([claim.text, paper, here, difference(pair, found), said])
+    return table(rows, left=5)
+
+
+def papers(cell: Cell) -> str:
+    """The paper's number in a cell."""
+    if cell.measure in STRENGTHS:
+        return PAPER["2"][cell.line][cell.measure]
+    return PAPER[cell.experiment][cell.line][cell.column]
+
+
+def _both(pair: Pair, number: Callable[[Cell], str]) -> str:
+    """Both numbers of a pair, each with what sets it apart, and in what they are alike."""
+    first, second, _ = pair
+    if not isinstance(second, Cell):
+        raise TypeError(f"a claim of the paper compares two cells (got {second!r}).")
+    names, alike = (first.line, second.line), first.measure if first.measure in STRENGTHS else first.column
+    if first.line == second.line:
+        names, alike = (first.column, second.column), first.line
+    return f"{names[0]} {number(first)}, {names[1]} {number(second)} ({alike})"
+
+
+@view
+def verdict(data: Data, claim: str, way: str = "") -> str:
+    """Whether a claim holds; one on distortion also after so many epochs, or after those that validation chose."""
+    own = epochs_of(data, way) if way else {}
+
+    def then(cell: Any) -> Any:
+        return cell._replace(column=own.get(cell.line, cell.column)) if isinstance(cell, Cell) else cell
+
+    compared = [Pair(then(first), then(second), times) for first, second, times in CLAIMS[claim].pairs]
+    return decide(data, compared)[0] if own or not way else GAP
+
+
+@view
+def more_epochs(data: Data) -> str:
+    """Whether more epochs change the verdicts on distortion: the answer, and which verdicts become what."""
+    rivals = {"distortion": "LocScaleInv-CNN", "par": "Spatial Transformer"}
+    changes: dict[str, list[str]] = {}  # what changes, and with which numbers of epochs
+    for way in MORE_EPOCHS:
+        new = {rival: (verdict(data, claim), verdict(data, claim, way)) for claim, rival in rivals.items()}
+        changed = [f"*{word}* against {rival}" for rival, (old, word) in new.items() if word not in (GAP, old)]
+        if changed:
+            changes.setdefault(words(changed), []).append("with " + "the " * (way == VALIDATION_CHOSE) + way)
+    said = [f"{words(ways)} the verdict becomes {changed}" for changed, ways in changes.items()]
+    return f"Yes: {'; '.join(said)}" if said else "No: no verdict changes"
+
+
+@view
+def paper_sizes_verdict(data: Data) -> str:
+    """Whether SS-CNN has the lowest error on MNIST-Scale with the input sizes that the paper has for each method."""
+    ours = Cell("sizes", "SS-CNN", "56 px")
+    return decide(data, [Pair(ours, Cell("sizes", other, "28 px")) for other in OTHERS])[0]
+
+
+@view
+def standing(data: Data, name: str, column: str) -> str:
+    """How SS-CNN's error compares with those of the others in a column: what follows "SS-CNN's error"."""
+    found: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": [], GAP: []}
+    for line in lines(name):
+        if line != "SS-CNN":
+            found[minus(data, Cell(name, "SS-CNN", column), Cell(name, line, column)).verdict].append(line)
+    said = {word: f"that of {words(names)}" for word, names in found.items() if names}
+    sides = {"holds": "lower", "fails": "higher"}
+    decided = ", ".join(f"{side} than {said[word]}" for word, side in sides.items() if word in said)
+    rest = {"undecided": "cannot be told apart from", GAP: "has not been compared with"}
+    others = (f"{text} {said[word]}" for word, text in rest.items() if word in said)
+    return "; it ".join([*([f"is {decided}"] if decided else []), *others])
+
+
+@view
+def targets(data: Data, evidence: str = "") -> str:
+    """Targets, those of one page or all: the pair that decides, its interval, and the verdict."""
+    rows = [["target", "here", "95 % interval of the difference of errors", "verdict"]]
+    for claim in (claim for claim in TARGETS.values() if evidence in ("", claim.evidence)):
+        word, pair, found = decide(data, claim.pairs)
+        said = word if evidence else f"[{word}](evidence/{claim.evidence}.md)"
+        shown = [PENDING, "", ""] if word == GAP else [_here(data, pair), difference(pair, found), said]
+        rows.append([claim.text, *shown])
+    return table(rows, left=4)
+
+
+def _here(data: Data, pair: Pair) -> str:
+    """Both numbers of a pair in the words of its table: accuracies, errors or correlations."""
+    first, second, _ = pair
+    whole, kind = (100.0, "accuracy") if first.experiment in ("stir", "large-scale") else (0.0, "error")
+    if "correlation" in first.measure:
+        whole, kind = 1.0, "rank correlation"
+    numbers = [float(values(data, cell).mean()) if isinstance(cell, Cell) else cell for cell in (first, second)]
+    shown = [f"{whole - number if whole else number:.2f}" for number in numbers]
+    where = ", ".join(filter(None, (kind, first.column, first.measure if first.measure.startswith("size") else "")))
+    other = second.line if isinstance(second, Cell) else f"at {'most' if kind == 'error' else 'least'}"
+    return f"{first.line} {shown[0]}, {other} {shown[1]} ({where})"
+
+
+@view
+def outcome(data: Data, evidence: str) -> str:
+    """How many targets of a page hold, in words."""
+    found = [decide(data, claim.pairs)[0] for claim in TARGETS.values() if claim.evidence == evidence]
+    if all(word == GAP for word in found):
+        return PENDING
+    named = {"holds": "hold", "fails": "fail", "undecided": "undecided", GAP: PENDING}
+    counts = [f"{found.count(word)} {name}" for word, name in named.items() if word in found]
+    return f"of {len(found)} targets {words(counts)}" if len(found) > 1 else f"the target: {named[found[0]]}"

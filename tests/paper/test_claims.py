@@ -1,0 +1,119 @@
+"""Verdicts come from intervals, of the paper's claims and of our targets."""
+
+import re
+
+import pytest
+
+from paper import claims, grids
+from paper.cells import ANY_SIZE, GAP
+from paper.claims import TARGETS, Pair
+from paper.grids import EXPERIMENTS, LEADING, Cell
+from paper.markdown import words
+from tests.paper.invented import LONGER, longer, results_by_size, table_1
+
+
+def test_a_claim_holds_if_all_pairs_do_and_fails_with_one(load):
+    lower = {"SS-CNN": 0.02, "Spatial Transformer": 0.03, "LocScaleEq-CNN": 0.04, "LocScaleInv-CNN": 0.05}
+    assert claims.verdict(load(table_1(lower)), "mnist") == "holds"
+    assert claims.verdict(load(table_1(lower | {"LocScaleEq-CNN": 0.01})), "mnist") == "fails"
+    assert claims.verdict(load(table_1(lower, wobble=0.02)), "mnist") == "undecided"
+    assert claims.verdict(load(table_1(lower | {"LocScaleEq-CNN": 0.01}, wobble=0.02)), "mnist") == "fails"
+    assert claims.verdict(load(list(table_1(lower))[:-1]), "mnist") == GAP
+
+
+def test_the_pair_that_decides_is_shown(load):
+    errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.03, "LocScaleEq-CNN": 0.04, "LocScaleInv-CNN": 0.05}
+    shown = claims.claims(load(table_1(errors)))
+    assert (
+        "| SS-CNN 1.91, Spatial Transformer 1.97 (MNIST-Scale) | SS-CNN 2.25, Spatial Transformer 3.25 (MNIST-Scale) |"
+        " **-1.00 to -1.00** | [holds](evidence/input-size.md) |"
+    ) in shown
+    shown = claims.claims(load(table_1(errors | {"LocScaleEq-CNN": 0.01})))
+    assert (
+        "| SS-CNN 1.91, LocScaleEq-CNN 2.44 (MNIST-Scale) | SS-CNN 2.25, LocScaleEq-CNN 1.25 (MNIST-Scale) |" in shown
+    )
+
+
+def test_no_verdict_hangs_on_the_words_of_a_claim(load, monkeypatch):
+    data = load(table_1({"SS-CNN": 0.02, **dict.fromkeys(grids.OTHERS, 0.03)}))
+    for key, claim in claims.CLAIMS.items():
+        before = claims.verdict(data, key)
+        monkeypatch.setitem(claims.CLAIMS, key, claim._replace(text="on par, lower, not the others"))
+        assert claims.verdict(data, key) == before
+
+
+def test_par_allows_a_tenth_more(load):
+    for factor, said in ((1.09, "holds"), (1.11, "fails")):
+        tested = {"Spatial Transformer": (0.01,) * 3, "SS-CNN": (0.01, 0.01 * factor, 0.01)}
+        data = load(*longer(tested))
+        assert claims.verdict(data, "par", "120 epochs") == said
+        assert claims.verdict(data, "par") == claims.verdict(data, "par", "300 epochs") == "holds"
+
+
+def test_verdicts_that_more_epochs_change_are_told(load):
+    same = dict.fromkeys(LONGER, (0.01,) * 3) | {"LocScaleInv-CNN": (0.02,) * 3}
+    assert claims.more_epochs(load(*longer(same))) == "No: no verdict changes"
+    worse = same | {"SS-CNN": (0.01, 0.03, 0.01)}
+    assert claims.more_epochs(load(*longer(worse, same))) == (
+        "Yes: with 120 epochs the verdict becomes *fails* against LocScaleInv-CNN and *fails* against "
+        "Spatial Transformer"
+    )
+
+
+def test_words_follow_the_numbers(load):
+    errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.01, "LocScaleEq-CNN": 0.03, "LocScaleInv-CNN": 0.03}
+    said = claims.standing(load(table_1(errors)), "1", "MNIST-Scale")
+    assert said == (
+        "is lower than that of LocScaleEq-CNN and LocScaleInv-CNN, higher than that of Spatial Transformer; "
+        "it has not been compared with that of Plain CNN"
+    )
+    said = claims.standing(load(table_1(errors | {"Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
+    assert said == (
+        "is higher than that of Spatial Transformer; "
+        "it cannot be told apart from that of LocScaleEq-CNN, LocScaleInv-CNN and Plain CNN"
+    )
+    said = claims.standing(load(table_1({"SS-CNN": 0.02, "Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
+    assert said.startswith("cannot be told apart from that of Plain CNN; it has not been compared with that of Spatial")
+    assert (words(["a"]), words(["a", "b", "c"]), words([])) == ("a", "a, b and c", "")
+
+
+def test_targets_are_about_cells_that_exist():
+    known = {(name, row.line, row.column) for name in LEADING for row in EXPERIMENTS[name].rows}
+    for claim in TARGETS.values():
+        for cell in (cell for pair in claim.pairs for cell in pair[:2] if isinstance(cell, Cell)):
+            assert cell[:3] in known
+            assert cell.measure in ("test error", *ANY_SIZE)
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.7, "holds"), (0.8, "undecided"), (0.95, "fails")])
+def test_a_target_follows_the_intervals(load, ratio, verdict):
+    def error(line):
+        return 0.2 * ratio if line == LEADING["rescaled-cifar10"] else 0.2 if line == grids.RESIZED else 0.4
+
+    data = load(results_by_size("rescaled-cifar10", error))
+    rows = [row for row in claims.targets(data, "rescaled-cifar10").splitlines() if "at most 0.8 times" in row]
+    assert len(rows) == 1
+    assert rows[0].endswith(f"| {verdict} |")
+    assert f"{grids.RESIZED} 20.05" in rows[0]  # the rival that decides
+    assert "(first minus 0.8 times second)" in rows[0]
+    words = {"holds": "1 hold", "fails": "1 fail", "undecided": "2 undecided"}  # inside, all are the same
+    assert words[verdict] in claims.outcome(data, "rescaled-cifar10")
+
+
+def test_targets_speak_of_accuracies_and_correlations_where_their_tables_do(load):
+    data = load(results_by_size("stir", lambda line: 0.02, correlation=0.85))
+    text = claims.targets(data)
+    assert re.search(
+        r"STIR MNIST: accuracy .* \| Scale channels, plain filters 97.55, at least 94.00 \(accuracy, MNIST ", text
+    )
+    assert "0.85, at least 0.90 (rank correlation, MNIST Small2Large)" in text
+    assert "[holds](evidence/stir.md)" in text
+    assert "[fails](evidence/size-that-answered.md)" in text
+    assert claims.outcome(data, "size-that-answered") == "the target: fail"
+
+
+def test_the_pair_that_decides_weighs_shares_also_against_numbers(load):
+    data = load(results_by_size("stir", lambda line: 0.05))
+    cell = claims.ours("stir", "MNIST Mid2Rest")
+    _, pair, _ = claims.decide(data, [Pair(cell, 10.0), Pair(cell, 6.0)])
+    assert pair.second == 6.0
