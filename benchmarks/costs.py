@@ -1,7 +1,8 @@
 """The costs by which "auto" chooses a backend, fitted to the times of layers of every shape.
 
 A time is modelled as a sum of what there is to do, :func:`scalesteer.fast.work`, each with a cost that is not negative.
-The costs with the least sum of squared relative errors are found, for each backend and kind of work.
+The costs with the least sum of squared relative errors are found, for each backend and kind of work. Layers for which
+both backends take about as long count most: there a small error changes the choice.
 """
 
 from __future__ import annotations
@@ -46,18 +47,21 @@ def _key(record: dict[str, Any]) -> str:
 
 def fit(path: Path) -> Costs:
     """The costs of each kind of work, in nanoseconds for each unit."""
-    rows: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
+    rows: dict[tuple[str, str], list[tuple[tuple[float, ...], float, float]]] = {}
     with torch.no_grad():
         for case, times in measured(path):
             for name, amount in work(case).items():
                 kind = "training" if case.train else "inference"
-                rows.setdefault((kind, name), []).append((amount, times["direct" if name == "direct" else "fast"]))
+                weight = 1 / (0.2 + abs(np.log(times["fast"] / times["direct"])))
+                time = times["direct" if name == "direct" else "fast"]
+                rows.setdefault((kind, name), []).append((amount, time, weight))
     costs: Costs = {"training": {}, "inference": {}}
     for (kind, name), samples in rows.items():
-        amounts, times = np.array([a for a, _ in samples], float), np.array([t for _, t in samples])
-        relative = amounts / times[:, None]
-        size = relative.max(0)
-        found, _ = nnls(relative / size, np.ones(len(times)))
+        amounts = np.array([amount for amount, _, _ in samples], float)
+        taken, weights = np.array([[time, weight] for _, time, weight in samples]).T
+        relative = amounts * (weights / taken)[:, None]
+        size = np.maximum(relative.max(0), np.finfo(float).tiny)  # some work may be in no case
+        found, _ = nnls(relative / size, weights)
         costs[kind][name] = tuple(float(f"{c:.3g}") for c in found / size)
     return costs
 

@@ -407,10 +407,10 @@ def test_half_as_many_functions_serve_the_preset_smooth():
 @both_symmetries
 def test_finished_filters_are_transformed_once_for_all_pieces(basis, monkeypatch):
     layer = fold(ScaleSteerableConv2d(4, 2, padding=3, basis=basis, backend="fast"))
-    x, calls, original = torch.randn(9, 4, 12, 12), [], spectral.filter_transform
+    x, calls, original = torch.randn(9, 4, 12, 12), [], spectral.half_filters
     expected = layer(x)
     monkeypatch.setattr(fast_path, "CPU_PIECE", 1)  # one image each
-    monkeypatch.setattr(spectral, "filter_transform", lambda *a: calls.append(1) or original(*a))
+    monkeypatch.setattr(spectral, "half_filters", lambda *a: calls.append(1) or original(*a))
     torch.testing.assert_close(layer(x), expected)
     assert len(calls) == len(layer.sizes) * (1 if layer._stored_filters().symmetric else 2)
 

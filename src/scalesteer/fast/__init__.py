@@ -53,7 +53,8 @@ memory_budget = 1 << 28
 CUDA a piece may take twice as much and, where neither gradients nor winners are wanted, four times."""
 
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
-CPU_PIECE = 48 << 20  # bytes of one piece on a CPU: with more, new pages and misses of the cache cost more than calls
+# Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it.
+CPU_PIECE, CPU_PIECE_OF_TAPS = 64 << 20, 12 << 20
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
 FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
@@ -63,14 +64,14 @@ MOST_SCALES = 255  # winners are bytes
 # `python -m benchmarks costs` to layers of every shape, on one thread of a CPU.
 COSTS: dict[str, dict[str, tuple[float, ...]]] = {
     "training": {
-        "direct": (0.0669, 0.086, 0.931, 0.771, 5.57, 0.0),
-        "taps": (0.0193, 3.43, 3.33, 0.0),
-        "frequencies": (0.0673, 0.0657, 10.3, 2.18, 0.0),
+        "direct": (0.0638, 0.0683, 0.947, 0.284, 1.79, 0.922, 0.0),
+        "taps": (0.024, 2.28, 2.86, 0.0),
+        "frequencies": (0.189, 0.035, 9.75, 1.54, 15.8, 303000.0),
     },
     "inference": {
-        "direct": (0.0179, 0.0227, 0.184, 0.432, 1.18, 32400.0),
-        "taps": (0.0162, 1.12, 0.925, 0.0),
-        "frequencies": (0.0142, 0.0302, 2.34, 0.256, 186000.0),
+        "direct": (0.0188, 0.0202, 0.214, 0.0, 0.54, 1.08, 0.0),
+        "taps": (0.0246, 0.442, 0.699, 80000.0),
+        "frequencies": (0.0365, 0.0211, 2.75, 0.226, 4.67, 78200.0),
     },
 }
 # On CUDA: with few channels, up to this window "direct" is as fast, for symmetric filters, and for others. Then the
@@ -122,28 +123,29 @@ def needs_plain_operations(x: Tensor, backend: str) -> bool:
 def work(axes: Axes, filters: Filters, groups: int, batch: int, tiles: bool = True) -> dict[str, tuple[float, ...]]:
     """What "direct" and the engine behind "fast" have to do, as counts whose costs are fitted: :data:`COSTS`.
 
-    Direct: multiply-adds, the same without input channels (few are slow), that in groups, maps, and filters.
-    Frequencies: products, transforms, maps, and filters. Taps: multiply-adds, pixels that are laid out, and maps. Calls
-    are last.
+    Direct: multiply-adds, the same without input channels (few are slow), that in groups, that with a stride, maps, and
+    filters. Frequencies: products, transforms, maps, filters, and what is moved for groups. Taps: multiply-adds, pixels
+    that are laid out, and maps. Calls are last.
     """
     (out_channels, channels), scales = filters.weights.shape[:2], len(filters.sizes)
     rows, columns = axes
-    maps, taps = batch * rows.count * columns.count * out_channels, sum(filters.areas)
-    in_groups = maps * taps if groups > 1 else 0
-    direct = maps * channels * taps, maps * taps, in_groups, maps * scales, out_channels * channels * taps, scales
+    pixels, taps, parts = batch * rows.count * columns.count, sum(filters.areas), 1 if filters.symmetric else 2
+    maps = pixels * out_channels * scales
+    sums = pixels * taps * (-(-out_channels // 16) * 16 if groups == 1 else out_channels)  # vectors have 16 channels
+    slow = sums if groups > 1 else 0, sums if rows.stride * columns.stride > 1 else 0
+    direct = sums * channels, sums, *slow, maps, out_channels * channels * taps, scales
     if channels <= FEW_CHANNELS and groups == 1 and _few_taps(filters):
-        half = 2 if filters.symmetric else 1
-        pixels = batch * rows.count * columns.count * channels * max(filters.areas) / half
-        return {"direct": direct, "taps": (maps * channels * taps / half, pixels, maps * scales, scales)}
+        counts = pixels * out_channels * channels * taps, pixels * channels * max(filters.areas)
+        return {"direct": direct, "taps": (parts * counts[0] / 2, parts * counts[1] / 2, maps, scales)}
     if tiles and (cut := _tiles(axes)) is not None:
         batch *= -(-rows.count // cut[0].count) * -(-columns.count // cut[1].count)
         rows, columns = cut
-    period, parts = rows.period * columns.period, 1 if filters.symmetric else 2
-    products = scales * period * channels * parts * out_channels
+    spectra = scales * rows.period * columns.period * out_channels
     back = scales * out_channels * rows.period * columns.count * (2 * columns.period + rows.count)
     there = channels * groups * rows.period * columns.length * (2 * columns.period + rows.length)
-    maps = batch * rows.count * columns.count * out_channels * scales
-    return {"direct": direct, "frequencies": (batch * products, batch * (back + there), maps, products, scales)}
+    products, maps = spectra * channels * parts, batch * rows.count * columns.count * out_channels * scales
+    moved = batch * spectra if groups > 1 else 0
+    return {"direct": direct, "frequencies": (batch * products, batch * (back + there), maps, products, moved, scales)}
 
 
 def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True, batch: int = 16) -> str:
@@ -339,7 +341,7 @@ class _Task(NamedTuple):
         if not job.kind.half:
             x = convert(x, weights.dtype)
         if x.device.type == "cpu":
-            room = min(CPU_PIECE, memory_budget)
+            room = min(CPU_PIECE, memory_budget, CPU_PIECE_OF_TAPS if job.kind is Taps else CPU_PIECE)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
             room = max(memory_budget * (2 if gradient else 4), job.for_filters)
         step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image))

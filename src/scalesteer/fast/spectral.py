@@ -22,7 +22,8 @@ are the real numbers kept, in the order (u, sign, v, {a, b}). The backward pass 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,6 +97,8 @@ class Kept(Generic[Value]):
 _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 CACHED_BYTES = 1 << 22  # of what goes from one product to the next on a CPU
+MANY_OUTPUTS = 128  # from so many channels on, one scale is enough for a product, and to join scales takes longer
+IDLE_BYTES = 1 << 27  # of each thread's workspace, between two calls
 
 
 def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
@@ -126,22 +129,30 @@ def _count_bytes(value: Any) -> int:
 class Workspace:
     """Memory for intermediate results, used again for the next scale and the next piece of a batch.
 
-    New memory is slow on a CPU: the system hands it out page by page, and each first access of a page is a fault.
+    New memory is slow on a CPU: the system hands it out page by page, and each first access of a page is a fault. There
+    the memory also serves the next workspace of the same thread, so that nothing may stay in it.
     Without a tensor whose kind it is to have, every result gets memory of its own, as autograd needs.
     """
 
+    idle = threading.local()
+
     def __init__(self, like: Tensor | None) -> None:
-        self.like = like
-        self.buffers: dict[str, Tensor] = {}
+        self.like, self.lasts = like, like is not None and like.device.type == "cpu"
+        self.buffers: dict[str, Tensor] = self.idle.__dict__.pop("buffers", {}) if self.lasts else {}
+
+    def __del__(self) -> None:
+        if self.lasts and sum(map(_count_bytes, self.buffers.values())) <= IDLE_BYTES:
+            self.idle.buffers = self.buffers
 
     def buffer(self, name: str, *shape: int) -> Tensor | None:
         """A tensor for the argument `out` of an operation, or None: without a name, too, memory is new."""
         if self.like is None or not name:
             return None
-        floats = math.prod(shape)
-        if name not in self.buffers or self.buffers[name].numel() < floats:
-            self.buffers[name] = self.like.new_empty(floats)
-        return self.buffers[name][:floats].view(shape)
+        floats, found = math.prod(shape), self.buffers.get(name)
+        if found is None or found.numel() < floats or found.dtype != self.like.dtype:
+            with torch.inference_mode(False):  # whoever comes next may be outside of it
+                found = self.buffers[name] = self.like.new_empty(floats)
+        return found[:floats].view(shape)
 
 
 NEW_MEMORY = Workspace(None)
@@ -289,8 +300,8 @@ class Plan:
     analyse: Matrices  # (N, H), (2M, 2W)
     restore: Matrices  # (H', N), (2W', 2M)
     # For the even part of filters and, unless they are symmetric, for the odd part; of each, for each scale:
-    filters: list[list[Matrices]]  # (N, 2 (n // 2 + 1)), (M, n): the middle row and those below it
-    windows: list[list[Matrices]]  # (N, 2n), (M, n): all rows
+    filters: list[list[Matrices]]  # (N, n // 2 + 1), (M, 2n): the middle row and those below it
+    windows: list[list[Matrices]]  # (N, n), (M, 2n): all rows
 
 
 def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor, symmetric: bool = True) -> Plan:
@@ -310,18 +321,17 @@ def _make_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch
     filters: list[list[Matrices]] = [[] for _ in range(parts)]
     windows: list[list[Matrices]] = [[] for _ in range(parts)]
     for n in sizes:
-        turns = angles(columns, n)
-        column_matrix = place(torch.cat([turns.cos(), turns.sin()]))  # ({c, s} v, n)
         turns = angles(rows, n)
+        window = torch.stack([turns.cos(), turns.sin()], dim=1).flatten(0, 1)  # (u {c, s}, n)
+        # Half of the rows is enough, the others mirror it; the middle row stands alone.
+        half = torch.cat([window[:, n // 2, None], 2 * window[:, n // 2 + 1 :]], dim=1) / parts
+        turns = angles(columns, n)
         c, s = turns.cos(), turns.sin()
         # cos(a ± b) = cos a cos b ∓ sin a sin b, and sin(a ± b) = sin a cos b ± cos a sin b
-        for part, signs in enumerate([((c, -s), (c, s)), ((s, c), (s, -c))][:parts]):
-            window = torch.stack([torch.stack(factors, dim=2) for factors in signs], dim=1)
-            window = window.flatten(0, 1)  # (u {+, -}, n, {c, s})
-            # Half of the rows is enough, the others mirror it; the middle row stands alone.
-            half = torch.cat([window[:, n // 2, None], 2 * window[:, n // 2 + 1 :]], dim=1) / parts
-            filters[part].append((place(half.flatten(1)), column_matrix))
-            windows[part].append((place(window.flatten(1)), column_matrix))
+        for part, signs in enumerate([((c, -s), (c, s)), ((s, c), (-s, c))][:parts]):
+            column_matrix = place(torch.cat([torch.cat(factors, dim=1) for factors in signs]))  # ({+, -} v, {c, s} n)
+            filters[part].append((place(half), column_matrix))
+            windows[part].append((place(window), column_matrix))
     # Both ways have the same factor, so that spectra of images and of gradients stay in the range of half precision.
     factor = (2 / (rows.period * columns.period)) ** 0.5
     row_matrix, column_matrix = _analysis(axes, [_arange(axis.length) for axis in axes])
@@ -364,15 +374,19 @@ def _view(x: Tensor, *shape: int) -> Tensor:
     return x.flatten().reshape(shape)
 
 
-def filter_transform(filters: Tensor, plan: Plan, i: int, part: int = 0, rows: slice = slice(None)) -> Tensor:
-    """One part of the filters of scale i to frequencies, `(R, n, n)` -> `(u {+, -}, v, R)`, or to some; see `Plan`."""
+def half_filters(filters: Tensor, part: int, parts: int) -> Tensor:
+    """What `Plan.filters` takes of one part of filters: `(R, n, n)` -> `(n // 2 + 1, n, R)`."""
     middle = filters.shape[1] // 2
     half = filters[:, middle:]
-    if len(plan.filters) > 1:
+    if parts > 1:
         opposite = filters[:, : middle + 1].flip(1, 2)
         half = half - opposite if part else half + opposite  # twice the part
-    row_matrix, column_matrix = plan.filters[part][i]
-    return restore(half.permute(1, 2, 0), (row_matrix[rows], column_matrix))  # (n/2, n, R), not moved in memory
+    return half.permute(1, 2, 0)
+
+
+def filter_transform(filters: Tensor, plan: Plan, i: int, part: int = 0) -> Tensor:
+    """One part of the filters of scale i to frequencies, `(R, n, n)` -> `(u, {+, -} v, R)`; see `Plan`."""
+    return transform(half_filters(filters, part, len(plan.filters)), plan.filters[part][i])
 
 
 class BasisPart(NamedTuple):
@@ -436,6 +450,29 @@ def turn(spectrum: Tensor) -> Tensor:
     return torch.cat([spectrum[:, images:], -spectrum[:, :images]], dim=1)
 
 
+def join_signs(x: Tensor, out: Tensor) -> Tensor:
+    """Half of the way from frequencies to columns: `(u, {+, -}, v, {a, b}, R)` -> `(u, {c, s}, v, {c, s}, R)`.
+
+    What is left is one product with `(W', M)`, for cosines and sines of rows alike: half of the work of `(2W', 2M)`.
+    """
+    (plus_a, plus_b), (minus_a, minus_b) = x[:, 0].unbind(2), x[:, 1].unbind(2)
+    torch.add(plus_a, minus_a, out=out[:, 0, :, 0])
+    torch.sub(plus_b, minus_b, out=out[:, 0, :, 1])
+    torch.add(plus_b, minus_b, out=out[:, 1, :, 0])
+    torch.sub(minus_a, plus_a, out=out[:, 1, :, 1])
+    return out
+
+
+def split_signs(x: Tensor, out: Tensor) -> Tensor:
+    """The adjoint of `join_signs`."""
+    (cos_cos, cos_sin), (sin_cos, sin_sin) = x[:, 0].unbind(2), x[:, 1].unbind(2)
+    torch.sub(cos_cos, sin_sin, out=out[:, 0, :, 0])
+    torch.add(sin_cos, cos_sin, out=out[:, 0, :, 1])
+    torch.add(cos_cos, sin_sin, out=out[:, 1, :, 0])
+    torch.sub(sin_cos, cos_sin, out=out[:, 1, :, 1])
+    return out
+
+
 def blank_scales(bright: Tensor, supports: Tensor, axes: Axes, symmetric: bool) -> Tensor:
     """How many scales, from the first on, see zeros only: `(B, groups, H, W)`, `(S, n, n)` -> `(B, groups, H', W')`.
 
@@ -487,11 +524,14 @@ class Frequencies(Engine):
         self.parts, self.every_row = len(self.plan.filters), slice(0, axes[0].period // 2)
         self.basis = self.from_basis(("frequencies", axes), lambda _: self._tables())
         if self.basis is not None:
-            self.basis_weights = [self._by_pair(part.weights(filters.weights)).mT for part, _ in self.basis]
+            # (C, E, O / G): a product for each input channel, or, where groups are small, one for all, (1, E, C O / G)
+            weights = [self._by_pair(part.weights(filters.weights)) for part, _ in self.basis]
+            self.basis_weights = [w.mT if groups == 1 else w.flatten(0, 1).T[None] for w in weights]
         # Transfers, and their gradients, of all frequencies serve every piece, unless they take too much memory.
-        floats = self.floats(filters, axes)[0]
-        self.keeps = (pieces > 1 or self.basis is None) and floats * like.element_size() <= self.budget // 2
-        self.transfers = self._keep_transfers() if self.keeps else None
+        self.fits = self.floats(filters, axes)[0] * like.element_size() <= self.budget // 2
+        self.keeps = pieces > 1 and self.fits
+        self.halves: dict[tuple[int, int], Tensor] = {}
+        self.transfers: Tensor | None = None
         self.transfer_grads: Tensor | None = None
 
     def _tables(self) -> tuple[tuple[BasisPart, Tensor], ...]:
@@ -529,9 +569,8 @@ class Frequencies(Engine):
 
     def response(self, i: int) -> Tensor:
         """`(H', W', B O)` of one scale, by plain operations and from finished filters."""
-        transfer = torch.stack([self._filter_transform(i, part) for part in range(self.parts)], dim=1)
-        transfer = _view(transfer, -1, self.parts, self.groups, self.per_group, self.outputs)
-        transfer = transfer.transpose(1, 2).reshape(-1, self.parts * self.per_group, self.outputs)
+        parts = [self._filter_transform(i, part, self.every_row) for part in range(self.parts)]
+        transfer = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (f G, 2C / G, O / G)
         product = torch.bmm(self.spectrum, transfer)  # (f G, 2B, O / G)
         return restore(self._by_row(product, self.out_channels), self.plan.restore)
 
@@ -552,17 +591,18 @@ class Frequencies(Engine):
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         if self.batch == 0:
             return
+        small = self.basis is None and self.fits and self.outputs < MANY_OUTPUTS
+        if self.transfers is None and (self.keeps or small):
+            self.transfers = self._keep_transfers()
         blank = None if winner is None else self.blank_scales()
-        row_matrix, column_matrix = self.plan.restore
-        between = self._between(column_matrix.shape[0])
+        (row_matrix, column_matrix), between = self._restore(), self._between()
         for block in self._blocks():
-            spectrum, transfers = self.spectrum[self._frequencies(block)], self._transfers(block)
-            buffer = self.space.buffer("product", *spectrum.shape[:2], transfers.shape[2])
-            product = torch.bmm(spectrum, transfers, out=buffer).unflatten(0, (-1, self.groups))
-            product = product.unflatten(3, (self.scales, -1)).permute(0, 2, 3, 1, 4)  # (f, 2B, S, G, O / G)
-            product = product.reshape(-1, column_matrix.shape[1], between.shape[2])
-            batched_product(column_matrix, product, between[block])
-        between = between.view(row_matrix.shape[1], -1, between.shape[2])  # (u {c, s}, W', B S O)
+            product = self._multiply(block).unflatten(0, (-1, self.groups)).unflatten(3, (self.scales, -1))
+            product = product.permute(0, 2, 3, 1, 4)  # (f, 2B, S, G, O / G)
+            joined = _exists(self.space.buffer("joined", *self._by_sign(block)))
+            join_signs(product.reshape(joined.shape), joined)
+            here = between[self._rows(block)]
+            batched_product(column_matrix, joined.view(len(here), -1, here.shape[2]), here)
         shape = self.batch, self.scales, self.out_channels
         top = self.like.new_empty(len(row_matrix), between.shape[1], self.batch, self.out_channels)
         index = None if winner is None else torch.zeros_like(top, dtype=torch.uint8)
@@ -587,44 +627,39 @@ class Frequencies(Engine):
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         if self.batch == 0:
             return
-        row_matrix, column_matrix = adjoint(self.plan.restore)
-        rest = self.batch * self.scales * self.out_channels
-        between = self._between(column_matrix.shape[1]).view(len(row_matrix), -1, rest)  # (u {c, s}, W', B S O)
-        incoming, index = (self.inwards(t).unflatten(2, (self.batch, -1)) for t in (grad, winner))  # (H', W', B, O)
+        if self.transfers is None and self.keeps:
+            self.transfers = self._make_transfers(self.every_row, "transfers")
+        (row_matrix, column_matrix), between = adjoint(self._restore()), self._between()
+        incoming = self.inwards(grad).unflatten(2, (self.batch, -1))  # (H', W', B, O)
+        index = winner.permute(2, 3, 0, 1).contiguous()
         for strip in self._strips():
-            here, wins = incoming[:, strip], index[:, strip]
+            here, winners = incoming[:, strip], index[:, strip]
             routed = _exists(self.space.buffer("strip", *here.shape[:3], self.scales, self.out_channels))
+            wins = torch.empty_like(winners)  # bytes: to compare bytes and get something else takes far longer
             for i in range(self.scales):
-                routed[..., i, :].copy_(wins == i).mul_(here)
+                routed[..., i, :].copy_(torch.eq(winners, i, out=wins)).mul_(here)
             torch.mm(row_matrix, routed.view(len(routed), -1), out=between[:, strip].flatten(1))
-        between = between.view(len(row_matrix) // 2, -1, rest)
-        back = None if grad_image is None else _exists(self.space.buffer("grad_spectrum", *self.spectrum.shape))
-        first = self.transfer_grads is None
-        if weights and self.keeps and first:
-            shape = len(self.spectrum), self.parts * self.per_group, self.scales * self.outputs
-            self.transfer_grads = self.like.new_empty(shape)
+        back = None
+        if grad_image is not None:  # transposed, products are faster
+            sizes = self.parts, len(self.spectrum), self.per_group, 2 * self.batch
+            back = _exists(self.space.buffer("grad_spectrum", *sizes))
+            if self.merges:  # (1, f G, 2C / G, 2B)
+                back = back.view(1, len(self.spectrum), -1, 2 * self.batch)
         for block in self._blocks():
-            frequencies = self._frequencies(block)
-            buffer = self.space.buffer("product", block.stop - block.start, column_matrix.shape[0], rest)
-            product = batched_product(column_matrix, between[block], buffer)
+            here, shape = between[self._rows(block)], self._by_sign(block)
+            buffer = self.space.buffer("joined", len(here), len(column_matrix), here.shape[2])
+            joined = batched_product(column_matrix, here, buffer).view(shape)
+            product = split_signs(joined, _exists(self.space.buffer("product", *shape)))
             product = product.view(-1, 2 * self.batch, self.scales, self.groups, self.outputs).permute(0, 3, 1, 2, 4)
             product = product.reshape(-1, 2 * self.batch, self.scales * self.outputs)  # (f G, 2B, S O / G)
             if back is not None:
-                torch.bmm(product, self._transfers(block).mT, out=back[frequencies])
-            if not weights:
-                continue
-            factors = self.spectrum[frequencies].mT, product
-            if self.transfer_grads is None:
-                self._add_to_weights(block, torch.bmm(*factors))
-            elif first:
-                torch.bmm(*factors, out=self.transfer_grads[frequencies])
-            else:
-                self.transfer_grads[frequencies].baddbmm_(*factors)
+                self._to_image(block, product, back[:, self._frequencies(block)])
+            if weights:
+                self._pull_back(block, product)
         if grad_image is not None and back is not None:
-            if not self.filters.symmetric:
-                straight, turned = back.split(self.per_group, dim=2)
-                back = straight - turn(turned)
-            spectrum = self._by_row(back, self.channels)
+            straight, *turned = back[0].split(self.per_group, dim=1) if self.merges else back.unbind()
+            spectrum = straight.mT - turn(turned[0].mT) if turned else straight.mT
+            spectrum = self._by_row(spectrum, self.channels)
             maps = restore(spectrum, adjoint(self.plan.analyse), self.space, "image")
             grad_image.copy_(self.outwards(maps, self.channels))
 
@@ -641,19 +676,29 @@ class Frequencies(Engine):
         parts = [part.pull_back(grad) for (part, _), grad in zip(self.basis, grads, strict=True)]
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    def _between(self, height: int) -> Tensor:
+    def _restore(self) -> Matrices:
+        """Frequencies, as `join_signs` leaves them, to pixels: `(H', N)`, `(W', M)`."""
+        row_matrix, column_matrix = self.plan.restore
+        return row_matrix, column_matrix[: len(column_matrix) // 2, : column_matrix.shape[1] // 2]
+
+    def _between(self) -> Tensor:
+        """`(N, W', B S O)`: rows are frequencies, u and {c, s}, and columns are pixels."""
         rest = self.batch * self.scales * self.out_channels
-        return _exists(self.space.buffer("between", self.every_row.stop, height, rest))
+        return _exists(self.space.buffer("between", self.axes[0].period, self.axes[1].count, rest))
+
+    def _by_sign(self, block: slice) -> tuple[int, ...]:
+        """The shape of a block for `join_signs`."""
+        rest = self.batch * self.scales * self.out_channels
+        return block.stop - block.start, 2, self.axes[1].period // 2, 2, rest
 
     def _blocks(self) -> list[slice]:
         """Of row frequencies."""
-        floats, room = 2 * self.batch * self.out_channels, CACHED_BYTES
-        if not self.keeps:
-            floats += self.out_channels * self.per_group * self.parts
-        if self.like.device.type != "cpu" or (not self.keeps and self.basis is None):  # each block has its price
+        floats, room = 2 * self.batch * self.out_channels * self.scales, CACHED_BYTES
+        if self.transfers is None:
+            floats += self.out_channels * self.per_group * (self.parts * self.scales if self.merges else 1)
+        if self.like.device.type != "cpu":  # each block has its price
             room = max(room, self.budget // 4)
-        size = floats * self.axes[1].period * self.scales * self.like.element_size()
-        return _slices(self.every_row.stop, size, room)
+        return _slices(self.every_row.stop, floats * self.axes[1].period * self.like.element_size(), room)
 
     def _strips(self) -> list[slice]:
         """Of columns of the output."""
@@ -662,20 +707,75 @@ class Frequencies(Engine):
         size = rows.count * self.batch * self.scales * self.out_channels * self.like.element_size()
         return _slices(columns.count, size, room)
 
+    def _rows(self, block: slice) -> slice:
+        """The places of a block on the axis u {c, s}."""
+        return slice(2 * block.start, 2 * block.stop)
+
     def _frequencies(self, block: slice, groups: int = 0) -> slice:
         """The places of a block on the axis f G."""
         each = self.axes[1].period * (groups or self.groups)
         return slice(block.start * each, block.stop * each)
 
+    def _each(self) -> Iterator[tuple[int, int, slice, slice]]:
+        """Scales, parts, and their places on the axes 2C / G and S O / G of transfers."""
+        for i in range(self.scales):
+            for part in range(self.parts):
+                rows, columns = (slice(k * n, (k + 1) * n) for k, n in ((part, self.per_group), (i, self.outputs)))
+                yield i, part, rows, columns
+
+    def _multiply(self, block: slice) -> Tensor:
+        """The spectrum of the image with all filters: `(f G, 2B, S O / G)`."""
+        spectrum = self.spectrum[self._frequencies(block)]
+        product = _exists(self.space.buffer("product", *spectrum.shape[:2], self.scales * self.outputs))
+        if self.merges:
+            return torch.bmm(spectrum, self._transfers(block), out=product)
+        found = _exists(self.space.buffer("of scale", *spectrum.shape[:2], self.outputs))
+        for i, part, rows, columns in self._each():
+            _add_product(spectrum[:, :, rows], self._filter_transform(i, part, block, "transfers"), found, part == 0)
+            if part == self.parts - 1:
+                product[:, :, columns] = found  # torch multiplies one by one where the result is not contiguous
+        return product
+
+    def _to_image(self, block: slice, grad: Tensor, back: Tensor) -> None:
+        """Write the gradient of the spectrum, for each part `(f G, C / G, 2B)`: an adjoint of `_multiply`."""
+        if self.merges:
+            torch.bmm(self._transfers(block), grad.mT, out=back[0])
+            return
+        for i, part, _, columns in self._each():
+            transfer = self._filter_transform(i, part, block, "transfers")
+            _add_product(transfer, grad[:, :, columns].mT, back[part], i == 0)
+
+    def _pull_back(self, block: slice, grad: Tensor) -> None:
+        """Add to the gradient of the weights, or of transfers where they are kept: the other adjoint of `_multiply`."""
+        frequencies = self._frequencies(block)
+        spectrum = self.spectrum[frequencies].mT
+        if self.keeps:
+            if self.transfer_grads is None:
+                shape = len(self.spectrum), spectrum.shape[1], grad.shape[2]
+                self.transfer_grads = _exists(self.space.buffer("transfer_grads", *shape)).zero_()
+            self.transfer_grads[frequencies].baddbmm_(spectrum, grad)
+        elif self.basis is not None:
+            buffer = self.space.buffer("transfer_grads", *spectrum.shape[:2], grad.shape[2])
+            self._add_to_weights(block, torch.bmm(spectrum, grad, out=buffer))
+        else:
+            buffer = self.space.buffer("transfer_grads", len(grad), self.per_group, self.outputs)
+            for i, part, rows, columns in self._each():
+                self._add_to_taps(block, i, part, torch.bmm(spectrum[:, rows], grad[:, :, columns], out=buffer))
+
+    @property
+    def merges(self) -> bool:
+        """Whether all scales and parts are in one product, or one after the other, so that less is moved."""
+        return self.transfers is not None or self.basis is not None
+
     def _keep_transfers(self) -> Tensor:
         """Of all frequencies; of finished filters that come again, as of a folded layer, for the next call too."""
         weights, key = self.filters.weights, ("transfers", self.axes, self.filters.sizes, self.groups)
-        if self.basis is None and not weights.requires_grad:
+        if self.basis is None:
             calls: list[int] = cached_on(weights, self.like, ("calls", *key), list)
             calls.append(1)
             if len(calls) > 1:
                 return cached_on(weights, self.like, key, lambda: self._make_transfers(self.every_row))
-        return self._make_transfers(self.every_row)
+        return self._make_transfers(self.every_row, "transfers")
 
     def _transfers(self, block: slice) -> Tensor:
         if self.transfers is None:
@@ -684,52 +784,55 @@ class Frequencies(Engine):
 
     def _make_transfers(self, block: slice, name: str = "") -> Tensor:
         """Filters of all scales to the frequencies of a block: `(f G, C / G, S O / G)`, with odd parts `2C / G`."""
-        frequencies = self._frequencies(block, groups=1)
+        frequencies, width = self._frequencies(block, groups=1), self.scales * self.outputs
         count, pairs = frequencies.stop - frequencies.start, self.groups * self.per_group
-        width = self.scales * self.outputs
+        buffer = self.space.buffer(name, self.parts * pairs * count * width)
+        spectra = self.like.new_empty(self.parts * pairs * count * width) if buffer is None else buffer
         if self.basis is None:
-            spectra = self.like.new_empty(count, self.groups, self.parts, self.per_group, self.scales, self.outputs)
-            for i in range(self.scales):
-                for part in range(self.parts):
-                    found = self._filter_transform(i, part, slice(2 * block.start, 2 * block.stop))
-                    spectra[:, :, part, :, i] = found.view(count, self.groups, self.per_group, self.outputs)
-            return spectra.view(-1, self.parts * self.per_group, width)
-        buffer = self.space.buffer(name, self.parts, pairs, count * self.scales, self.outputs)
-        spectra = (
-            self.like.new_empty(self.parts, pairs, count * self.scales, self.outputs) if buffer is None else buffer
-        )
+            spectra = spectra.view(count * self.groups, self.parts * self.per_group, width)
+            for i, part, rows, columns in self._each():
+                spectra[:, rows, columns] = self._filter_transform(i, part, block, "transfer")
+            return spectra
+        spectra = spectra.view(self.parts, len(self.basis_weights[0]), count * self.scales, -1)
         for (_, table), weights, spectrum in zip(self.basis, self.basis_weights, spectra, strict=True):
             batched_product(table[frequencies].flatten(0, 1), weights, spectrum)
-        spectra = spectra.view(self.parts, self.groups, self.per_group, count, width)
-        return spectra.permute(3, 1, 0, 2, 4).reshape(-1, self.parts * self.per_group, width)
+        if self.groups == 1:
+            spectra = spectra.view(self.parts, self.per_group, count, width).permute(2, 0, 1, 3)
+        else:
+            spectra = spectra.view(self.parts, count, self.scales, self.groups, self.per_group, self.outputs)
+            spectra = spectra.permute(1, 3, 0, 4, 2, 5)
+        return spectra.reshape(-1, self.parts * self.per_group, width)
 
     def _add_to_weights(self, block: slice, grad: Tensor) -> None:
         """The adjoint of `_make_transfers`; gradients have pairs of channels first, `(C, O / G, ...)`."""
-        frequencies = self._frequencies(block, groups=1)
-        grad = grad.view(-1, self.groups, self.parts, self.per_group, self.scales, self.outputs)
-        if self.basis is not None:
-            grad = grad.permute(2, 1, 3, 0, 4, 5).reshape(
-                self.parts, self.channels, -1, self.outputs
-            )  # (..., f S, O / G)
-            for part, (_, table) in enumerate(self.basis):
-                found = batched_product(table[frequencies].flatten(0, 1).T, grad[part])  # (C, E, O / G)
-                self.add_weight_gradient(found.mT, part)
+        if self.basis is None:
+            for i, part, rows, columns in self._each():
+                self._add_to_taps(block, i, part, grad[:, rows, columns])
             return
-        rows = slice(2 * block.start, 2 * block.stop)
-        for i in range(self.scales):
-            taps: Tensor | int = 0
-            for part, windows in enumerate(self.plan.windows):
-                row_matrix, column_matrix = windows[i]
-                g = grad[:, :, part, :, i].reshape(2 * (block.stop - block.start), len(column_matrix) // 2, -1)
-                taps = taps + transform(g, adjoint((row_matrix[rows], column_matrix)), self.space)  # (n, n, C O / G)
-            found = taps.flatten(0, 1).T.unflatten(0, (-1, self.outputs))  # type: ignore[union-attr]
-            self.add_weight_gradient(found, i)
+        grad = grad.view(-1, self.groups, self.parts, self.per_group, self.scales, self.outputs)
+        grad = grad.permute((2, 1, 3, 0, 4, 5) if self.groups == 1 else (2, 0, 4, 1, 3, 5))
+        grad = _exists(self.space.buffer("transfers", *grad.shape)).copy_(grad)  # filters are not used any more
+        for part, (_, table) in enumerate(self.basis):
+            functions = table[self._frequencies(block, groups=1)].flatten(0, 1)
+            shape = len(self.basis_weights[part]), len(functions), -1  # (C, f S, O / G), or (1, f S, C O / G)
+            found = batched_product(functions.T, grad[part].reshape(shape)).mT
+            self.add_weight_gradient(found.reshape(self.channels, self.outputs, -1), part)
 
-    def _filter_transform(self, i: int, part: int, rows: slice = slice(None)) -> Tensor:
-        """One part of the filters of scale i to frequencies: `(f, C O / G)`."""
-        windows = self._by_pair(self.filters.windows()[i].flatten(2)).flatten(0, 1)
-        windows = windows.unflatten(1, (self.filters.sizes[i], -1))
-        return filter_transform(windows, self.plan, i, part, rows).flatten(0, 1)
+    def _add_to_taps(self, block: slice, i: int, part: int, grad: Tensor) -> None:
+        """The adjoint of `_filter_transform`."""
+        row_matrix, column_matrix = self.plan.windows[part][i]
+        grad = grad.reshape(block.stop - block.start, len(column_matrix), -1)
+        taps = restore(grad, adjoint((row_matrix[self._rows(block)], column_matrix)), self.space)  # (n, n, C O / G)
+        self.add_weight_gradient(taps.flatten(0, 1).T.unflatten(0, (-1, self.outputs)), i)
+
+    def _filter_transform(self, i: int, part: int, block: slice, name: str = "") -> Tensor:
+        """One part of the filters of scale i at the frequencies of a block: `(f G, C / G, O / G)`."""
+        if (i, part) not in self.halves:
+            windows = self._by_pair(self.filters.windows()[i]).flatten(0, 1)
+            self.halves[i, part] = half_filters(windows, part, self.parts).contiguous()
+        row_matrix, column_matrix = self.plan.filters[part][i]
+        matrices = row_matrix[self._rows(block)], column_matrix
+        return _view(transform(self.halves[i, part], matrices, self.space, name), -1, self.per_group, self.outputs)
 
     def _by_pair(self, weights: Tensor) -> Tensor:
         """Channels of the input first: `(O, C / G, ...)` -> `(C, O / G, ...)`."""
@@ -746,6 +849,14 @@ class Frequencies(Engine):
         product = product.unflatten(0, (-1, self.groups)).transpose(1, 2)
         row_matrix, column_matrix = self.plan.restore
         return _view(product, row_matrix.shape[1] // 2, column_matrix.shape[1], self.batch * channels)
+
+
+def _add_product(left: Tensor, right: Tensor, out: Tensor, first: bool) -> None:
+    """Write the products of matrices, or add them unless they are the first."""
+    if first:
+        torch.bmm(left, right, out=out)
+    else:
+        out.baddbmm_(left, right)
 
 
 def _exists(buffer: Tensor | None) -> Tensor:
