@@ -68,7 +68,7 @@ def make_to_stay(make: Callable[[], Value], device: torch.device) -> Value:
     # torch.compile with CUDA graphs lends a thread memory for a first call, and nothing may stay there: take another.
     torch.cuda.synchronize(device)
     with ThreadPoolExecutor(1) as thread:
-        value = thread.submit(torch.no_grad()(make)).result()
+        value = thread.submit(torch.no_grad()(lambda: make())).result()
     torch.cuda.synchronize(device)
     return value
 
