@@ -80,7 +80,8 @@ def speed_situations() -> str:
         one = case["batch"] == 1
         rate = f"{number(found['ms'])} ms" if one else f"{number(found['images_per_s'])} images/s"
         shares = (found.get(key) for key in ("times_plain", "times_pooled-resnet", "times_direct"))
-        plain, twin, direct = ("" if share is None else f"{share:.2g}" for share in shares)
+        # Nobody else is compiled there.
+        plain, twin, direct = ("" if share is None or ours == COMPILED else f"{share:.2g}" for share in shares)
         rows.append((what, rate, plain or twin, direct))
     return table(rows)
 
@@ -117,14 +118,19 @@ def section(result: Record, name: str) -> str:
     blocks = [f"{about['device']}, CPU threads: {about['threads']}; {origin(about)}"]
     if about["load"] > 0.5 * about["threads"]:
         blocks.append(f"Provisional: other work kept the machine busy (load {about['load']}), which spoils times.")
+
+    def titled(title: str, group: str) -> str:
+        later = result["later"].get(group)
+        return f"{title} {origin(later)}" if later else title
+
     if networks := of_group(result, "network"):
         blocks += [
-            f"**The whole network.** {headline(networks)}",
+            titled(f"**The whole network.** {headline(networks)}", "network"),
             f"![Images per second of the whole network](../../results/bench/{name}-network.png)",
         ]
         blocks.append(contender_table(networks))
     if layers := of_group(result, "layer"):
-        blocks += ["**One layer**, milliseconds:", layer_table(layers)]
+        blocks += [titled("**One layer**, milliseconds:", "layer"), layer_table(layers)]
         blocks.append(choices([*layers, *of_group(result, "sweep")]))
     if sweep := of_group(result, "sweep"):
         blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
@@ -134,14 +140,14 @@ def section(result: Record, name: str) -> str:
             batch_gain(sweep),
         ]
     titles = {
+        "channels": "**Residual networks at five sizes**, 0.5 to 2, images of 32 x 32:",
         "lobes": "**One lobe**, so that filters are not point-symmetric, beside two, forward + backward:",
         "large": "**A large image:**",
         "baselines": "**The compared networks:**",
     }
     for group, title in titles.items():
         if cases := of_group(result, group):
-            later = result["later"].get(group)
-            blocks += [f"{title} {origin(later)}" if later else title, contender_table(cases)]
+            blocks += [titled(title, group), contender_table(cases)]
     return "\n\n".join(filter(None, blocks))
 
 
@@ -303,7 +309,8 @@ def plots() -> dict[str, Figure]:
 
 
 def plot_network(cases: list[Record]) -> Figure:
-    """Images per second: a panel for training and one for inference, a group of bars for each mode."""
+    """Images per second: a panel for training, one for inference, bars for each mode that all three have."""
+    cases = [case for case in cases if "spectral" in case["contenders"]]
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
     works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
     figure = Figure(figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained")

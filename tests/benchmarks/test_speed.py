@@ -63,7 +63,7 @@ def test_the_front_page_has_the_rates_of_the_whole_network_on_each_device():
 def test_plots_have_the_measured_rates():
     plots = report.plots()
     assert set(plots) == {f"bench/{name}-{kind}.png" for name in ("cpu", "h200") for kind in ("network", "growth")}
-    training = next(case for case in report.load()["cpu"]["measurements"] if case["train"])
+    training = next(case for case in report.of_group(report.load()["cpu"], "network") if case["train"])
     bars = plots["bench/cpu-network.png"].axes[0].patches
     rates = [training["contenders"][name]["images_per_s"] for name in ("spectral", "direct", "plain")]
     assert [bar.get_height() for bar in bars] == rates
