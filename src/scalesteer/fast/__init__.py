@@ -61,7 +61,8 @@ TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many
 MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 MOST_SCALES = 255  # winners are bytes
 # What each backend costs: nanoseconds for each unit of `work`, in training and without gradients. Fitted by
-# `python -m benchmarks costs` to layers of every shape, on one thread of a CPU.
+# `python -m benchmarks costs` to layers of every shape, on one thread of a CPU, in a run before that of results/bench:
+# it was measured with these, and a fit to it would choose worse.
 COSTS: dict[str, dict[str, tuple[float, ...]]] = {
     "training": {
         "direct": (0.0638, 0.0683, 0.947, 0.284, 1.79, 0.922, 0.0),

@@ -771,10 +771,10 @@ class Frequencies(Engine):
         """Of all frequencies; of finished filters that come again, as of a folded layer, for the next call too."""
         weights, key = self.filters.weights, ("transfers", self.axes, self.filters.sizes, self.groups)
         if self.basis is None:
-            calls: list[int] = cached_on(weights, self.like, ("calls", *key), list)
-            calls.append(1)
-            if len(calls) > 1:
+            seen: list[bool] = cached_on(weights, self.like, ("seen", *key), list)
+            if seen:
                 return cached_on(weights, self.like, key, lambda: self._make_transfers(self.every_row))
+            seen.append(True)
         return self._make_transfers(self.every_row, "transfers")
 
     def _transfers(self, block: slice) -> Tensor:
