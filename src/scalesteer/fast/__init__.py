@@ -54,7 +54,7 @@ CUDA a piece may take twice as much and, where neither gradients nor winners are
 
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
 # Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it.
-CPU_PIECE, CPU_PIECE_OF_TAPS = 48 << 20, 12 << 20
+CPU_PIECE, CPU_PIECE_OF_TAPS = 64 << 20, 12 << 20
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
 FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat

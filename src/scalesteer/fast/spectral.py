@@ -96,7 +96,7 @@ class Kept(Generic[Value]):
 
 _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
-CACHED_BYTES = 1 << 22  # of what goes from one product to the next on a CPU
+CACHED_BYTES = 1 << 21  # of what goes from one product to the next on a CPU, for each thread
 MANY_OUTPUTS = 128  # from so many channels on, one scale is enough for a product, and to join scales takes longer
 IDLE_BYTES = 1 << 27  # of each thread's workspace, between two calls
 
@@ -450,27 +450,34 @@ def turn(spectrum: Tensor) -> Tensor:
     return torch.cat([spectrum[:, images:], -spectrum[:, :images]], dim=1)
 
 
-def join_signs(x: Tensor, out: Tensor) -> Tensor:
+Signs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def by_sign(x: Tensor) -> Signs:
+    """`(u, {+, -}, v, {a, b}, R)` -> plus a, plus b, minus a, minus b; of cosines and sines likewise."""
+    (plus_a, plus_b), (minus_a, minus_b) = x[:, 0].unbind(2), x[:, 1].unbind(2)
+    return plus_a, plus_b, minus_a, minus_b
+
+
+def join_signs(spectrum: Signs, out: Signs) -> None:
     """Half of the way from frequencies to columns: `(u, {+, -}, v, {a, b}, R)` -> `(u, {c, s}, v, {c, s}, R)`.
 
     What is left is one product with `(W', M)`, for cosines and sines of rows alike: half of the work of `(2W', 2M)`.
     """
-    (plus_a, plus_b), (minus_a, minus_b) = x[:, 0].unbind(2), x[:, 1].unbind(2)
-    torch.add(plus_a, minus_a, out=out[:, 0, :, 0])
-    torch.sub(plus_b, minus_b, out=out[:, 0, :, 1])
-    torch.add(plus_b, minus_b, out=out[:, 1, :, 0])
-    torch.sub(minus_a, plus_a, out=out[:, 1, :, 1])
-    return out
+    (plus_a, plus_b, minus_a, minus_b), (cos_cos, cos_sin, sin_cos, sin_sin) = spectrum, out
+    torch.add(plus_a, minus_a, out=cos_cos)
+    torch.sub(plus_b, minus_b, out=cos_sin)
+    torch.add(plus_b, minus_b, out=sin_cos)
+    torch.sub(minus_a, plus_a, out=sin_sin)
 
 
-def split_signs(x: Tensor, out: Tensor) -> Tensor:
+def split_signs(waves: Signs, out: Signs) -> None:
     """The adjoint of `join_signs`."""
-    (cos_cos, cos_sin), (sin_cos, sin_sin) = x[:, 0].unbind(2), x[:, 1].unbind(2)
-    torch.sub(cos_cos, sin_sin, out=out[:, 0, :, 0])
-    torch.add(sin_cos, cos_sin, out=out[:, 0, :, 1])
-    torch.add(cos_cos, sin_sin, out=out[:, 1, :, 0])
-    torch.sub(sin_cos, cos_sin, out=out[:, 1, :, 1])
-    return out
+    (cos_cos, cos_sin, sin_cos, sin_sin), (plus_a, plus_b, minus_a, minus_b) = waves, out
+    torch.sub(cos_cos, sin_sin, out=plus_a)
+    torch.add(sin_cos, cos_sin, out=plus_b)
+    torch.add(cos_cos, sin_sin, out=minus_a)
+    torch.sub(sin_cos, cos_sin, out=minus_b)
 
 
 def blank_scales(bright: Tensor, supports: Tensor, axes: Axes, symmetric: bool) -> Tensor:
@@ -503,9 +510,14 @@ def blank_scales(bright: Tensor, supports: Tensor, axes: Axes, symmetric: bool) 
     return blank.cumprod(-1, dtype=torch.int32).sum(-1, dtype=torch.int32).permute(2, 3, 0, 1)
 
 
-def _slices(count: int, size: int, room: int) -> list[slice]:
-    """`count` things of `size` bytes each in slices that fit into `room`, or of one thing each."""
-    step = max(1, min(count, room // max(1, size)))
+def _slices(count: int, size: int, room: int, threads: int) -> list[slice]:
+    """`count` things of `size` bytes each in slices that fit into `room`, or of one thing for each thread.
+
+    Threads have as many things each: then one finds in its cache what it wrote in the operation before.
+    """
+    step = max(1, room // max(1, threads * size)) * threads
+    if count - step < threads:
+        step = count
     return [slice(i, min(i + step, count)) for i in range(0, count, step)]
 
 
@@ -531,6 +543,7 @@ class Frequencies(Engine):
         self.fits = self.floats(filters, axes)[0] * like.element_size() <= self.budget // 2
         self.keeps = pieces > 1 and self.fits
         self.halves: dict[tuple[int, int], Tensor] = {}
+        self.made_views: dict[tuple[str, int, int], Any] = {}
         self.transfers: Tensor | None = None
         self.transfer_grads: Tensor | None = None
 
@@ -596,62 +609,60 @@ class Frequencies(Engine):
             self.transfers = self._keep_transfers()
         blank = None if winner is None else self.blank_scales()
         (row_matrix, column_matrix), between = self._restore(), self._between()
-        for block in self._blocks():
-            product = self._multiply(block).unflatten(0, (-1, self.groups)).unflatten(3, (self.scales, -1))
-            product = product.permute(0, 2, 3, 1, 4)  # (f, 2B, S, G, O / G)
-            joined = _exists(self.space.buffer("joined", *self._by_sign(block)))
-            join_signs(product.reshape(joined.shape), joined)
-            here = between[self._rows(block)]
-            batched_product(column_matrix, joined.view(len(here), -1, here.shape[2]), here)
-        shape = self.batch, self.scales, self.out_channels
-        top = self.like.new_empty(len(row_matrix), between.shape[1], self.batch, self.out_channels)
+        for block, here in self._split(between, self._blocks(), 2):
+            product, spectrum, waves, joined = self._signs(block)
+            self._multiply(block, product)
+            if self.groups > 1:  # (f, G, 2B, S, O / G) -> (f, 2B, S, G, O / G)
+                product = product.view(-1, self.groups, 2 * self.batch, self.scales, self.outputs)
+                spectrum = by_sign(product.permute(0, 2, 3, 1, 4).reshape(self._by_sign(block)))
+            join_signs(spectrum, waves)
+            batched_product(column_matrix, joined, here)
+        top = self.like.new_empty(between.shape[1], len(row_matrix), self.batch, self.out_channels)  # columns first
         index = None if winner is None else torch.zeros_like(top, dtype=torch.uint8)
-        for strip in self._strips():
-            columns = between[:, strip].flatten(1)
-            buffer = self.space.buffer("strip", len(row_matrix), columns.shape[1])
-            responses = torch.mm(row_matrix, columns, out=buffer).view(len(row_matrix), -1, *shape)
+        for strip, columns in self._split(between, self._strips(), dim=1):
+            responses, by_scale = self._responses(strip)
+            batched_product(row_matrix, columns.transpose(0, 1), responses.flatten(2))  # from (w, N, B S O)
             if blank is not None:
                 scales = torch.arange(self.scales, device=blank.device).view(-1, 1, 1)
-                hidden = blank[..., strip].permute(2, 3, 0, 1)[:, :, :, None, :, None] > scales
+                hidden = blank[..., strip].permute(3, 2, 0, 1)[:, :, :, None, :, None] > scales
                 responses.unflatten(4, (self.groups, -1)).masked_fill_(hidden, 0)
-            larger, wins = top[:, strip].copy_(responses[..., 0, :]), None if index is None else index[:, strip]
+            larger, wins = top[strip].copy_(by_scale[0]), None if index is None else index[strip]
             for i in range(1, self.scales):
-                keep_larger(larger, wins, responses[..., i, :], i)
+                keep_larger(larger, wins, by_scale[i], i)
             if self.scales > 1:  # what is not finite always shows
-                last = responses[..., -1, :]
-                larger += last.sub_(last)
-        best.copy_(top.permute(2, 3, 0, 1))
+                larger += by_scale[-1].sub_(by_scale[-1])
+        best.copy_(top.permute(2, 3, 1, 0))
         if winner is not None and index is not None:
-            winner.copy_(index.permute(2, 3, 0, 1))
+            winner.copy_(index.permute(2, 3, 1, 0))
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         if self.batch == 0:
             return
         if self.transfers is None and self.keeps:
             self.transfers = self._make_transfers(self.every_row, "transfers")
-        (row_matrix, column_matrix), between = adjoint(self._restore()), self._between()
-        incoming = self.inwards(grad).unflatten(2, (self.batch, -1))  # (H', W', B, O)
-        index = winner.permute(2, 3, 0, 1).contiguous()
+        row_matrix, column_matrix = adjoint(self._restore())
+        between = self._between(columns_first=True)
+        incoming = self.inwards(grad.mT).unflatten(2, (self.batch, -1))  # (W', H', B, O)
+        index = winner.permute(3, 2, 0, 1).contiguous()
         for strip in self._strips():
-            here, winners = incoming[:, strip], index[:, strip]
-            routed = _exists(self.space.buffer("strip", *here.shape[:3], self.scales, self.out_channels))
+            here, winners, (routed, by_scale) = incoming[strip], index[strip], self._responses(strip)
             wins = torch.empty_like(winners)  # bytes: to compare bytes and get something else takes far longer
-            for i in range(self.scales):
-                routed[..., i, :].copy_(torch.eq(winners, i, out=wins)).mul_(here)
-            torch.mm(row_matrix, routed.view(len(routed), -1), out=between[:, strip].flatten(1))
+            for i, response in enumerate(by_scale):
+                response.copy_(torch.eq(winners, i, out=wins)).mul_(here)
+            batched_product(row_matrix, routed.flatten(2), between[strip])
         back = None
         if grad_image is not None:  # transposed, products are faster
             sizes = self.parts, len(self.spectrum), self.per_group, 2 * self.batch
             back = _exists(self.space.buffer("grad_spectrum", *sizes))
             if self.merges:  # (1, f G, 2C / G, 2B)
                 back = back.view(1, len(self.spectrum), -1, 2 * self.batch)
-        for block in self._blocks():
-            here, shape = between[self._rows(block)], self._by_sign(block)
-            buffer = self.space.buffer("joined", len(here), len(column_matrix), here.shape[2])
-            joined = batched_product(column_matrix, here, buffer).view(shape)
-            product = split_signs(joined, _exists(self.space.buffer("product", *shape)))
-            product = product.view(-1, 2 * self.batch, self.scales, self.groups, self.outputs).permute(0, 3, 1, 2, 4)
-            product = product.reshape(-1, 2 * self.batch, self.scales * self.outputs)  # (f G, 2B, S O / G)
+        for block, here in self._split(between, self._blocks(), 2, dim=1):
+            product, spectrum, waves, joined = self._signs(block)
+            batched_product(column_matrix, here.transpose(0, 1), joined)
+            split_signs(waves, spectrum)
+            if self.groups > 1:  # (f, 2B, S, G, O / G) -> (f, G, 2B, S, O / G)
+                product = product.view(-1, 2 * self.batch, self.scales, self.groups, self.outputs)
+                product = product.permute(0, 3, 1, 2, 4).reshape(-1, 2 * self.batch, self.scales * self.outputs)
             if back is not None:
                 self._to_image(block, product, back[:, self._frequencies(block)])
             if weights:
@@ -681,31 +692,77 @@ class Frequencies(Engine):
         row_matrix, column_matrix = self.plan.restore
         return row_matrix, column_matrix[: len(column_matrix) // 2, : column_matrix.shape[1] // 2]
 
-    def _between(self) -> Tensor:
-        """`(N, W', B S O)`: rows are frequencies, u and {c, s}, and columns are pixels."""
+    def _between(self, columns_first: bool = False) -> Tensor:
+        """`(N, W', B S O)`, or `(W', N, B S O)`: rows are frequencies, u and {c, s}, and columns are pixels.
+
+        What is written comes first, so that products write one matrix after the other.
+        """
+        first, second = self.axes[0].period, self.axes[1].count
+        if columns_first:
+            first, second = second, first
         rest = self.batch * self.scales * self.out_channels
-        return _exists(self.space.buffer("between", self.axes[0].period, self.axes[1].count, rest))
+        return _exists(self.space.buffer("between", first, second, rest))
 
     def _by_sign(self, block: slice) -> tuple[int, ...]:
         """The shape of a block for `join_signs`."""
         rest = self.batch * self.scales * self.out_channels
         return block.stop - block.start, 2, self.axes[1].period // 2, 2, rest
 
+    def _signs(self, block: slice) -> tuple[Tensor, Signs, Signs, Tensor]:
+        """The buffers on both sides of `join_signs`: as products of spectra, by sign, by sign, as `(u {c, s}, M, R)`."""
+
+        def make() -> tuple[Tensor, Signs, Signs, Tensor]:
+            shape, frequencies = self._by_sign(block), self._frequencies(block)
+            sizes = frequencies.stop - frequencies.start, 2 * self.batch, self.scales * self.outputs
+            product = _exists(self.space.buffer("product", *sizes))
+            joined = _exists(self.space.buffer("joined", *shape))
+            waves = joined.view(2 * shape[0], -1, shape[4])
+            return product, by_sign(product.view(shape)), by_sign(joined), waves
+
+        return self._views("signs", block, make)
+
+    def _responses(self, strip: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The buffer for the responses of a strip, `(w, H', B, S, O)`, and those of each scale."""
+
+        def make() -> tuple[Tensor, tuple[Tensor, ...]]:
+            sizes = strip.stop - strip.start, self.axes[0].count, self.batch, self.scales, self.out_channels
+            responses = _exists(self.space.buffer("strip", *sizes))
+            return responses, responses.unbind(3)
+
+        return self._views("responses", strip, make)
+
+    def _views(self, name: str, part: slice, make: Callable[[], Value]) -> Value:
+        """What `make` makes of buffers, once for all slices of one length: it takes as long as some of the work."""
+        key = name, part.stop - part.start, self.batch
+        if key not in self.made_views:
+            self.made_views[key] = make()
+        found: Value = self.made_views[key]
+        return found
+
+    def _split(self, x: Tensor, slices: list[slice], each: int = 1, dim: int = 0) -> Iterator[tuple[slice, Tensor]]:
+        """Slices, and the parts of a tensor that belong to them, `each` for every thing of a slice."""
+        return zip(slices, x.split([each * (s.stop - s.start) for s in slices], dim), strict=True)
+
     def _blocks(self) -> list[slice]:
         """Of row frequencies."""
-        floats, room = 2 * self.batch * self.out_channels * self.scales, CACHED_BYTES
+        floats = 2 * self.batch * self.out_channels * self.scales
         if self.transfers is None:
             floats += self.out_channels * self.per_group * (self.parts * self.scales if self.merges else 1)
-        if self.like.device.type != "cpu":  # each block has its price
-            room = max(room, self.budget // 4)
-        return _slices(self.every_row.stop, floats * self.axes[1].period * self.like.element_size(), room)
+        size = floats * self.axes[1].period * self.like.element_size()
+        return _slices(self.every_row.stop, size, *self._room(CACHED_BYTES))
 
     def _strips(self) -> list[slice]:
         """Of columns of the output."""
         rows, columns = self.axes
-        room = CACHED_BYTES // 2 if self.like.device.type == "cpu" else self.budget // 4
         size = rows.count * self.batch * self.scales * self.out_channels * self.like.element_size()
-        return _slices(columns.count, size, room)
+        return _slices(columns.count, size, *self._room(CACHED_BYTES // 2))
+
+    def _room(self, cached: int) -> tuple[int, int]:
+        """Bytes of a slice, and between how many threads it is divided."""
+        if self.like.device.type != "cpu":  # each has its price
+            return max(cached, self.budget // 4), 1
+        threads = torch.get_num_threads()
+        return threads * cached, threads
 
     def _rows(self, block: slice) -> slice:
         """The places of a block on the axis u {c, s}."""
@@ -723,18 +780,17 @@ class Frequencies(Engine):
                 rows, columns = (slice(k * n, (k + 1) * n) for k, n in ((part, self.per_group), (i, self.outputs)))
                 yield i, part, rows, columns
 
-    def _multiply(self, block: slice) -> Tensor:
-        """The spectrum of the image with all filters: `(f G, 2B, S O / G)`."""
+    def _multiply(self, block: slice, product: Tensor) -> None:
+        """Write the spectrum of the image times all filters: `(f G, 2B, S O / G)`."""
         spectrum = self.spectrum[self._frequencies(block)]
-        product = _exists(self.space.buffer("product", *spectrum.shape[:2], self.scales * self.outputs))
         if self.merges:
-            return torch.bmm(spectrum, self._transfers(block), out=product)
+            torch.bmm(spectrum, self._transfers(block), out=product)
+            return
         found = _exists(self.space.buffer("of scale", *spectrum.shape[:2], self.outputs))
         for i, part, rows, columns in self._each():
             _add_product(spectrum[:, :, rows], self._filter_transform(i, part, block, "transfers"), found, part == 0)
             if part == self.parts - 1:
                 product[:, :, columns] = found  # torch multiplies one by one where the result is not contiguous
-        return product
 
     def _to_image(self, block: slice, grad: Tensor, back: Tensor) -> None:
         """Write the gradient of the spectrum, for each part `(f G, C / G, 2B)`: an adjoint of `_multiply`."""

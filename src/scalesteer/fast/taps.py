@@ -5,7 +5,6 @@ Between frequencies their products would be so small that the transforms back ar
 
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.spectral import Engine, batched_product, cached_on
+from scalesteer.fast.spectral import Engine, batched_product, cached_on, keep_larger
 from scalesteer.geometry import Axes, Filters
 
 
@@ -137,49 +136,57 @@ class Taps(Engine):
         else:
             if padded.shape != self.padded_shape:  # the last piece is smaller: other views, and its border is not zero
                 padded.zero_()
-                self.views = [(padded[one], padded[other]) for one, other in opposite]
-                self.targets = pairs.unbind(1)
+                ones, others = [padded[one] for one, _ in opposite], [padded[other] for _, other in opposite]
+                if not self.filters.symmetric:
+                    ones = [view for pair in zip(ones, others, strict=True) for view in pair]
+                self.sources, self.opposite, self.targets = [padded[centre[0]], *ones], others, pairs.unbind(1)
             left, _, top, _ = self.padding
             padded[..., top : top + x.shape[-2], left : left + x.shape[-1]] = x
-            self.targets[0].copy_(padded[centre[0]])
+            self.targets[0].copy_(self.sources[0])
             if self.filters.symmetric:
-                for (one, other), target in zip(self.views, self.targets[1:], strict=True):
+                for one, other, target in zip(self.sources[1:], self.opposite, self.targets[1:], strict=True):
                     torch.add(one, other, out=target)
             else:
-                for source, target in zip(itertools.chain(*self.views), self.targets[1:], strict=True):
+                for source, target in zip(self.sources[1:], self.targets[1:], strict=True):
                     target.copy_(source)
         self.padded_shape = padded.shape
         self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, pairs C, H' W')
-        self.grad_pairs: Tensor | None = None
-
-    def inwards(self, maps: Tensor) -> Tensor:
-        return maps.flatten(2)
 
     def outwards(self, maps: Tensor) -> Tensor:
         return maps.view(*maps.shape[:2], *self.counts)
 
-    def response(self, i: int) -> Tensor:
+    def response(self, i: int, out: Tensor | None = None) -> Tensor:
         matrix = self.matrices[i]
-        batch, _, pixels = self.pairs.shape
-        buffer = self.space.buffer("best" if i == 0 else "response", batch, matrix.shape[0], pixels)
-        return batched_product(matrix, self.pairs[:, : matrix.shape[1]], buffer)
+        return batched_product(matrix, self.pairs[:, : matrix.shape[1]], out)
 
-    def pull_back(self, i: int, grad: Tensor, image: bool, weights: bool) -> None:
-        matrix = self.matrices[i]
-        if image:
-            if self.grad_pairs is None:
-                buffer = self.space.buffer("grad_pairs", *self.pairs.shape)
-                self.grad_pairs = torch.zeros_like(self.pairs) if buffer is None else buffer.zero_()
-            self.grad_pairs[:, : matrix.shape[1]].baddbmm_(matrix.T.expand(len(grad), -1, -1), grad)
-        if weights:  # in this order it takes three quarters of the time of the transposed product
-            self.add_weight_gradient(torch.bmm(grad, self.pairs[:, : matrix.shape[1]].mT).sum(0).T, i)  # (pairs C, O)
+    def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
+        best, index = best.flatten(2), None if winner is None else winner.flatten(2).zero_()
+        buffer = self.space.buffer("response", *best.shape)
+        response = self.response(0, best)
+        for i in range(1, len(self.matrices)):
+            response = self.response(i, buffer)
+            keep_larger(best, index, response, i)
+        if response is not best:  # what is not finite always shows
+            best += response.sub_(response)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         everything = order_of_windows(self.filters.sizes)
         if weights and self.table is None and self.order != everything:  # a tap that is zero now has a gradient too
             self._take(everything)
             self.load_batch(self.x)
-        super().gradients(winner, grad, grad_image, weights)
+        incoming, index = grad.flatten(2), winner.flatten(2)
+        wins, routed = torch.empty_like(index), torch.empty_like(incoming)
+        grad_pairs = None if grad_image is None else torch.zeros_like(self.pairs)
+        for i, matrix in enumerate(self.matrices):
+            torch.eq(index, i, out=wins)
+            routed.copy_(wins).mul_(incoming)
+            if grad_pairs is not None:
+                grad_pairs[:, : matrix.shape[1]].baddbmm_(matrix.T.expand(len(grad), -1, -1), routed)
+            if weights:  # in this order it takes three quarters of the time of the transposed product
+                found = torch.bmm(routed, self.pairs[:, : matrix.shape[1]].mT).sum(0).T  # (pairs C, O)
+                self.add_weight_gradient(found, i)
+        if grad_image is not None and grad_pairs is not None:
+            grad_image.copy_(self._image_gradient(grad_pairs))
 
     def weight_gradient(self) -> Tensor:
         weights = self.filters.weights
@@ -193,9 +200,9 @@ class Taps(Engine):
             result.index_add_(2, torch.tensor(places, device=weights.device), found, alpha=0.5 if symmetric else 1)
         return result
 
-    def image_gradient(self) -> Tensor:
+    def _image_gradient(self, grad_pairs: Tensor) -> Tensor:
         batch, channels = self.padded_shape[:2]
-        centre, *opposite = self.grad_pairs.view(batch, self.rows, channels, *self.counts).unbind(1)  # type: ignore[union-attr]
+        centre, *opposite = grad_pairs.view(batch, self.rows, channels, *self.counts).unbind(1)
         padded = centre.new_zeros(self.padded_shape)
         padded[self.slices[0][0]] += centre
         once = 1 if self.filters.symmetric else 2  # how many rows a pair of slices has
