@@ -70,7 +70,7 @@ def scale_conv2d(
             y, winner = max_over_scales(responses, len(filters.sizes), return_scales)
     if bias is not None:
         y = fast.add_bias(y, bias)
-    return (y, winner.long()) if return_scales and winner is not None else y
+    return (y, winner.long().contiguous()) if return_scales and winner is not None else y
 
 
 def direct_responses(x: Tensor, filters: Filters, axes: Axes, groups: int) -> Iterator[Tensor]:

@@ -108,11 +108,16 @@ def test_the_tile_of_a_strided_layer_counts_in_its_cost():
 def test_pieces_are_of_about_one_size_and_never_too_large():
     for images in (1, 7, 64, 129):
         for most in (0, 1, 5, 64, 1000):
-            step = _step(images, most)
+            step = _step(images, most, threads=1)
             pieces = -(-images // step)
             assert 1 <= step <= max(1, most)
             assert pieces == -(-images // max(1, min(images, most)))
             assert step == -(-images // pieces)
+            for threads in (2, 3):
+                shared = _step(images, most, threads)
+                assert 1 <= shared <= max(1, most)
+                assert abs(shared - step) < threads
+                assert shared % threads == 0 or shared == step < threads
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward AD and the tracer

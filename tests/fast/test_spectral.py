@@ -427,3 +427,23 @@ def test_a_basis_may_be_learned(basis):
         layer(x).sum().backward()
         grads.append(layer.steered_basis.grad)
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("channels", [1, 8])  # pixels, frequencies
+def test_layers_of_other_shapes_and_dtypes_do_not_disturb_each_other(channels):
+    """They share buffers, and views of buffers that stay from call to call."""
+    torch.manual_seed(0)
+    layers = [
+        ScaleSteerableConv2d(channels, 4, padding=3, scales=(1.0, 1.5), basis="area", dtype=dtype)
+        for dtype in (torch.float32, torch.float64)
+    ]
+    for size, batch in ((12, 3), (20, 5), (12, 3), (12, 1)):
+        for layer in layers:
+            x = torch.randn(batch, channels, size, size, dtype=layer.coefficients.dtype, requires_grad=True)
+            wanted = {}
+            for backend in ("direct", "fast"):
+                layer.backend = backend
+                y = layer(x)
+                wanted[backend] = y, *torch.autograd.grad(y.square().sum(), (x, layer.coefficients))
+            for ours, reference in zip(wanted["fast"], wanted["direct"], strict=True):
+                torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-3)

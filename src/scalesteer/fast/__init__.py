@@ -53,8 +53,9 @@ memory_budget = 1 << 28
 CUDA a piece may take twice as much and, where neither gradients nor winners are wanted, four times."""
 
 # Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
-# Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it.
-CPU_PIECE, CPU_PIECE_OF_TAPS = 64 << 20, 12 << 20
+# Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it,
+# but torch divides an operation between threads only from so many numbers on: else one makes what the other needs.
+CPU_PIECE, CPU_PIECE_OF_TAPS, SHARED = 64 << 20, 12 << 20, 1 << 15
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
 FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
@@ -341,11 +342,17 @@ class _Task(NamedTuple):
             filters = filters.finished()
         if not job.kind.half:
             x = convert(x, weights.dtype)
+        threads = 1
         if x.device.type == "cpu":
-            room = min(CPU_PIECE, memory_budget, CPU_PIECE_OF_TAPS if job.kind is Taps else CPU_PIECE)
+            threads, room = torch.get_num_threads(), CPU_PIECE
+            if job.kind is Taps:
+                pixels = self.axes[0].count * self.axes[1].count
+                shared = -(-SHARED // (threads * pixels)) * threads if threads > 1 else 1  # images
+                room = min(room, max(CPU_PIECE_OF_TAPS, shared * job.for_image))
+            room = min(room, memory_budget)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
             room = max(memory_budget * (2 if gradient else 4), job.for_filters)
-        step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image))
+        step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image), threads)
         pieces = max(1, -(-x.shape[0] // step))
         engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables, basis_tables)
         keep_for_cuda_graph((job.tables, engine.basis_tables), x.device)
@@ -392,7 +399,7 @@ def _run(
         job = task.job(x, weights, basis)
         engine, step = task.start(x, weights, basis, job, None, winners)
         best = engine.like.new_empty(x.shape[0], weights.shape[0], task.axes[0].count, task.axes[1].count)
-        winner = torch.empty_like(best, dtype=torch.uint8) if winners else None
+        winner = engine.empty_winner(best) if winners else None
         if bias is not None and engine.adds_bias:
             engine.bias, bias = convert(bias, best.dtype).contiguous(), None
         found = []
@@ -519,7 +526,7 @@ _TASK = "int[] sizes, bool symmetric, SymInt[] rows, SymInt[] columns, int group
 
 def _operator(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
     best, winner = _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
-    return best, x.new_empty(0, dtype=torch.uint8) if winner is None else winner
+    return best, x.new_empty(0, dtype=torch.uint8) if winner is None else winner.contiguous()
 
 
 def _fake(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
@@ -566,9 +573,13 @@ torch.library.register_autograd(
 )
 
 
-def _step(images: int, most: int) -> int:
-    """Images of a piece, `most` at most, so that all pieces are of about one size."""
-    return max(1, -(-images // max(1, -(-images // max(1, most)))))
+def _step(images: int, most: int, threads: int) -> int:
+    """Images of a piece, `most` at most, so that all pieces are of about one size and threads have as many each."""
+    step = max(1, -(-images // max(1, -(-images // max(1, most)))))
+    if threads == 1 or step < threads:
+        return step
+    more = -(-step // threads) * threads
+    return more if more <= most else step - step % threads
 
 
 def _tiles(axes: Axes) -> Axes | None:

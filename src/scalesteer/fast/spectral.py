@@ -98,7 +98,8 @@ _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 CACHED_BYTES = 1 << 21  # of what goes from one product to the next on a CPU, for each thread
 MANY_OUTPUTS = 128  # from so many channels on, one scale is enough for a product, and to join scales takes longer
-IDLE_BYTES = 1 << 27  # of each thread's workspace, between two calls
+IDLE_BYTES = 160 << 20  # of each thread's workspace, between two calls
+MOST_VIEWS = 64  # sets of views of its buffers
 
 
 def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
@@ -138,11 +139,14 @@ class Workspace:
 
     def __init__(self, like: Tensor | None) -> None:
         self.like, self.lasts = like, like is not None and like.device.type == "cpu"
-        self.buffers: dict[str, Tensor] = self.idle.__dict__.pop("buffers", {}) if self.lasts else {}
+        kept = self.idle.__dict__.pop("kept", None) if self.lasts else None
+        self.buffers: dict[str, Tensor]
+        self.made: dict[Any, Any]  # views of them
+        self.buffers, self.made = kept or ({}, {})
 
     def __del__(self) -> None:
         if self.lasts and sum(map(_count_bytes, self.buffers.values())) <= IDLE_BYTES:
-            self.idle.buffers = self.buffers
+            self.idle.kept = self.buffers, self.made
 
     def buffer(self, name: str, *shape: int) -> Tensor | None:
         """A tensor for the argument `out` of an operation, or None: without a name, too, memory is new."""
@@ -150,9 +154,22 @@ class Workspace:
             return None
         floats, found = math.prod(shape), self.buffers.get(name)
         if found is None or found.numel() < floats or found.dtype != self.like.dtype:
+            self.made.clear()
             with torch.inference_mode(False):  # whoever comes next may be outside of it
                 found = self.buffers[name] = self.like.new_empty(floats)
         return found[:floats].view(shape)
+
+    def views(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
+        """What `make` makes of buffers, once as long as they stay where they are: it takes as long as some work."""
+        key = (*key, self.like.dtype if self.like is not None else None)
+        found: Value | None = self.made.get(key)
+        if found is None:
+            with torch.inference_mode(False):
+                found = make()
+            if len(self.made) >= MOST_VIEWS:
+                self.made.clear()
+            self.made[key] = found
+        return found
 
 
 NEW_MEMORY = Workspace(None)
@@ -222,6 +239,11 @@ class Engine:
     def make_tables(filters: Filters, axes: Axes, like: Tensor) -> Any:
         """What follows from shapes alone, made once for all passes; nothing in it may hold the filters' tensors."""
         return None
+
+    @staticmethod
+    def empty_winner(best: Tensor) -> Tensor:
+        """Memory for winners of the same shape as the maximum, ordered as the engine likes it."""
+        return torch.empty_like(best, dtype=torch.uint8)
 
     def from_basis(self, key: tuple[Any, ...], make: Callable[[Tensor], Value]) -> Value | None:
         """What `make` computes from the basis, if there is one; see :func:`cached_on`."""
@@ -543,7 +565,6 @@ class Frequencies(Engine):
         self.fits = self.floats(filters, axes)[0] * like.element_size() <= self.budget // 2
         self.keeps = pieces > 1 and self.fits
         self.halves: dict[tuple[int, int], Tensor] = {}
-        self.made_views: dict[tuple[str, int, int], Any] = {}
         self.transfers: Tensor | None = None
         self.transfer_grads: Tensor | None = None
 
@@ -560,6 +581,11 @@ class Frequencies(Engine):
         image = period * spectra * per_group * groups
         image += (len(filters.sizes) * rows.period + 3 * rows.count) * columns.count * out_channels
         return len(filters.sizes) * out_channels * per_group * parts * period // 2, image
+
+    @staticmethod
+    def empty_winner(best: Tensor) -> Tensor:
+        batch, channels, height, width = best.shape
+        return best.new_empty(width, height, batch, channels, dtype=torch.uint8).permute(2, 3, 1, 0)
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
         self.x, (self.batch, self.channels) = x, x.shape[:2]
@@ -618,7 +644,7 @@ class Frequencies(Engine):
             join_signs(spectrum, waves)
             batched_product(column_matrix, joined, here)
         top = self.like.new_empty(between.shape[1], len(row_matrix), self.batch, self.out_channels)  # columns first
-        index = None if winner is None else torch.zeros_like(top, dtype=torch.uint8)
+        index = None if winner is None else winner.permute(3, 2, 0, 1).zero_()
         for strip, columns in self._split(between, self._strips(), dim=1):
             responses, by_scale = self._responses(strip)
             batched_product(row_matrix, columns.transpose(0, 1), responses.flatten(2))  # from (w, N, B S O)
@@ -632,8 +658,6 @@ class Frequencies(Engine):
             if self.scales > 1:  # what is not finite always shows
                 larger += by_scale[-1].sub_(by_scale[-1])
         best.copy_(top.permute(2, 3, 1, 0))
-        if winner is not None and index is not None:
-            winner.copy_(index.permute(2, 3, 1, 0))
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         if self.batch == 0:
@@ -643,7 +667,7 @@ class Frequencies(Engine):
         row_matrix, column_matrix = adjoint(self._restore())
         between = self._between(columns_first=True)
         incoming = self.inwards(grad.mT).unflatten(2, (self.batch, -1))  # (W', H', B, O)
-        index = winner.permute(3, 2, 0, 1).contiguous()
+        index = winner.permute(3, 2, 0, 1)
         for strip in self._strips():
             here, winners, (routed, by_scale) = incoming[strip], index[strip], self._responses(strip)
             wins = torch.empty_like(winners)  # bytes: to compare bytes and get something else takes far longer
@@ -653,7 +677,7 @@ class Frequencies(Engine):
         back = None
         if grad_image is not None:  # transposed, products are faster
             sizes = self.parts, len(self.spectrum), self.per_group, 2 * self.batch
-            back = _exists(self.space.buffer("grad_spectrum", *sizes))
+            back = exists(self.space.buffer("grad_spectrum", *sizes))
             if self.merges:  # (1, f G, 2C / G, 2B)
                 back = back.view(1, len(self.spectrum), -1, 2 * self.batch)
         for block, here in self._split(between, self._blocks(), 2, dim=1):
@@ -669,9 +693,8 @@ class Frequencies(Engine):
                 self._pull_back(block, product)
         if grad_image is not None and back is not None:
             straight, *turned = back[0].split(self.per_group, dim=1) if self.merges else back.unbind()
-            spectrum = straight.mT - turn(turned[0].mT) if turned else straight.mT
-            spectrum = self._by_row(spectrum, self.channels)
-            maps = restore(spectrum, adjoint(self.plan.analyse), self.space, "image")
+            found = self._by_row(straight.mT - turn(turned[0].mT) if turned else straight.mT, self.channels)
+            maps = restore(found, adjoint(self.plan.analyse), self.space, "image")
             grad_image.copy_(self.outwards(maps, self.channels))
 
     def weight_gradient(self) -> Tensor:
@@ -701,7 +724,7 @@ class Frequencies(Engine):
         if columns_first:
             first, second = second, first
         rest = self.batch * self.scales * self.out_channels
-        return _exists(self.space.buffer("between", first, second, rest))
+        return exists(self.space.buffer("between", first, second, rest))
 
     def _by_sign(self, block: slice) -> tuple[int, ...]:
         """The shape of a block for `join_signs`."""
@@ -709,35 +732,33 @@ class Frequencies(Engine):
         return block.stop - block.start, 2, self.axes[1].period // 2, 2, rest
 
     def _signs(self, block: slice) -> tuple[Tensor, Signs, Signs, Tensor]:
-        """The buffers on both sides of `join_signs`: as products of spectra, by sign, by sign, as `(u {c, s}, M, R)`."""
+        """The buffers on both sides of `join_signs`: products, by sign, by sign, and as `(u {c, s}, M, B S O)`."""
 
         def make() -> tuple[Tensor, Signs, Signs, Tensor]:
             shape, frequencies = self._by_sign(block), self._frequencies(block)
             sizes = frequencies.stop - frequencies.start, 2 * self.batch, self.scales * self.outputs
-            product = _exists(self.space.buffer("product", *sizes))
-            joined = _exists(self.space.buffer("joined", *shape))
+            product = exists(self.space.buffer("product", *sizes))
+            joined = exists(self.space.buffer("joined", *shape))
             waves = joined.view(2 * shape[0], -1, shape[4])
             return product, by_sign(product.view(shape)), by_sign(joined), waves
 
-        return self._views("signs", block, make)
+        key = "signs", block.stop - block.start, *self._sizes
+        return self.space.views(key, make)
 
     def _responses(self, strip: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The buffer for the responses of a strip, `(w, H', B, S, O)`, and those of each scale."""
 
         def make() -> tuple[Tensor, tuple[Tensor, ...]]:
             sizes = strip.stop - strip.start, self.axes[0].count, self.batch, self.scales, self.out_channels
-            responses = _exists(self.space.buffer("strip", *sizes))
+            responses = exists(self.space.buffer("strip", *sizes))
             return responses, responses.unbind(3)
 
-        return self._views("responses", strip, make)
+        return self.space.views(("responses", strip.stop - strip.start, *self._sizes), make)
 
-    def _views(self, name: str, part: slice, make: Callable[[], Value]) -> Value:
-        """What `make` makes of buffers, once for all slices of one length: it takes as long as some of the work."""
-        key = name, part.stop - part.start, self.batch
-        if key not in self.made_views:
-            self.made_views[key] = make()
-        found: Value = self.made_views[key]
-        return found
+    @property
+    def _sizes(self) -> tuple[Any, ...]:
+        """What the shapes of buffers depend on."""
+        return self.axes, self.batch, self.groups, self.scales, self.out_channels
 
     def _split(self, x: Tensor, slices: list[slice], each: int = 1, dim: int = 0) -> Iterator[tuple[slice, Tensor]]:
         """Slices, and the parts of a tensor that belong to them, `each` for every thing of a slice."""
@@ -786,7 +807,7 @@ class Frequencies(Engine):
         if self.merges:
             torch.bmm(spectrum, self._transfers(block), out=product)
             return
-        found = _exists(self.space.buffer("of scale", *spectrum.shape[:2], self.outputs))
+        found = exists(self.space.buffer("of scale", *spectrum.shape[:2], self.outputs))
         for i, part, rows, columns in self._each():
             _add_product(spectrum[:, :, rows], self._filter_transform(i, part, block, "transfers"), found, part == 0)
             if part == self.parts - 1:
@@ -808,7 +829,7 @@ class Frequencies(Engine):
         if self.keeps:
             if self.transfer_grads is None:
                 shape = len(self.spectrum), spectrum.shape[1], grad.shape[2]
-                self.transfer_grads = _exists(self.space.buffer("transfer_grads", *shape)).zero_()
+                self.transfer_grads = exists(self.space.buffer("transfer_grads", *shape)).zero_()
             self.transfer_grads[frequencies].baddbmm_(spectrum, grad)
         elif self.basis is not None:
             buffer = self.space.buffer("transfer_grads", *spectrum.shape[:2], grad.shape[2])
@@ -829,9 +850,15 @@ class Frequencies(Engine):
         if self.basis is None:
             seen: list[bool] = cached_on(weights, self.like, ("seen", *key), list)
             if seen:
-                return cached_on(weights, self.like, key, lambda: self._make_transfers(self.every_row))
+                one = self.batch == 1
+                return cached_on(weights, self.like, (*key, one), lambda: self._lay_out(one))
             seen.append(True)
         return self._make_transfers(self.every_row, "transfers")
+
+    def _lay_out(self, for_one_image: bool) -> Tensor:
+        """Transfers that stay; the product with one image is faster if input channels are last in memory."""
+        found = self._make_transfers(self.every_row)
+        return found.mT.contiguous().mT if for_one_image else found
 
     def _transfers(self, block: slice) -> Tensor:
         if self.transfers is None:
@@ -867,7 +894,7 @@ class Frequencies(Engine):
             return
         grad = grad.view(-1, self.groups, self.parts, self.per_group, self.scales, self.outputs)
         grad = grad.permute((2, 1, 3, 0, 4, 5) if self.groups == 1 else (2, 0, 4, 1, 3, 5))
-        grad = _exists(self.space.buffer("transfers", *grad.shape)).copy_(grad)  # filters are not used any more
+        grad = exists(self.space.buffer("transfers", *grad.shape)).copy_(grad)  # filters are not used any more
         for part, (_, table) in enumerate(self.basis):
             functions = table[self._frequencies(block, groups=1)].flatten(0, 1)
             shape = len(self.basis_weights[part]), len(functions), -1  # (C, f S, O / G), or (1, f S, C O / G)
@@ -915,7 +942,7 @@ def _add_product(left: Tensor, right: Tensor, out: Tensor, first: bool) -> None:
         out.baddbmm_(left, right)
 
 
-def _exists(buffer: Tensor | None) -> Tensor:
+def exists(buffer: Tensor | None) -> Tensor:
     if buffer is None:
         raise RuntimeError("an engine for plain operations has no buffers: use `response`.")
     return buffer

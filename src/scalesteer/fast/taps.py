@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.spectral import Engine, batched_product, cached_on, keep_larger
+from scalesteer.fast.spectral import Engine, batched_product, cached_on, exists, keep_larger
 from scalesteer.geometry import Axes, Filters
 
 
@@ -111,9 +111,14 @@ class Taps(Engine):
         self.rows = len(self.slices) if filters.symmetric else 2 * len(self.slices) - 1  # pairs, or pixels
         taps, _ = places_in_order(filters.sizes, filters.symmetric, order)
         self.table = self.from_basis(("taps", order), lambda basis: basis[:, taps].to(self.like))  # (D, taps)
-        used = filters.weights[..., taps] if self.table is None else filters.weights @ self.table
         columns = [count if filters.symmetric else 2 * count - 1 for count in counts]
-        self.matrices = [part.transpose(1, 2).flatten(1) for part in used.split(columns, dim=2)]  # (O, pairs C)
+
+        def make() -> list[Tensor]:
+            used = filters.weights[..., taps] if self.table is None else filters.weights @ self.table
+            return [part.transpose(1, 2).flatten(1) for part in used.split(columns, dim=2)]  # (O, pairs C)
+
+        finished = filters.weights if self.pieces > 0 and self.table is None else None
+        self.matrices = cached_on(finished, self.like, ("taps", order), make)
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
@@ -122,35 +127,45 @@ class Taps(Engine):
         return 0, axes[0].count * axes[1].count * (pairs + 3 * out_channels)  # filters take little
 
     def load_batch(self, x: Tensor, kept: Tensor | None = None) -> None:
-        self.x, (batch, channels) = x, x.shape[:2]
-        padded = self.space.buffer("padded", batch, channels, *(a.length + sum(a.border) for a in self.axes))
-        pairs = self.space.buffer("pairs", batch, self.rows, channels, *self.counts)
-        centre, *opposite = self.slices
-        if padded is None or pairs is None:
+        self.x = x
+        if self.space.like is None:
             padded = F.pad(x, self.padding)
+            sources, opposite = self._sources(padded)
             if self.filters.symmetric:
-                found = [padded[one] + padded[other] for one, other in opposite]
-            else:
-                found = [padded[place] for pair in opposite for place in pair]
-            pairs = torch.stack([padded[centre[0]], *found], dim=1)
+                sources[1:] = [one + other for one, other in zip(sources[1:], opposite, strict=True)]
+            pairs = torch.stack(sources, dim=1)
         else:
-            if padded.shape != self.padded_shape:  # the last piece is smaller: other views, and its border is not zero
+            key = "pairs", self.axes, self.order, self.filters.symmetric, *x.shape[:2]
+            padded, inside, sources, opposite, pairs, targets = self.space.views(key, lambda: self._views(*x.shape[:2]))
+            if padded.shape != self.padded_shape:  # the border may hold anything
                 padded.zero_()
-                ones, others = [padded[one] for one, _ in opposite], [padded[other] for _, other in opposite]
-                if not self.filters.symmetric:
-                    ones = [view for pair in zip(ones, others, strict=True) for view in pair]
-                self.sources, self.opposite, self.targets = [padded[centre[0]], *ones], others, pairs.unbind(1)
-            left, _, top, _ = self.padding
-            padded[..., top : top + x.shape[-2], left : left + x.shape[-1]] = x
-            self.targets[0].copy_(self.sources[0])
+            inside.copy_(x)
+            targets[0].copy_(sources[0])
             if self.filters.symmetric:
-                for one, other, target in zip(self.sources[1:], self.opposite, self.targets[1:], strict=True):
+                for one, other, target in zip(sources[1:], opposite, targets[1:], strict=True):
                     torch.add(one, other, out=target)
             else:
-                for source, target in zip(self.sources[1:], self.targets[1:], strict=True):
+                for source, target in zip(sources[1:], targets[1:], strict=True):
                     target.copy_(source)
         self.padded_shape = padded.shape
         self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, pairs C, H' W')
+
+    def _sources(self, padded: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The pixels at each offset, and those opposite to all but the first; if not symmetric, all in one list."""
+        centre, *pairs = self.slices
+        ones, others = [padded[one] for one, _ in pairs], [padded[other] for _, other in pairs]
+        if not self.filters.symmetric:
+            ones = [view for pair in zip(ones, others, strict=True) for view in pair]
+        return [padded[centre[0]], *ones], others
+
+    def _views(self, batch: int, channels: int) -> tuple[Any, ...]:
+        """Buffers of a padded image and of pairs, and views of both."""
+        sizes = [axis.length + sum(axis.border) for axis in self.axes]
+        padded = exists(self.space.buffer("padded", batch, channels, *sizes))
+        pairs = exists(self.space.buffer("between", batch, self.rows, channels, *self.counts))
+        top, left = (axis.border[0] for axis in self.axes)
+        inside = padded[..., top : top + self.axes[0].length, left : left + self.axes[1].length]
+        return padded, inside, *self._sources(padded), pairs, pairs.unbind(1)
 
     def outwards(self, maps: Tensor) -> Tensor:
         return maps.view(*maps.shape[:2], *self.counts)
