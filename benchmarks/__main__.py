@@ -55,7 +55,7 @@ class Costs:
     shapes: Path = Path("results/bench/shapes-cpu.json")
 
     def run(self) -> None:
-        """Print the costs, for scalesteer.fast.COSTS, and where they choose wrong."""
+        """Print the costs, for scalesteer.fast.choice.COSTS, and where they choose wrong."""
         from benchmarks import bench, costs
 
         found = costs.fit(self.shapes)

@@ -1,6 +1,6 @@
 """The costs by which "auto" chooses a backend, fitted to the times of layers of every shape.
 
-A time is modelled as a sum of what there is to do, :func:`scalesteer.fast.work`, each with a cost that is not negative.
+A time is modelled as a sum of what there is to do, :func:`scalesteer.fast.choice.work`, each with a cost that is not negative.
 The costs with the least sum of squared relative errors are found, for each backend and kind of work. Layers for which
 both backends take about as long count most: there a small error changes the choice.
 """
@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import nnls
 
 from benchmarks.bench import Case, shape_cases
-from scalesteer import fast
+from scalesteer.fast import choice
 
 Costs = dict[str, dict[str, tuple[float, ...]]]
 
@@ -26,7 +26,7 @@ def work(case: Case) -> dict[str, tuple[float, ...]]:
     layer = case.layer("auto")
     filters, geometry = layer._stored_filters(), layer.geometry
     axes = geometry.axes(case.size, case.size, filters.sizes)
-    return fast.work(axes, filters, geometry.groups, case.batch, case.reduce is not None)
+    return choice.work(axes, filters, geometry.groups, case.batch, case.reduce is not None)
 
 
 def measured(path: Path) -> list[tuple[Case, dict[str, float]]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold, functional
-from scalesteer.fast.spectral import Kept
+from scalesteer.fast.memory import Kept
 from scalesteer.geometry import Filters, Geometry
 from tests import reference
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks
 from scalesteer.fast import being_exported, being_traced
-from scalesteer.fast.spectral import holds_numbers, keep_for_cuda_graph
+from scalesteer.fast.memory import holds_numbers, keep_for_cuda_graph
 from scalesteer.geometry import no_autocast
 from scalesteer.nn import evaluation_mode, twin
 

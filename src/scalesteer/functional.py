@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer import _checks, fast
-from scalesteer.fast.spectral import Kept, holds_numbers
+from scalesteer.fast.memory import Kept, holds_numbers
 from scalesteer.geometry import Axes, Filters, Geometry, Maximum
 
 BACKENDS = ("auto", "direct", "fast", "spectral")  # the last is the old name of "fast"

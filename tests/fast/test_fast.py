@@ -11,7 +11,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from scalesteer import ScaleSteerableConv2d, fast, fold
-from scalesteer.fast import _step, spectral
+from scalesteer.fast import _step, choice, spectral
 from scalesteer.geometry import Filters, Geometry
 
 # One engine for few channels, one for many; filters with and without point symmetry; an image that is cut into tiles.
@@ -145,15 +145,15 @@ def test_transformations_that_need_plain_operations_are_noticed():
 def test_the_engine_that_suits_a_layer():
     def engine(channels, device="cpu", groups=1, size=3, symmetric=True):
         filters = Filters(torch.empty(1, channels, size**2), None, (size,), symmetric)
-        return fast.pick_engine(torch.empty(1, channels * groups, 5, 5, device=device), filters, groups)
+        return choice.pick_engine(torch.empty(1, channels * groups, 5, 5, device=device), filters, groups)
 
-    assert engine(2) is fast.Taps
-    assert engine(3) is fast.Frequencies
-    assert engine(1, groups=4) is fast.Frequencies
-    assert engine(1, "meta") is fast.Frequencies
-    assert engine(2, size=17) is fast.Taps
-    assert engine(1, size=17, symmetric=False) is fast.Taps
-    assert engine(2, size=17, symmetric=False) is fast.Frequencies
+    assert engine(2) is choice.Taps
+    assert engine(3) is choice.Frequencies
+    assert engine(1, groups=4) is choice.Frequencies
+    assert engine(1, "meta") is choice.Frequencies
+    assert engine(2, size=17) is choice.Taps
+    assert engine(1, size=17, symmetric=False) is choice.Taps
+    assert engine(2, size=17, symmetric=False) is choice.Frequencies
 
 
 @all_cases
@@ -201,7 +201,7 @@ def test_compiled_programs_have_any_height_and_width():
 def test_compiled_inference_under_autocast(folded, kernels, monkeypatch):
     if kernels:
         pytest.importorskip("triton")
-        monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+        monkeypatch.setattr(choice, "KERNELS_RUN_ON", {"cuda", "cpu"})
     layer, x = build(CASES["many channels"])
     layer = fold(layer) if folded else layer
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
@@ -215,7 +215,7 @@ def test_compiled_inference_under_autocast(folded, kernels, monkeypatch):
 
 def test_gradients_under_autocast_compiled_and_of_second_order(monkeypatch):
     pytest.importorskip("triton")
-    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    monkeypatch.setattr(choice, "KERNELS_RUN_ON", {"cuda", "cpu"})
     layer, x = build(CASES["many channels"])
     found = []
     for module, create_graph in ((layer, False), (torch.compile(layer, backend="aot_eager"), False), (layer, True)):
@@ -246,7 +246,7 @@ def test_a_compiled_program_finds_the_tables_of_its_basis(monkeypatch):
 
 def test_what_an_engine_keeps_comes_back_to_the_same_engine(monkeypatch):
     pytest.importorskip("triton")
-    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    monkeypatch.setattr(choice, "KERNELS_RUN_ON", {"cuda", "cpu"})
     layer, x = build(CASES["few channels"])
     out = layer(x.requires_grad_())  # another engine than without the image's gradient, which now nobody asks for
     (found,) = torch.autograd.grad(out.square().sum(), layer.coefficients, retain_graph=True)
@@ -260,7 +260,7 @@ def test_what_an_engine_keeps_comes_back_to_the_same_engine(monkeypatch):
 
 def test_kernels_run_in_compiled_programs(monkeypatch):
     pytest.importorskip("triton")
-    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    monkeypatch.setattr(choice, "KERNELS_RUN_ON", {"cuda", "cpu"})
     for name in ("few channels", "one lobe, stride"):
         layer, x = build(CASES[name])
         compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")

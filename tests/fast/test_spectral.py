@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fold
 from scalesteer import fast as fast_path
-from scalesteer.fast import spectral, taps
+from scalesteer.fast import memory, spectral, taps, transforms
 from scalesteer.functional import PADDING_MODES, scale_conv2d
 from scalesteer.geometry import Filters, Geometry
 
@@ -40,7 +40,7 @@ def pair(in_channels, **arguments):
 
 
 def works_with_basis(layer):
-    return fast_path._works_with_basis(spectral.Frequencies, layer._stored_filters())
+    return fast_path.works_with_basis(spectral.Frequencies, layer._stored_filters())
 
 
 def joined(windows, symmetric=True):
@@ -165,23 +165,23 @@ def test_1024_by_1024_image_is_right():
 
 
 def test_plans_are_shared_between_layers_and_not_in_their_state():
-    spectral._kept_plan.cache_clear()
+    transforms._kept_plan.cache_clear()
     _, fast = pair(3)
     size = len(copy.deepcopy(fast).state_dict())
     fast(torch.randn(1, 3, 12, 12, dtype=torch.float64))
     pair(3)[1](torch.randn(2, 3, 12, 12, dtype=torch.float64))
-    assert spectral._kept_plan.cache_info().currsize == 1
+    assert transforms._kept_plan.cache_info().currsize == 1
     assert len(fast.state_dict()) == size
     for height in range(12, 100):
         fast(torch.randn(1, 3, height, 12, dtype=torch.float64))
-    assert spectral._kept_plan.cache_info().currsize <= 64
+    assert transforms._kept_plan.cache_info().currsize <= 64
 
 
 def test_tracing_leaves_no_plan_without_numbers_behind():
-    spectral._kept_plan.cache_clear()
+    transforms._kept_plan.cache_clear()
     _, fast = pair(3)
     torch.export.export(fast, (torch.randn(2, 3, 12, 12, dtype=torch.float64),))
-    assert spectral._kept_plan.cache_info().currsize == 0
+    assert transforms._kept_plan.cache_info().currsize == 0
 
 
 def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
@@ -199,7 +199,7 @@ def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
 
 @pytest.mark.parametrize("reduce", ["max", None])
 def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
-    spectral._kept_plan.cache_clear()
+    transforms._kept_plan.cache_clear()
     _, fast = pair(3, reduce=reduce)
     x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
     with torch.inference_mode():
@@ -337,13 +337,13 @@ def test_a_basis_that_changes_at_every_step_is_not_kept():
     for _ in range(5):
         layer.steered_basis.copy_(layer.steered_basis.clone())  # as DistributedDataParallel does
         torch.testing.assert_close(layer(x), before)
-    _, kept = spectral._tables[layer.steered_basis]
+    _, kept = memory._tables[layer.steered_basis]
     assert len(kept) == 1
 
 
 def test_tables_of_a_basis_are_not_kept_for_every_size_of_image(monkeypatch):
     layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast", basis="paper")
-    monkeypatch.setattr(spectral, "TABLES_BYTES", 1 << 21)
+    monkeypatch.setattr(memory, "TABLES_BYTES", 1 << 21)
 
     def tensors(value):
         return [value] if isinstance(value, torch.Tensor) else [t for part in value or () for t in tensors(part)]
@@ -351,15 +351,15 @@ def test_tables_of_a_basis_are_not_kept_for_every_size_of_image(monkeypatch):
     counts = []
     for size in range(12, 44):
         layer(torch.randn(1, 4, size, 12))
-        kept = spectral._tables[layer.steered_basis][1]
+        kept = memory._tables[layer.steered_basis][1]
         assert sum(t.nbytes for value in kept.values() for t in tensors(value)) <= 1 << 21
         assert any(axis.length == size for axis in list(kept)[-1][1])  # that of the last image
         counts.append(len(kept))
     assert max(counts) > 2
-    monkeypatch.setattr(spectral, "TABLES_BYTES", 1)
+    monkeypatch.setattr(memory, "TABLES_BYTES", 1)
     for size in (50, 51, 50):
         layer(torch.randn(1, 4, size, 12))
-    assert len(spectral._tables[layer.steered_basis][1]) == 2  # used in turn
+    assert len(memory._tables[layer.steered_basis][1]) == 2  # used in turn
 
 
 @both_symmetries
@@ -369,8 +369,8 @@ def test_transforms_of_a_basis_are_made_in_float64(basis):
     axes = layer.geometry.axes(20, 21, layer.sizes)
     exact = replace(filters, basis=filters.basis.double())
     parts = zip(
-        spectral.basis_parts(filters, axes, torch.empty(0)),
-        spectral.basis_parts(exact, axes, torch.empty(0, dtype=torch.float64)),
+        transforms.basis_parts(filters, axes, torch.empty(0)),
+        transforms.basis_parts(exact, axes, torch.empty(0, dtype=torch.float64)),
         strict=True,
     )
     for found, expected in parts:
@@ -382,7 +382,7 @@ def test_functions_that_are_mirror_images_share_their_parts():
     def mixes(*functions):
         basis = torch.tensor(functions, dtype=torch.float32)
         filters = Filters(torch.zeros(1, 1, len(basis)), basis, (1, 3), symmetric=False)
-        return [mix.T.tolist() for mix in spectral.parity_mixes(filters)]
+        return [mix.T.tolist() for mix in transforms.parity_mixes(filters)]
 
     lobe, opposite = [1, 0, 0, 0, 2, 3, 4, 5, 6, 0], [1, 0, 6, 5, 4, 3, 2, 0, 0, 0]
     even, alone, zero = [7, 1, 2, 3, 4, 5, 4, 3, 2, 1], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1], [0] * 10
@@ -401,7 +401,7 @@ def test_functions_that_are_mirror_images_share_their_parts():
 def test_half_as_many_functions_serve_the_preset_smooth():
     for dtype in (torch.float32, torch.float64):
         filters = ScaleSteerableConv2d(1, 1, basis="smooth", dtype=dtype)._stored_filters()
-        assert [2 * mix.shape[1] for mix in spectral.parity_mixes(filters)] == 2 * [len(filters.basis)]
+        assert [2 * mix.shape[1] for mix in transforms.parity_mixes(filters)] == 2 * [len(filters.basis)]
 
 
 @both_symmetries

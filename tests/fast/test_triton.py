@@ -22,7 +22,7 @@ both_symmetries = pytest.mark.parametrize("basis", ["paper", ONE_LOBE], ids=["sy
 
 @pytest.fixture(autouse=True)
 def _fused(monkeypatch):
-    monkeypatch.setattr(fast, "KERNELS_RUN_ON", {"cuda", "cpu"})
+    monkeypatch.setattr(fast.choice, "KERNELS_RUN_ON", {"cuda", "cpu"})
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -211,9 +211,9 @@ def test_transforms_of_filters_are_made_once_for_both_passes_if_they_are_small(m
 def test_both_passes_look_for_what_shapes_and_basis_decide_once(monkeypatch):
     layer = ScaleSteerableConv2d(6, 5, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x, looked = torch.randn(2, 6, 9, 9, device=DEVICE, requires_grad=True), []
-    find, on_basis = fast._jobs.find, kernels.spectral.cached_on
+    find, on_basis = fast._jobs.find, fast.engine.cached_on
     monkeypatch.setattr(fast._jobs, "find", lambda *a: looked.append("job") or find(*a))
-    monkeypatch.setattr(kernels.spectral, "cached_on", lambda *a: looked.append("basis") or on_basis(*a))
+    monkeypatch.setattr(fast.engine, "cached_on", lambda *a: looked.append("basis") or on_basis(*a))
     layer(x).sum().backward()
     assert looked == ["job", "basis"]
 

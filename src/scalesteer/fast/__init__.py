@@ -1,7 +1,7 @@
-"""The numbers of one convolution per scale, faster: the choice of an engine, pieces and tiles, gradients.
+"""The numbers of one convolution per scale, faster: pieces and tiles, gradients, operators.
 
-An engine is an algorithm for the maximum over scales; :class:`spectral.Engine` is what all have in common. They take
-:class:`scalesteer.geometry.Filters` and the two axes along which windows lie:
+An engine is an algorithm for the maximum over scales; :class:`engine.Engine` is what all have in common. They take
+:class:`scalesteer.geometry.Filters` and the two axes along which windows lie; :mod:`choice` says which serves:
 
 - :class:`spectral.Frequencies`: products of frequencies; every device
 - :class:`taps.Taps`: few input channels, CPU
@@ -11,13 +11,9 @@ An engine is an algorithm for the maximum over scales; :class:`spectral.Engine` 
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
-from importlib.util import find_spec
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -25,16 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.spectral import (
-    Engine,
-    Frequencies,
-    Kept,
-    convert,
-    holds_numbers,
-    keep_for_cuda_graph,
-    keep_larger,
-    make_to_stay,
-)
+from scalesteer.fast import choice
+from scalesteer.fast.choice import choose_backend, pick_engine, tiles_of, works_with_basis
+from scalesteer.fast.engine import Engine, keep_larger
+from scalesteer.fast.memory import Kept, convert, holds_numbers, keep_for_cuda_graph, make_to_stay
+from scalesteer.fast.spectral import Frequencies
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
 
@@ -52,39 +43,12 @@ memory_budget = 1 << 28
 """Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
 CUDA a piece may take twice as much and, where neither gradients nor winners are wanted, four times."""
 
-# Thresholds. All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
 # Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it,
 # but torch divides an operation between threads only from so many numbers on: else one makes what the other needs.
 CPU_PIECE, CPU_PIECE_OF_TAPS, SHARED = 64 << 20, 12 << 20, 1 << 15
-FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
-FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
-TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
-MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 MOST_SCALES = 255  # winners are bytes
-# What each backend costs: nanoseconds for each unit of `work`, in training and without gradients. Fitted by
-# `python -m benchmarks costs` to layers of every shape, on one thread of a CPU, in a run before that of results/bench:
-# it was measured with these, and a fit to it would choose worse.
-COSTS: dict[str, dict[str, tuple[float, ...]]] = {
-    "training": {
-        "direct": (0.0638, 0.0683, 0.947, 0.284, 1.79, 0.922, 0.0),
-        "taps": (0.024, 2.28, 2.86, 0.0),
-        "frequencies": (0.189, 0.035, 9.75, 1.54, 15.8, 303000.0),
-    },
-    "inference": {
-        "direct": (0.0188, 0.0202, 0.214, 0.0, 0.54, 1.08, 0.0),
-        "taps": (0.0246, 0.442, 0.699, 80000.0),
-        "frequencies": (0.0365, 0.0211, 2.75, 0.226, 4.67, 78200.0),
-    },
-}
-# On CUDA: with few channels, up to this window "direct" is as fast, for symmetric filters, and for others. Then the
-# multiply-adds that a direct convolution does in the time of one of ours; few channels slow it down, and groups of few
-# more so. The first of these holds on an H200 (docs/speed.md); the others are not measured there.
-SMALL_WINDOW, SMALL_WINDOW_ONE_SIDED = 3, 9
-RELATIVE_COST, RELATIVE_COST_OF_FEW, RELATIVE_COST_IN_GROUPS, FEW_IN_GROUP = 4.0, 1.0, 0.25, 8
-# A CUDA grid has at most 65,535 programs along an axis: images of a piece, and blocks of 16 pixels.
-MOST_IMAGES, MOST_PIXELS = 65535, 1 << 19
+MOST_IMAGES = 65535  # of a piece: a CUDA grid has no more programs along an axis
 KEPT_PART = 8  # transforms of filters are kept for the backward pass if they take no more than this part of the budget
-KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
 def transformed() -> bool:
@@ -120,104 +84,6 @@ def needs_plain_operations(x: Tensor, backend: str) -> bool:
     """
     symbolic = being_exported() and (backend == "auto" or any(isinstance(n, torch.SymInt) for n in x.shape[-2:]))
     return symbolic or transformed()
-
-
-def work(axes: Axes, filters: Filters, groups: int, batch: int, tiles: bool = True) -> dict[str, tuple[float, ...]]:
-    """What "direct" and the engine behind "fast" have to do, as counts whose costs are fitted: :data:`COSTS`.
-
-    Direct: multiply-adds, the same without input channels (few are slow), that in groups, that with a stride, maps, and
-    filters. Frequencies: products, transforms, maps, filters, and what is moved for groups. Taps: multiply-adds, pixels
-    that are laid out, and maps. Calls are last.
-    """
-    (out_channels, channels), scales = filters.weights.shape[:2], len(filters.sizes)
-    rows, columns = axes
-    pixels, taps, parts = batch * rows.count * columns.count, sum(filters.areas), 1 if filters.symmetric else 2
-    maps = pixels * out_channels * scales
-    sums = pixels * taps * (-(-out_channels // 16) * 16 if groups == 1 else out_channels)  # vectors have 16 channels
-    slow = sums if groups > 1 else 0, sums if rows.stride * columns.stride > 1 else 0
-    direct = sums * channels, sums, *slow, maps, out_channels * channels * taps, scales
-    if channels <= FEW_CHANNELS and groups == 1 and _few_taps(filters):
-        counts = pixels * out_channels * channels * taps, pixels * channels * max(filters.areas)
-        return {"direct": direct, "taps": (parts * counts[0] / 2, parts * counts[1] / 2, maps, scales)}
-    if tiles and (cut := _tiles(axes)) is not None:
-        batch *= -(-rows.count // cut[0].count) * -(-columns.count // cut[1].count)
-        rows, columns = cut
-    spectra = scales * rows.period * columns.period * out_channels
-    back = scales * out_channels * rows.period * columns.count * (2 * columns.period + rows.count)
-    there = channels * groups * rows.period * columns.length * (2 * columns.period + rows.length)
-    products, maps = spectra * channels * parts, batch * rows.count * columns.count * out_channels * scales
-    moved = batch * spectra if groups > 1 else 0
-    return {"direct": direct, "frequencies": (batch * products, batch * (back + there), maps, products, moved, scales)}
-
-
-def choose_backend(axes: Axes, filters: Filters, groups: int, tiles: bool = True, batch: int = 16) -> str:
-    """The backend that the measured cost favours for static shapes, "fast" or "direct".
-
-    With `tiles` a large image may be cut into tiles, as it is for the maximum over scales.
-    """
-    if any(isinstance(axis.length, torch.SymInt) for axis in axes):
-        return "direct"  # a size that is not known yet cannot be compared, and this one is never much slower
-    if filters.weights.device.type == "cuda":
-        return _choose_on_cuda(axes, filters, groups, tiles)
-    # A compiler may yet make a symbol of the batch, and would then compile anew for every choice.
-    batch = 16 if torch.compiler.is_compiling() or isinstance(batch, torch.SymInt) else max(1, batch)
-    kind = "training" if torch.is_grad_enabled() and filters.weights.requires_grad else "inference"
-    found = work(axes, filters, groups, batch, tiles)
-    direct, fast = (sum(c * n for c, n in zip(COSTS[kind][name], found[name], strict=True)) for name in found)
-    return "fast" if direct > fast else "direct"
-
-
-def _choose_on_cuda(axes: Axes, filters: Filters, groups: int, tiles: bool) -> str:
-    in_channels = filters.weights.shape[1]
-    if in_channels <= FEW_CHANNELS and groups == 1 and _few_taps(filters):
-        small = SMALL_WINDOW if filters.symmetric else SMALL_WINDOW_ONE_SIDED
-        return "fast" if max(filters.sizes) > small else "direct"
-    rows, columns = (_tiles(axes) if tiles else None) or axes
-    pixels, spectrum = rows.count * columns.count, rows.period * columns.period
-    direct = pixels * in_channels * sum(filters.areas)
-    product = spectrum * in_channels * (1 if filters.symmetric else 2)
-    fast = len(filters.sizes) * (2 * spectrum * columns.count + rows.period * pixels + product)
-    of_few = RELATIVE_COST_OF_FEW if groups == 1 else RELATIVE_COST_IN_GROUPS
-    cost = of_few if in_channels < FEW_IN_GROUP else RELATIVE_COST
-    return "fast" if direct > cost * fast else "direct"
-
-
-def _few_taps(filters: Filters) -> bool:
-    return filters.symmetric or filters.weights.shape[1] * max(filters.areas) <= FEW_TAPS
-
-
-def pick_engine(x: Tensor, filters: Filters, groups: int, image_gradient: bool = False) -> type[Engine]:
-    """The fastest engine for a layer, where nothing is being traced."""
-    channels = filters.weights.shape[1]
-    # A kernel needs memory to read: an empty batch has none.
-    real = x.numel() > 0 and x.shape[-2] * x.shape[-1] <= MOST_PIXELS
-    suited = real and filters.weights.dtype != torch.float64 and groups == 1
-    if suited and x.device.type in KERNELS_RUN_ON and _has_triton(x.device):
-        from scalesteer.fast import triton
-
-        cost = channels if filters.symmetric else 2 * channels  # every tap is on its own, half of them are not spared
-        return triton.FusedTaps if cost <= FEW_CHANNELS_CUDA and not image_gradient else triton.FusedFrequencies
-    few = _few_taps(filters)
-    # Pairs are made of hundreds of slices: a GPU would launch each.
-    return Taps if few and channels <= FEW_CHANNELS and groups == 1 and x.device.type == "cpu" else Frequencies
-
-
-def _works_with_basis(engine: type[Engine], filters: Filters) -> bool:
-    """Whether an engine is faster with weights and a basis than with the taps that are made of them."""
-    basis = filters.basis
-    if basis is not None and engine is Frequencies:
-        return basis.device.type == "cpu" and len(filters.sizes) * len(basis) <= sum(filters.areas)
-    return True
-
-
-@lru_cache(maxsize=64)
-def _has_triton(device: torch.device) -> bool:
-    if find_spec("triton") is None:
-        return False
-    if device.type != "cuda":
-        return True
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # Triton needs one to launch
-    return compiler is not None and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def result_and_work_dtype(x: Tensor, weights: Tensor) -> tuple[torch.dtype, torch.dtype]:
@@ -268,10 +134,10 @@ def max_over_scales(
     dtype, work = result_and_work_dtype(x, filters.weights)
     if filters.basis is not None and filters.basis.requires_grad:
         filters = filters.finished()  # what is made of a basis is kept, and no gradient goes through it
-    tiles = _tiles(axes)
+    tiles = tiles_of(axes)
     # Where kernels run, images may be of half precision; the filters are made in float32 at least.
     images = x if tiles is None else _cut(x, axes, tiles)
-    images = convert(images, dtype if x.device.type in KERNELS_RUN_ON else work)
+    images = convert(images, dtype if x.device.type in choice.KERNELS_RUN_ON else work)
     weights, recorded = convert(filters.weights, work), torch.is_grad_enabled()
     image_gradient = recorded and images.requires_grad
     gradient = image_gradient or (recorded and weights.requires_grad)
@@ -319,13 +185,13 @@ class _Task(NamedTuple):
 
     def job(self, x: Tensor, weights: Tensor, basis: Tensor | None) -> _Job:
         """What follows from shapes and dtypes, kept for the next call."""
-        fused = x.device.type in KERNELS_RUN_ON and x.numel() > 0
+        fused = x.device.type in choice.KERNELS_RUN_ON and x.numel() > 0
         key = self, x.dtype, x.device, weights.shape, weights.dtype, None if basis is None else basis.device, fused
         return _jobs.find(key, lambda: self._make_job(x, Filters(weights, basis, self.sizes, self.symmetric)))
 
     def _make_job(self, x: Tensor, filters: Filters) -> _Job:
         kind = pick_engine(x, filters, self.groups, self.image_gradient)
-        with_basis = _works_with_basis(kind, filters)
+        with_basis = works_with_basis(kind, filters)
         if not with_basis:
             filters = filters.finished()
         x = x if kind.half else x.to(filters.weights.dtype)
@@ -580,17 +446,6 @@ def _step(images: int, most: int, threads: int) -> int:
         return step
     more = -(-step // threads) * threads
     return more if more <= most else step - step % threads
-
-
-def _tiles(axes: Axes) -> Axes | None:
-    """The axes of one tile, if an image is so large that it is cut."""
-    rows, columns = axes
-    if max(rows.count, columns.count) <= MORE_THAN_TILES * TILE:
-        return None
-    counts = [max(TILE, TILE_REACHES * axis.reach) for axis in axes]
-    if rows.count <= MORE_THAN_TILES * counts[0] and columns.count <= MORE_THAN_TILES * counts[1]:
-        return None
-    return rows.tile(counts[0]), columns.tile(counts[1])
 
 
 def _cut(x: Tensor, axes: Axes, tiles: Axes) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.spectral import Engine, batched_product, cached_on, exists, keep_larger
+from scalesteer.fast.engine import Engine, batched_product, keep_larger
+from scalesteer.fast.memory import cached_on, exists
 from scalesteer.geometry import Axes, Filters
 
 

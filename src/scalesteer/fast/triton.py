@@ -47,9 +47,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scalesteer.fast import spectral
-from scalesteer.fast.spectral import Engine, Matrices, cached_on, convert, keep_for_cuda_graph, to_stay
+from scalesteer.fast import transforms
+from scalesteer.fast.engine import Engine
+from scalesteer.fast.memory import cached_on, convert, keep_for_cuda_graph, to_stay
 from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
+from scalesteer.fast.transforms import Matrices
 from scalesteer.geometry import Axes, Filters
 
 TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
@@ -443,8 +445,8 @@ def _halves(
     """
     (rows, columns), halves = axes, []
     for n in sizes:
-        along_rows = spectral.angles(rows, n)[:, None, :, None]
-        along_columns = spectral.angles(columns, n)[None, :, None, :]
+        along_rows = transforms.angles(rows, n)[:, None, :, None]
+        along_columns = transforms.angles(columns, n)[None, :, None, :]
         turns = torch.stack([along_rows + along_columns, along_rows - along_columns], dim=1)
         turns = turns.flatten(3).flatten(0, 2)  # from (u, sign, v, dy, dx)
         middle = n * n // 2
@@ -478,7 +480,7 @@ def _unpack(packed: Tensor, channels: int, count: int) -> tuple[Tensor, Tensor]:
 class FrequencyTables(NamedTuple):
     """What shapes say about :class:`FusedFrequencies`.
 
-    Matrices are those of :class:`spectral.Plan`, that of columns once for each row frequency: `(N / 2, K, 2W)`.
+    Matrices are those of :class:`transforms.Plan`, that of columns once for each row frequency: `(N / 2, K, 2W)`.
     """
 
     step: int  # channels of the input and of the output, filled up
@@ -492,7 +494,7 @@ class FusedFrequencies(Engine):
     """Responses as products of spectra, all scales in each. The image's transform is kept for the backward pass.
 
     Spectra have C' channels: C, filled up (see :func:`_fill_up`), or, if filters have odd parts, twice as many (see
-    :func:`spectral.turn`).
+    :func:`transforms.turn`).
     """
 
     half = adds_bias = True
@@ -510,18 +512,18 @@ class FusedFrequencies(Engine):
         steps = _fill_up(channels, like.dtype), _fill_up(out_channels, like.dtype, scales)
         filled = steps != (channels, out_channels)
         pairs = _filled_pairs(out_channels, channels, *steps[::-1], like.device) if filled else None
-        plan = spectral.plan_for(axes, (), like)
+        plan = transforms.plan_for(axes, (), like)
 
         def by_row(matrices: Matrices) -> Matrices:
             return matrices[0], matrices[1].expand(axes[0].period // 2, *matrices[1].shape)
 
-        ways = map(by_row, (plan.analyse, plan.restore, *map(spectral.adjoint, (plan.analyse, plan.restore))))
+        ways = map(by_row, (plan.analyse, plan.restore, *map(transforms.adjoint, (plan.analyse, plan.restore))))
         rings = _ring_tables(axes[0].radius, (axes[0].dilation, axes[1].dilation), like.device)
         return FrequencyTables(*steps, pairs, tuple(ways), rings)
 
-    def _make_basis_tables(self) -> tuple[Tensor, tuple[spectral.BasisPart, ...], Tensor]:
+    def _make_basis_tables(self) -> tuple[Tensor, tuple[transforms.BasisPart, ...], Tensor]:
         """The functions of all parts side by side, `(f S, E)`, the parts without tables of their own, first scales."""
-        parts = spectral.basis_parts(self.filters, self.axes, self.like)
+        parts = transforms.basis_parts(self.filters, self.axes, self.like)
         table = torch.cat([torch.stack(part.tables, dim=1) for part in parts], dim=2).flatten(0, 1)
         return table, tuple(part._replace(tables=()) for part in parts), self._first_scales()
 
@@ -542,7 +544,9 @@ class FusedFrequencies(Engine):
             rows, columns = self.tables.ways[0]
             pixels, self.bright = rows_in(x, rows, self.tables.step, self.precision)
             kept = torch.bmm(columns, pixels).view(-1, 2 * self.batch, self.tables.step)  # (f, 2B, C)
-        self.spectrum = kept if self.filters.symmetric else torch.cat([kept, spectral.turn(kept)], dim=2)  # (f, 2B, C')
+        self.spectrum = kept  # (f, 2B, C'), with odd parts twice as many
+        if not self.filters.symmetric:
+            self.spectrum = torch.cat([kept, transforms.turn(kept)], dim=2)
         return kept
 
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
@@ -561,7 +565,7 @@ class FusedFrequencies(Engine):
             back = torch.bmm(incoming, self._transfers())  # (f, 2B, C')
             if not self.filters.symmetric:
                 straight, turned = back.chunk(2, dim=2)
-                back = straight - spectral.turn(turned)
+                back = straight - transforms.turn(turned)
             rows, columns = self.tables.ways[2]
             maps = torch.bmm(columns, back.view(columns.shape[0], columns.shape[2], -1))
             rows_out(maps, rows, grad_image, self.precision)
