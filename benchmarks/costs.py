@@ -1,8 +1,8 @@
 """The costs by which "auto" chooses a backend, fitted to the times of layers of every shape.
 
-A time is modelled as a sum of what there is to do, :func:`scalesteer.fast.choice.work`, each with a cost that is not negative.
-The costs with the least sum of squared relative errors are found, for each backend and kind of work. Layers for which
-both backends take about as long count most: there a small error changes the choice.
+A time is modelled as a sum of what there is to do, :func:`scalesteer.fast.choice.work`, each with a cost that is not
+negative. The costs with the least sum of squared relative errors are found, for each backend and kind of work. Layers
+for which both backends take about as long count most: there a small error changes the choice.
 """
 
 from __future__ import annotations
