@@ -21,18 +21,17 @@ FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so 
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
 MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 # What each backend costs: nanoseconds for each unit of `work`, in training and without gradients. Fitted by
-# `python -m benchmarks costs` to layers of every shape, on one thread of a CPU, in a run before that of results/bench:
-# it was measured with these, and a fit to it would choose worse.
+# `python -m benchmarks costs` to layers of every shape, on one thread of a CPU, in the run before that of results/bench.
 COSTS: dict[str, dict[str, tuple[float, ...]]] = {
     "training": {
-        "direct": (0.0638, 0.0683, 0.947, 0.284, 1.79, 0.922, 0.0),
-        "taps": (0.024, 2.28, 2.86, 0.0),
-        "frequencies": (0.189, 0.035, 9.75, 1.54, 15.8, 303000.0),
+        "direct": (0.063, 0.0843, 0.905, 0.257, 0.953, 1.16, 0.0),
+        "taps": (0.0231, 2.23, 1.88, 40900.0),
+        "frequencies": (0.137, 0.0344, 9.19, 1.71, 14.7, 138000.0),
     },
     "inference": {
-        "direct": (0.0188, 0.0202, 0.214, 0.0, 0.54, 1.08, 0.0),
-        "taps": (0.0246, 0.442, 0.699, 80000.0),
-        "frequencies": (0.0365, 0.0211, 2.75, 0.226, 4.67, 78200.0),
+        "direct": (0.0193, 0.0173, 0.2, 0.00128, 0.427, 0.41, 0.0),
+        "taps": (0.02, 0.406, 0.458, 0.0),
+        "frequencies": (0.0338, 0.0127, 4.05, 0.232, 4.12, 83000.0),
     },
 }
 # On CUDA: with few channels, up to this window "direct" is as fast, for symmetric filters, and for others. Then the
