@@ -4,6 +4,7 @@ Pieces, tiles and gradients are tested with the algorithm itself in test_spectra
 """
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from scalesteer import ScaleSteerableConv2d, fast, fold
-from scalesteer.fast import _step, choice, spectral
+from scalesteer.fast import _shared_step, _step, choice, spectral
 from scalesteer.geometry import Filters, Geometry
 
 # One engine for few channels, one for many; filters with and without point symmetry; an image that is cut into tiles.
@@ -118,6 +119,17 @@ def test_pieces_are_of_about_one_size_and_never_too_large():
                 assert 1 <= shared <= max(1, most)
                 assert abs(shared - step) < threads
                 assert shared % threads == 0 or shared == step < threads
+
+
+def test_pieces_of_taps_are_shared_by_threads_or_stay_in_the_cache():
+    for images, pixels, threads in itertools.product((1, 7, 50, 64, 129), (256, 784, 1024, 3136, 40000), (1, 2, 3)):
+        step = _shared_step(images, pixels, threads)
+        if step == 0:  # then all images together are too few, or threads cannot have as many each
+            assert threads == 1 or images * pixels < 2 * fast.SHARED
+            continue
+        pieces = [min(step, images - i) for i in range(0, images, step)]
+        assert step % threads == 0
+        assert all(piece * pixels > fast.SHARED for piece in pieces)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward AD and the tracer

@@ -447,3 +447,37 @@ def test_layers_of_other_shapes_and_dtypes_do_not_disturb_each_other(channels):
                 wanted[backend] = y, *torch.autograd.grad(y.square().sum(), (x, layer.coefficients))
             for ours, reference in zip(wanted["fast"], wanted["direct"], strict=True):
                 torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("channels", [1, 8])  # pixels, frequencies
+@pytest.mark.parametrize("change", ["inference", "fused"])
+def test_filters_that_change_without_a_word_are_seen(channels, change):
+    """The version of an inference tensor stays, and so does that of weights that a fused optimizer changes."""
+    with torch.inference_mode(change == "inference"):
+        layer, other = (
+            fold(ScaleSteerableConv2d(channels, 2, scales=(1.0, 1.5), basis="area", backend="fast")) for _ in range(2)
+        )
+        x = torch.randn(1, channels, 12, 12)
+        layer.taps.requires_grad_(change == "fused")
+        for _ in range(3):  # what comes again is kept
+            layer(x)
+        if change == "inference":
+            layer.load_state_dict(other.state_dict())
+        else:
+            layer.taps.grad = layer.taps.detach() - other.taps
+            torch.optim.SGD([layer.taps], lr=1.0, fused=True).step()
+        ours = layer(x)
+        layer.backend = "direct"
+        torch.testing.assert_close(ours, layer(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 18, 28])
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("size", [1, 1 << 18, 1 << 22])
+def test_slices_hold_everything_once_and_stay_small(count, threads, size):
+    slices = spectral._slices(count, size, threads << 20, threads)
+    assert [i for s in slices for i in range(s.start, s.stop)] == list(range(count))
+    for s in slices:
+        assert (s.stop - s.start) * size <= max(spectral.MOST_SHARED, size)
+    if 2 * threads <= count and 2 * threads * size <= spectral.MOST_SHARED:
+        assert all((s.stop - s.start) % threads == 0 for s in slices[:-1])

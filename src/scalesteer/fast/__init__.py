@@ -208,14 +208,13 @@ class _Task(NamedTuple):
             filters = filters.finished()
         if not job.kind.half:
             x = convert(x, weights.dtype)
-        threads = 1
+        threads = torch.get_num_threads() if x.device.type == "cpu" else 1
         if x.device.type == "cpu":
-            threads, room = torch.get_num_threads(), CPU_PIECE
+            room = min(CPU_PIECE, memory_budget)
             if job.kind is Taps:
                 pixels = self.axes[0].count * self.axes[1].count
-                shared = -(-SHARED // (threads * pixels)) * threads if threads > 1 else 1  # images
-                room = min(room, max(CPU_PIECE_OF_TAPS, shared * job.for_image))
-            room = min(room, memory_budget)
+                shared = _shared_step(x.shape[0], pixels, threads) * job.for_image
+                room = shared if 0 < shared <= room else min(room, CPU_PIECE_OF_TAPS)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
             room = max(memory_budget * (2 if gradient else 4), job.for_filters)
         step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image), threads)
@@ -437,6 +436,20 @@ torch.library.register_fake(_BACKWARD, _fake_back)
 torch.library.register_autograd(
     _FORWARD, lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 8), setup_context=_setup_context
 )
+
+
+def _shared_step(images: int, pixels: int, threads: int) -> int:
+    """The fewest images of a piece for which torch divides an operation on them between threads; 0 if there are none.
+
+    The last piece, too, should have as many.
+    """
+    if threads == 1:
+        return 0
+    for pieces in range(images * pixels // (SHARED + 1), 0, -1):
+        step = -(-images // (pieces * threads)) * threads
+        if (images - (-(-images // step) - 1) * step) * pixels > SHARED:
+            return step
+    return 0
 
 
 def _step(images: int, most: int, threads: int) -> int:

@@ -83,7 +83,7 @@ class Engine:
         return None if basis is None else cached_on(basis, self.like, key, lambda: make(basis))
 
     def blank_scales(self) -> Tensor | None:
-        """See :func:`blank_scales`; None if no response needs to be set to zero."""
+        """See :func:`transforms.blank_scales`; None if no response needs to be set to zero."""
         return None
 
     def add_weight_gradient(self, found: Tensor, i: int = 0) -> None:

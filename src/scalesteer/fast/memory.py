@@ -72,7 +72,7 @@ class Kept(Generic[Value]):
 _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 IDLE_BYTES = 160 << 20  # of each thread's workspace, between two calls
-MOST_VIEWS = 64  # sets of views of its buffers
+MOST_VIEWS = 4096  # of its buffers
 
 
 def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
@@ -88,16 +88,30 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
     if value is None:
         value = found[1][key] = make_to_stay(make, like.device)
         # The oldest go; a layer uses two kinds of tables in turn, which stay whatever they take.
-        while len(found[1]) > 2 and sum(map(_count_bytes, found[1].values())) > TABLES_BYTES:
-            found[1].pop(next(iter(found[1])))
+        sizes = {name: size for name, kept in found[1].items() if (size := _count_bytes(kept)) > 0}
+        while len(sizes) > 2 and sum(sizes.values()) > TABLES_BYTES:
+            oldest = next(iter(sizes))
+            del found[1][oldest], sizes[oldest]
     return keep_for_cuda_graph(value, basis.device)
 
 
+def shows_changes(weights: Tensor) -> bool:
+    """Whether a change of finished filters shows in their version, so that something may be kept with them.
+
+    That of inference tensors does not, and fused optimizers change what they train without a word.
+    """
+    return not weights.is_inference() and not weights.requires_grad
+
+
+def _list_tensors(value: Any) -> list[Tensor]:
+    """A tensor, or all tensors in tuples and lists."""
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in _list_tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
+
+
 def _count_bytes(value: Any) -> int:
-    """Of a tensor, or of all tensors in a tuple."""
-    if isinstance(value, tuple):
-        return sum(map(_count_bytes, value))
-    return value.nbytes if isinstance(value, Tensor) else 0
+    return sum(tensor.nbytes for tensor in _list_tensors(value))
 
 
 class Workspace:
@@ -139,7 +153,7 @@ class Workspace:
         if found is None:
             with torch.inference_mode(False):
                 found = make()
-            if len(self.made) >= MOST_VIEWS:
+            if len(_list_tensors(found)) + sum(len(_list_tensors(views)) for views in self.made.values()) > MOST_VIEWS:
                 self.made.clear()
             self.made[key] = found
         return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scalesteer.fast.engine import Engine, batched_product, keep_larger
-from scalesteer.fast.memory import cached_on, exists, holds_numbers
+from scalesteer.fast.memory import cached_on, exists, holds_numbers, shows_changes
 from scalesteer.fast.transforms import (
     BasisPart,
     Matrices,
@@ -33,18 +33,20 @@ from scalesteer.fast.transforms import (
 from scalesteer.geometry import Axes, Filters
 
 CACHED_BYTES = 1 << 21  # of what goes from one product to the next on a CPU, for each thread
+MOST_SHARED = 1 << 24  # bytes of it that several threads have together, if it is not more anyway
 MANY_OUTPUTS = 128  # from so many channels on, one scale is enough for a product, and to join scales takes longer
 
 
 def _slices(count: int, size: int, room: int, threads: int) -> list[slice]:
     """`count` things of `size` bytes each in slices that fit into `room`, or of one thing for each thread.
 
-    Threads have as many things each: then one finds in its cache what it wrote in the operation before.
+    Threads have as many things each: then one finds in its cache what it wrote in the operation before. Many threads
+    share what is no larger than `MOST_SHARED`.
     """
+    most = max(1, max(room, MOST_SHARED) // max(1, size))
     step = max(1, room // max(1, threads * size)) * threads
-    if count - step < threads:
-        step = count
-    return [slice(i, min(i + step, count)) for i in range(0, count, step)]
+    step = count if count - step < threads and count <= most else min(step, most)
+    return [slice(i, min(i + step, count)) for i in range(0, count, max(1, step))]
 
 
 class Frequencies(Engine):
@@ -102,7 +104,7 @@ class Frequencies(Engine):
     def inwards(self, x: Tensor) -> Tensor:
         """`(B, C, H, W)` -> `(H, W, B C)`."""
         pixels = x.permute(2, 3, 0, 1)
-        buffer = self.space.buffer("inwards", *pixels.shape) if x.is_floating_point() else None  # winners are bytes
+        buffer = self.space.buffer("inwards", *pixels.shape)
         return (pixels if buffer is None else buffer.copy_(pixels)).flatten(2)
 
     def outwards(self, maps: Tensor, channels: int | None = None) -> Tensor:
@@ -350,19 +352,19 @@ class Frequencies(Engine):
 
     def _keep_transfers(self) -> Tensor:
         """Of all frequencies; of finished filters that come again, as of a folded layer, for the next call too."""
-        weights, key = self.filters.weights, ("transfers", self.axes, self.filters.sizes, self.groups)
-        if self.basis is None:
+        weights, sizes, symmetric = self.filters.weights, self.filters.sizes, self.filters.symmetric
+        key = "transfers", self.axes, sizes, symmetric, self.groups
+        if self.basis is None and shows_changes(weights):
             seen: list[bool] = cached_on(weights, self.like, ("seen", *key), list)
             if seen:
-                one = self.batch == 1
-                return cached_on(weights, self.like, (*key, one), lambda: self._lay_out(one))
+                return cached_on(weights, self.like, key, self._transfers_to_stay)
             seen.append(True)
         return self._make_transfers(self.every_row, "transfers")
 
-    def _lay_out(self, for_one_image: bool) -> Tensor:
-        """Transfers that stay; the product with one image is faster if input channels are last in memory."""
+    def _transfers_to_stay(self) -> Tensor:
+        """The product with one image is faster if input channels are last in memory; with many it hardly matters."""
         found = self._make_transfers(self.every_row)
-        return found.mT.contiguous().mT if for_one_image else found
+        return found.mT.contiguous().mT if self.batch == 1 else found
 
     def _transfers(self, block: slice) -> Tensor:
         if self.transfers is None:

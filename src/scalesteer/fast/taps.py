@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer.fast.engine import Engine, batched_product, keep_larger
-from scalesteer.fast.memory import cached_on, exists
+from scalesteer.fast.memory import cached_on, exists, shows_changes
 from scalesteer.geometry import Axes, Filters
 
 
@@ -100,7 +100,8 @@ class Taps(Engine):
         order = order_of_windows(filters.sizes)
         if pieces > 0:  # numbers may be looked at
             fixed = filters.weights if filters.basis is None else filters.basis
-            order = cached_on(fixed, like, ("order", filters.sizes), lambda: order_of_supports(filters.supports()))
+            if filters.basis is not None or shows_changes(fixed):
+                order = cached_on(fixed, like, ("order", filters.sizes), lambda: order_of_supports(filters.supports()))
         self._take(order)
 
     def _take(self, order: Order) -> None:
@@ -112,14 +113,9 @@ class Taps(Engine):
         self.rows = len(self.slices) if filters.symmetric else 2 * len(self.slices) - 1  # pairs, or pixels
         taps, _ = places_in_order(filters.sizes, filters.symmetric, order)
         self.table = self.from_basis(("taps", order), lambda basis: basis[:, taps].to(self.like))  # (D, taps)
+        used = filters.weights[..., taps] if self.table is None else filters.weights @ self.table
         columns = [count if filters.symmetric else 2 * count - 1 for count in counts]
-
-        def make() -> list[Tensor]:
-            used = filters.weights[..., taps] if self.table is None else filters.weights @ self.table
-            return [part.transpose(1, 2).flatten(1) for part in used.split(columns, dim=2)]  # (O, pairs C)
-
-        finished = filters.weights if self.pieces > 0 and self.table is None else None
-        self.matrices = cached_on(finished, self.like, ("taps", order), make)
+        self.matrices = [part.transpose(1, 2).flatten(1) for part in used.split(columns, dim=2)]  # (O, pairs C)
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
@@ -192,7 +188,9 @@ class Taps(Engine):
             self.load_batch(self.x)
         incoming, index = grad.flatten(2), winner.flatten(2)
         wins, routed = torch.empty_like(index), torch.empty_like(incoming)
-        grad_pairs = None if grad_image is None else torch.zeros_like(self.pairs)
+        grad_pairs = None
+        if grad_image is not None:
+            grad_pairs = exists(self.space.buffer("grad_pairs", *self.pairs.shape)).zero_()
         for i, matrix in enumerate(self.matrices):
             torch.eq(index, i, out=wins)
             routed.copy_(wins).mul_(incoming)
