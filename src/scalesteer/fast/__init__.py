@@ -45,7 +45,7 @@ CUDA a piece may take twice as much and, where neither gradients nor winners are
 
 # Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it,
 # but torch divides an operation between threads only from so many numbers on: else one makes what the other needs.
-CPU_PIECE, CPU_PIECE_OF_TAPS, SHARED = 64 << 20, 12 << 20, 1 << 15
+CPU_PIECE, CPU_PIECE_OF_TAPS, SHARED = 80 << 20, 12 << 20, 1 << 15
 MOST_SCALES = 255  # winners are bytes
 MOST_IMAGES = 65535  # of a piece: a CUDA grid has no more programs along an axis
 KEPT_PART = 8  # transforms of filters are kept for the backward pass if they take no more than this part of the budget

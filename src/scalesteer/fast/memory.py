@@ -71,7 +71,7 @@ class Kept(Generic[Value]):
 
 _tables: Any = WeakTensorKeyDictionary()
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
-IDLE_BYTES = 160 << 20  # of each thread's workspace, between two calls
+IDLE_BYTES = 192 << 20  # of each thread's workspace, between two calls
 MOST_VIEWS = 4096  # of its buffers
 
 
