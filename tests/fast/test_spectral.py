@@ -481,3 +481,17 @@ def test_slices_hold_everything_once_and_stay_small(count, threads, size):
         assert (s.stop - s.start) * size <= max(spectral.MOST_SHARED, size)
     if 2 * threads <= count and 2 * threads * size <= spectral.MOST_SHARED:
         assert all((s.stop - s.start) % threads == 0 for s in slices[:-1])
+
+
+def test_of_a_large_workspace_the_largest_buffers_go(monkeypatch):
+    monkeypatch.setattr(memory, "IDLE_BYTES", 1000)
+    like = torch.empty(0)
+    space = memory.Workspace(like)
+    space.buffers, space.made = {}, {}
+    for name, floats in (("small", 10), ("large", 300), ("middle", 200)):
+        space.buffer(name, floats)
+    kept = space.buffers["small"].data_ptr(), space.buffers["middle"].data_ptr()
+    del space
+    again = memory.Workspace(like)
+    assert set(again.buffers) == {"small", "middle"}
+    assert kept == (again.buffer("small", 10).data_ptr(), again.buffer("middle", 200).data_ptr())

@@ -132,8 +132,13 @@ class Workspace:
         self.buffers, self.made = kept or ({}, {})
 
     def __del__(self) -> None:
-        if self.lasts and sum(map(_count_bytes, self.buffers.values())) <= IDLE_BYTES:
-            self.idle.kept = self.buffers, self.made
+        if not self.lasts:
+            return
+        largest_first = sorted(self.buffers, key=lambda name: -self.buffers[name].nbytes)
+        while sum(map(_count_bytes, self.buffers.values())) > IDLE_BYTES:
+            del self.buffers[largest_first.pop(0)]
+            self.made.clear()
+        self.idle.kept = self.buffers, self.made
 
     def buffer(self, name: str, *shape: int) -> Tensor | None:
         """A tensor for the argument `out` of an operation, or None: without a name, too, memory is new."""
