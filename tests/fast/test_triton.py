@@ -425,3 +425,17 @@ def test_a_step_in_a_cuda_graph_matches_the_step_itself(basis):
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("channels", [1, 8])  # pixels, frequencies
+def test_finished_filters_that_change_in_inference_mode_are_seen(channels):
+    with torch.inference_mode():
+        layer, other = (
+            fold(ScaleSteerableConv2d(channels, 2, scales=SCALES, backend="fast").to(DEVICE)) for _ in range(2)
+        )
+        x = torch.randn(1, channels, 12, 12, device=DEVICE)
+        layer(x)
+        layer.load_state_dict(other.state_dict())
+        ours = layer(x)
+        layer.backend = "direct"
+        torch.testing.assert_close(ours, layer(x), rtol=1e-4, atol=1e-4)

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from scalesteer.fast import transforms
 from scalesteer.fast.engine import Engine
-from scalesteer.fast.memory import cached_on, convert, keep_for_cuda_graph, to_stay
+from scalesteer.fast.memory import cached_on, convert, keep_for_cuda_graph, shows_changes, to_stay
 from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.fast.transforms import Matrices
 from scalesteer.geometry import Axes, Filters
@@ -606,7 +606,7 @@ class FusedFrequencies(Engine):
         if self.made is None:
             weights, filters = self.filters.weights, self.filters
             key = "transfers", self.axes, filters.sizes, filters.symmetric
-            finished = self.basis_tables is None and not (self.trains or weights.requires_grad)
+            finished = self.basis_tables is None and not self.trains and shows_changes(weights)
             self.made = cached_on(weights if finished else None, self.like, key, self._make_transfers)
         return self.made
 
@@ -757,7 +757,7 @@ class FusedTaps(Engine):
             found: Tensor = flat[self.places["read"]] * self.places["factor"][:, None, None]
             return found.to(self.like.dtype).contiguous()
 
-        finished = self.table is None and not self.filters.weights.requires_grad
+        finished = self.table is None and shows_changes(self.filters.weights)
         key = "tap weights", self.filters.sizes, self.filters.symmetric
         return cached_on(self.filters.weights if finished else None, self.like, key, make)
 
