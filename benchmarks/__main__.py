@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.extras import SubcommandApp
 
-from scalesteer.cli import Device, main
+from scalesteer.cli import Device
+from scalesteer.commands import Commands
 
-app = SubcommandApp()
+app = Commands()
 
 
-@app.command(name="bench")
+@app.command("bench")
 @dataclass(frozen=True)
 class Bench:
     """Measure speed and memory: ours, one convolution per scale, and plain convolutions, side by side.
@@ -44,7 +44,7 @@ class Bench:
         print(self.output)
 
 
-@app.command(name="costs")
+@app.command("costs")
 @dataclass(frozen=True)
 class Costs:
     """Fit the costs by which the backend "auto" chooses to the times of a run with --only shapes.
@@ -66,7 +66,7 @@ class Costs:
                 print(f"{loss:6.2f}  {bench.describe(case.to_dict())}")
 
 
-@app.command(name="epoch")
+@app.command("epoch")
 @dataclass(frozen=True)
 class Epoch:
     """Time a training epoch on STIR-MNIST: our networks beside STIR's plain CNN.
@@ -87,7 +87,7 @@ class Epoch:
         print(self.output)
 
 
-@app.command(name="simulate")
+@app.command("simulate")
 @dataclass(frozen=True)
 class Simulate:
     """Simulate a sweep of many runs on many GPUs whose machines die now and then, from measured times of runs.
@@ -103,7 +103,7 @@ class Simulate:
         print(simulation.sweep_table())
 
 
-@app.command(name="convert")
+@app.command("convert")
 @dataclass(frozen=True)
 class Convert:
     """Measure what conversion costs: a small ResNet as it is, in scale channels, and converted in several ways."""
@@ -125,4 +125,4 @@ class Convert:
 
 
 if __name__ == "__main__":
-    sys.exit(main(commands=app, prog="python -m benchmarks"))
+    sys.exit(app.main(prog="python -m benchmarks"))

@@ -9,18 +9,18 @@ from typing import Annotated
 
 import tyro
 from tyro.conf import Positional
-from tyro.extras import SubcommandApp
 
 from paper import RESULTS, grids
 from scalesteer._checks import choice
-from scalesteer.cli import Address, Device, Engine, Folder, GpusPerRun, Originals, main
+from scalesteer.cli import Address, Device, Engine, Folder, GpusPerRun, Originals
+from scalesteer.commands import Commands
 
-app = SubcommandApp()
+app = Commands()
 NAMES = "{" + ",".join(grids.EXPERIMENTS) + "}"
 Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
 
 
-@app.command(name="run")
+@app.command("run")
 @dataclass(frozen=True)
 class Run:
     """Make all runs of an experiment; finished ones are skipped, interrupted ones go on. Then print its table.
@@ -70,7 +70,7 @@ class Run:
             raise ValueError(f"not finished: {'; '.join(problems)}")
 
 
-@app.command(name="table")
+@app.command("table")
 @dataclass(frozen=True)
 class Table:
     """Print the paper's tables with our numbers beside the paper's, and those of our own; what is missing is a gap.
@@ -98,7 +98,7 @@ class Table:
         print("\n\n".join(shown if self.markdown else map(aligned, shown)))
 
 
-@app.command(name="report")
+@app.command("report")
 @dataclass(frozen=True)
 class Report:
     """Draw the plots of results/ and render README.md and docs/ from results/, in a checkout. Trains nothing.
@@ -138,7 +138,7 @@ class Report:
             raise ValueError(f"not finished: {'; '.join(problems)}")
 
 
-@app.command(name="figure")
+@app.command("figure")
 @dataclass(frozen=True)
 class DrawFigure:
     """Draw a figure of the paper, or what its discussion claims, measured; without a name, list them.
@@ -182,4 +182,4 @@ def aligned(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(commands=app, prog="python -m paper"))
+    sys.exit(app.main(prog="python -m paper"))

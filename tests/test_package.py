@@ -31,7 +31,7 @@ ORDER = (
     {"pretrained"},
     {"__init__"},  # the public names
     {"training", "export", "demo", "suggest"},
-    {"sweep"},
+    {"sweep", "commands"},
     {"cli"},
     {"__main__"},
 )

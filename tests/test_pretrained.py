@@ -332,7 +332,7 @@ def test_a_shipped_network_is_small_and_has_a_card(name):
         assert word in card
     model, config = training.load_model(Path(name))
     command = re.search("- Command: `scalesteer (.*?)`", card)[1]
-    assert cli.app.cli(args=command.split()).config == config
+    assert cli.app.parse(command.split()).config == config
     assert model.task.num_classes == from_pretrained(name).task.num_classes
     assert "-dirty" not in card
 

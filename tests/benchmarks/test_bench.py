@@ -9,7 +9,6 @@ import torch
 
 from benchmarks import bench
 from benchmarks.__main__ import app
-from scalesteer import cli
 from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d
 
 CPU = torch.device("cpu")
@@ -154,7 +153,7 @@ def test_command_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "list_cases", lambda cuda, quick: [LAYER, replace(LAYER, group="sweep")])
     path = tmp_path / "x.json"
     command = ["bench", "--device", "cpu", "--quick", "--only", "layer,network"]
-    assert cli.main([*command, "--output", str(path)], commands=app) == 0
+    assert app.main([*command, "--output", str(path)]) == 0
     out, err = capsys.readouterr()
     assert (out.splitlines()[0], out.splitlines()[-1], err) == (bench.describe(LAYER.to_dict()), str(path), "")
     result = json.loads(path.read_text())

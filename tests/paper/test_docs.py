@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from scalesteer import cli
-
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -40,7 +38,7 @@ def exists(program, word, capsys):
         return re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), flags=re.M) is not None
     module = "scalesteer.cli" if program == "scalesteer" else f"{program.split()[-1]}.__main__"
     with pytest.raises(SystemExit):
-        cli.main([word, "--help"], commands=importlib.import_module(module).app, prog="program")
+        importlib.import_module(module).app.main([word, "--help"], prog="program")
     return f"program {word} " in capsys.readouterr().out  # of a word that it does not know it shows the list
 
 

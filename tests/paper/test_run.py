@@ -14,7 +14,6 @@ from paper import __main__ as commands
 from paper import grids, pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
 from paper.results import publish, read
-from scalesteer.cli import main
 from scalesteer.data import ImageSet
 from scalesteer.files import locked
 from scalesteer.training import RunError, evaluate, load, load_model
@@ -160,7 +159,7 @@ def test_forecast_counts_runs_that_cost_the_same(undisturbed, tiny, tmp_path):
 
 
 def paper(capsys, *argv):
-    code = main([str(word) for word in argv], commands.app, "python -m paper")
+    code = commands.app.main([str(word) for word in argv], "python -m paper")
     return code, *capsys.readouterr()
 
 

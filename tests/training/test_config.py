@@ -187,7 +187,7 @@ def test_identities_of_earlier_runs_stay():
     ],
 )
 def test_command_gives_the_configuration_back(config):
-    parsed = cli.app.cli(args=config.command.split()[1:])
+    parsed = cli.app.parse(config.command.split()[1:])
     assert parsed.config == config
 
 

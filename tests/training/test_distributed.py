@@ -307,7 +307,7 @@ def test_commands_of_the_page_are_understood():
     found = re.findall(r"torchrun .*-m scalesteer (train .*)", page)
     assert len(found) == 3
     for words in found:
-        assert cli.app.cli(args=words.split()).config.batch_size % 8 == 0
+        assert cli.app.parse(words.split()).config.batch_size % 8 == 0
     (batch_file,) = re.findall(r"```bash\n(.*?)```", page, flags=re.S)
     assert subprocess.run(["bash", "-n"], input=batch_file, text=True, capture_output=True, check=True).stderr == ""
 

@@ -399,7 +399,7 @@ def test_without_a_model_own_pictures_get_one_that_takes_any_size():
     assert config == same == RunConfig.from_dict(config.to_dict())
     assert RunConfig(images="photos", model="pooled-resnet").channels is None
     assert RunConfig(images="photos", channels=(1.0,)).channels == (1.0,)
-    assert cli.app.cli(args=["train", "--images", "photos"]).config == config
+    assert cli.app.parse(["train", "--images", "photos"]).config == config
     assert replace(RunConfig(), images="photos") == config
 
 
@@ -416,7 +416,7 @@ def test_a_run_is_named_after_the_folder(images, name):
 def test_the_command_can_be_typed():
     config = RunConfig(images="my photos/$x", grey=True, class_weights=True, image_size=(32, 48))
     assert " --images 'my photos/$x' --image-size 32 48 --grey " in config.command
-    parsed = cli.app.cli(args=shlex.split(config.command)[1:])
+    parsed = cli.app.parse(shlex.split(config.command)[1:])
     assert parsed.config == config
 
 

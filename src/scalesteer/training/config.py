@@ -91,73 +91,75 @@ class RunConfig:
     """One training of one model on one split. Each field is a flag of `scalesteer train`, the most used first."""
 
     model: str = _Default("ss-cnn")
-    """The network; `scalesteer models` lists them. For your own images pooled-resnet with --readout logsumexp."""
+    """The network; `scalesteer models` lists them. By default ss-cnn for a dataset, and pooled-resnet with --readout
+    logsumexp for your own pictures."""
     dataset: str = "mnist-scale"
     """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
     images: str | None = None
-    """Your own pictures, not a dataset: a folder with one for each class, or a CSV file with path and label."""
-    image_size: tuple[int, int] | None = None  # Height and width that they are fitted to; by default 64 64.
+    """Your own pictures: a folder with a sub-folder for each class, or a CSV file with the columns path and label."""
+    image_size: tuple[int, int] | None = None  # What the pictures are fitted to, in pixels; by default 64 64.
     fit: Literal["pad", "crop", "resize"] = "pad"
-    """How: pad keeps their scale but shrinks larger ones; crop keeps it and cuts; resize covers the image and cuts."""
-    grey: bool = False  # Make them grey.
+    """How they are fitted. pad: keep their scale, and shrink only what is too large. crop: keep their scale and cut.
+    resize: change their scale to fill the image, and cut what is left over."""
+    grey: bool = False  # Make the pictures grey.
     channels: tuple[float, ...] | None = None
-    """Sizes at which a network that reads out by pooling looks at the image (1.4: enlarged by 1.4); by default one, and
-    0.5 0.71 1 1.41 for your own images without --model."""
+    """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4). By default one size,
+    and 0.5 0.71 1 1.41 for your own pictures without --model."""
     epochs: int = 60  # Passes over the training images.
     batch_size: int = 128  # Images per step; a smaller batch at the end is left out.
     lr: float = 0.005  # Largest learning rate of AdamW.
-    flip: bool = False  # Mirror every other training image at random.
-    shift: int = 0  # Move training images at random by up to so many pixels.
+    flip: bool = False  # Mirror each training image with probability 1/2.
+    shift: int = 0  # Move each training image at random, by up to this many pixels.
     resize: tuple[float, float] | None = None
-    """Resize each training image at random, by factors between these two; by default not at all."""
+    """Resize each training image by a random factor between these two. By default images are not resized."""
     class_weights: bool = False
-    """Multiply the loss of each training image so that all classes count alike, however many images they have."""
-    tuning: bool = False  # Choose settings: the test set is not looked at.
-    seed: int = 0  # Seed of the first weights, the order of the images and dropout.
-    split: int = 0  # Which draw of the dataset; the paper has 0 to 5.
+    """Weight the loss so that all classes count alike, however many images each has."""
+    tuning: bool = False  # Leave the test set alone; use this while you choose settings.
+    seed: int = 0  # Seed of the initial weights, the order of the images and dropout.
+    split: int = 0  # Which draw of the dataset; 0 to 5 are the six of the paper's tables.
     weight_decay: float = 0.01  # Weight decay of AdamW.
     label_smoothing: float = 0.1  # Share of each label that is spread over all classes.
     schedule: Schedule = "one-cycle"
-    """Learning rate over time: up for 30 % then down to zero; down to zero; a tenth after a half and after three
-    quarters; or constant."""
-    precision: Precision = "float32"  # Arithmetic: full, TF32 products on the GPU, or bfloat16 autocast.
-    upsample: int | None = None  # Enlarge the input by 1 or 2; by default what the paper used for the model.
+    """Learning rate over time. one-cycle: up for 30 % of the steps, then down to zero. cosine: down to zero. step: a
+    tenth after a half, and again after three quarters."""
+    precision: Precision = "float32"  # Arithmetic: full precision, TF32 products on a GPU, or bfloat16 autocast.
+    upsample: int | None = None  # Enlarge the input by 1 or 2, for networks of the paper; by default as in the paper.
     basis: str | None = None
-    """Preset of steered filters: paper, area, released-code or smooth; by default the network's own."""
-    train_images: int | None = None  # Use only the first so many training images; by default all.
-    scale_range: tuple[float, float] | None = None  # Factors that images are shrunk by; by default the dataset's own.
+    """Preset of the filters: paper, area, released-code or smooth; by default the network's own."""
+    train_images: int | None = None  # Use only the first training images, this many; by default all.
+    scale_range: tuple[float, float] | None = None  # Factors to shrink images by; by default the dataset's own.
     sizes: tuple[int, int, int] | None = None
-    """Training, validation and test images to draw, or objects where each is shown at several sizes; by default the
+    """Numbers of images in the three parts, or of objects where each is shown at several sizes. By default the
     dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"  # How images are shrunk.
     scales: tuple[float, ...] | None = None
-    """Scales of steered filters; by default the network's own, for ss-cnn the paper's six."""
+    """Scales of the filters; by default the network's own, for ss-cnn the paper's six."""
     orders: tuple[float, ...] | None = None
-    """Orders k of steered filters; by default the preset's, as with the next two."""
-    m: float | None = None  # Radial decay of steered filters.
+    """Orders k of the filters; by default the preset's."""
+    m: float | None = None  # Radial decay of the filters; by default the preset's.
     support: Literal["disc", "crop", "averaged"] | None = None
-    """Pixels that belong to steered filters: a disc that grows with the scale, crops of the largest one, or that disc
-    with its edge averaged over pixels."""
+    """Pixels that belong to a filter: a disc that grows with the scale, a crop of the largest disc, or a disc whose
+    edge is averaged over pixels. By default the preset's."""
     train_sizes: tuple[float, float] | None = None
-    """Smallest and largest size of the objects in training and validation images, of those that the dataset has; by
-    default its own."""
-    test_sizes: tuple[float, ...] | None = None  # Sizes of the objects in test images; by default all of the dataset.
+    """Smallest and largest size of the objects in training and validation images, in the dataset's unit; by default the
+    dataset's own."""
+    test_sizes: tuple[float, ...] | None = None  # Sizes of the objects in test images; by default all that there are.
     widths: tuple[int, ...] | None = None
-    """Channels of the layers; by default the network's own, as with the next three."""
+    """Numbers of feature channels of the layers; by default the network's own."""
     kernel_size: int | tuple[int, ...] | None = None
-    """Side of the filters of networks that read out by pooling: one number, or one for each stage."""
-    readout: str | None = None  # How those networks pool over space: max, mean or logsumexp.
-    dropout: float | None = None  # Share of the last features that is left out at random in training.
-    join: Join = "logsumexp"  # How the answers at the sizes of --channels become one.
-    drop: float = 0.0  # Share of the sizes of --channels that is left out at random in training.
+    """Side of the filters of networks named pooled and steered: one number, or one for each stage."""
+    readout: str | None = None  # How networks named pooled and steered pool over space: max, mean or logsumexp.
+    dropout: float | None = None  # Share of the last features that are left out at random in training.
+    join: Join = "logsumexp"  # How the answers of the scale channels become one.
+    drop: float = 0.0  # Share of the scale channels that are left out at random in training.
     border: int = 0
-    """Pixels that the image gets on all four sides where --channels show it smaller: black, but for photographs and
-    your own images the image mirrored."""
+    """Width in pixels of a border around the image in scale channels that make it smaller. It is black for digits and
+    icons, and mirrors the image for photographs and your own pictures."""
     one_size_epochs: int = 0
-    """Epochs at the beginning that look at the image at its own size only, as fast as without --channels. What they
-    learn serves at all sizes; the epochs that follow look at all of them, and choose the weights."""
+    """Epochs at the beginning that train without scale channels, which is faster. The best epoch is chosen from those
+    that follow."""
     test_channels: tuple[float, ...] | None = None
-    """Sizes at which the trained network looks at test images, joined in the same way; by default as in training."""
+    """Scale channels for the test images; by default as in training."""
 
     def __post_init__(self) -> None:
         own = vars(self)  # where values become plain ones, whatever they came as
