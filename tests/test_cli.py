@@ -179,7 +179,7 @@ def test_help_of_train_begins_with_what_is_set_most(capsys, monkeypatch):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
     flags = ("images", "image-size", "model", "channels", "epochs", "batch-size", "lr", "dataset", "split", "basis")
-    places = [shown.index(f"│ --{flag} ") for flag in flags]
+    places = [re.search(rf"^\W*--{flag} ", shown, flags=re.MULTILINE).start() for flag in flags]
     assert places == sorted(places)
 
 
