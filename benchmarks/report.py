@@ -125,7 +125,7 @@ def section(result: Record, name: str) -> str:
 
     if networks := of_group(result, "network"):
         blocks += [
-            titled(f"**The whole network.** {headline(networks)}", "network"),
+            titled("**The whole network:**", "network"),
             f"![Images per second of the whole network](../../results/bench/{name}-network.png)",
         ]
         blocks.append(contender_table(networks))
@@ -173,7 +173,7 @@ def headline(networks: list[Record]) -> str:
 
 def rates(networks: list[Record], train: bool) -> dict[str, str]:
     """Images per second of ours in the first such case, and how many times that of the others; empty if it failed."""
-    ours: Record = next((case["contenders"]["spectral"] for case in networks if case["train"] == train), {})
+    ours: Record = next((case["contenders"]["auto"] for case in networks if case["train"] == train), {})
     keys = ("images_per_s", "times_direct", "times_plain")
     return {key: number(ours[key]) for key in keys} if ours.keys() >= set(keys) else {}
 
@@ -222,6 +222,13 @@ def choices(cases: list[Record]) -> str:
         f"In the {len(losses)} cases of this table and the next, `auto` takes at most {loss:.2f} times the time of the "
         f"faster backend (in {where})."
     )
+
+
+@view
+def speed_times(name: str, train: bool) -> str:
+    """How many times the time of the plain CNN ours takes, in the first such case of a device."""
+    found = rates(of_group(load()[name], "network"), train)
+    return f"{1 / float(found['times_plain']):.1f}"
 
 
 @view

@@ -159,6 +159,10 @@ TARGETS: dict[str, Claim] = {
 # Verdicts
 
 
+SENTENCE = {"holds": "holds", "fails": "fails", "undecided": "is undecided", GAP: "cannot be judged yet"}
+"""What a sentence says of a claim, by verdict."""
+
+
 def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
     """Whether all pairs are as claimed (holds, fails, undecided), and the pair that decides that.
 
@@ -189,7 +193,7 @@ def claims(data: Data) -> str:
     rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
     for key, claim in CLAIMS.items():
         word, pair, found = decide(data, claim.pairs)
-        paper = claim.paper or _both(pair, lambda cell: papers(cell).split()[0])
+        paper = claim.paper or _both(pair, lambda cell: paper_number(*cell))
         here = _both(pair, lambda cell: mean(values(data, cell, averaged=False))) if word != GAP else GAP
         said = f"[{word}](evidence/{claim.evidence}.md)"
         if pair.first.experiment == "longer":
@@ -197,6 +201,12 @@ def claims(data: Data) -> str:
             said += f"; [more epochs](evidence/epochs.md) ({more})"
         rows.append([claim.text, paper, here, difference(pair, found), said])
     return table(rows, left=5)
+
+
+@view
+def paper_number(*cell: str) -> str:
+    """The paper's number in a cell, without its deviation."""
+    return papers(Cell(*cell)).split()[0]
 
 
 def papers(cell: Cell) -> str:
@@ -231,16 +241,23 @@ def verdict(data: Data, claim: str, way: str = "") -> str:
 
 @view
 def more_epochs(data: Data) -> str:
-    """Whether more epochs change the verdicts on distortion: the answer, and which verdicts become what."""
-    rivals = {"distortion": "LocScaleInv-CNN", "par": "Spatial Transformer"}
-    changes: dict[str, list[str]] = {}  # what changes, and with which numbers of epochs
-    for way in MORE_EPOCHS:
-        new = {rival: (verdict(data, claim), verdict(data, claim, way)) for claim, rival in rivals.items()}
-        changed = [f"*{word}* against {rival}" for rival, (old, word) in new.items() if word not in (GAP, old)]
-        if changed:
-            changes.setdefault(words(changed), []).append("with " + "the " * (way == VALIDATION_CHOSE) + way)
-    said = [f"{words(ways)} the verdict becomes {changed}" for changed, ways in changes.items()]
-    return f"Yes: {'; '.join(said)}" if said else "No: no verdict changes"
+    """Whether more epochs change the verdicts on distortion: the answer, and each verdict after each number of them."""
+    said, changed = [], False
+    for claim, rival in {"distortion": "LocScaleInv-CNN", "par": "Spatial Transformer"}.items():
+        first, found = verdict(data, claim), dict[str, list[str]]()
+        for way in MORE_EPOCHS:
+            if (word := verdict(data, claim, way)) != GAP:
+                found.setdefault(word, []).append("with " + "the " * (way == VALIDATION_CHOSE) + way)
+        changed |= any(word != first for word in found)
+        then = (f"{SENTENCE[word]} {words(ways)}" for word, ways in found.items())
+        said.append(f"The claim against {rival} {words([f'{SENTENCE[first]} with 60 epochs', *then])}.")
+    return " ".join(["Yes, but the evidence is weak." if changed else "No.", *said])
+
+
+@view
+def sentence(verdict: str) -> str:
+    """What a sentence says of a claim with this verdict."""
+    return SENTENCE[verdict]
 
 
 @view
@@ -252,17 +269,23 @@ def paper_sizes_verdict(data: Data) -> str:
 
 @view
 def standing(data: Data, name: str, column: str) -> str:
-    """How SS-CNN's error compares with those of the others in a column: what follows "SS-CNN's error"."""
+    """How SS-CNN's error compares with those of the others in a column: what follows "SS-CNN has"."""
     found: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": [], GAP: []}
     for line in lines(name):
         if line != "SS-CNN":
             found[minus(data, Cell(name, "SS-CNN", column), Cell(name, line, column)).verdict].append(line)
-    said = {word: f"that of {words(names)}" for word, names in found.items() if names}
-    sides = {"holds": "lower", "fails": "higher"}
-    decided = ", ".join(f"{side} than {said[word]}" for word, side in sides.items() if word in said)
-    rest = {"undecided": "cannot be told apart from", GAP: "has not been compared with"}
-    others = (f"{text} {said[word]}" for word, text in rest.items() if word in said)
-    return "; it ".join([*([f"is {decided}"] if decided else []), *others])
+    kinds = {
+        "holds": "a lower error than {}",
+        "fails": "a higher error than {}",
+        "undecided": "an error within chance of {}",
+        GAP: "not been compared with {}",
+    }
+    return words([text.format(_possessed(found[word], word)) for word, text in kinds.items() if found[word]])
+
+
+def _possessed(names: list[str], verdict: str) -> str:
+    """The methods, or their errors where an error is compared with an error."""
+    return f"{'that' if len(names) == 1 else 'those'} of {words(names)}" if verdict == "undecided" else words(names)
 
 
 @view
@@ -295,7 +318,21 @@ def outcome(data: Data, evidence: str) -> str:
     """How many targets of a page hold, in words."""
     found = [decide(data, claim.pairs)[0] for claim in TARGETS.values() if claim.evidence == evidence]
     if all(word == GAP for word in found):
-        return PENDING
-    named = {"holds": "hold", "fails": "fail", "undecided": "undecided", GAP: PENDING}
-    counts = [f"{found.count(word)} {name}" for word, name in named.items() if word in found]
-    return f"of {len(found)} targets {words(counts)}" if len(found) > 1 else f"the target: {named[found[0]]}"
+        return "No target can be judged yet"
+    if len(found) == 1:
+        return f"The target {SENTENCE[found[0]]}"
+    many = {"holds": "hold", "fails": "fail", "undecided": "are undecided", GAP: "cannot be judged yet"}
+    counts = {word: found.count(word) for word in many if word in found}
+    said = [f"{count} {SENTENCE[word] if count == 1 else many[word]}" for word, count in counts.items()]
+    return f"Of {len(found)} targets, {words(said)}"
+
+
+@view
+def claims_outcome(data: Data) -> str:
+    """How many of the paper's claims hold, in a sentence."""
+    found = [decide(data, claim.pairs)[0] for claim in CLAIMS.values()]
+    many = {"fails": "fail", "undecided": "are undecided", GAP: "cannot be judged yet"}
+    hold, counts = found.count("holds"), {word: found.count(word) for word in many if word in found}
+    said = [f"{count} {SENTENCE[word] if count == 1 else many[word]}" for word, count in counts.items()]
+    first = f"{hold or 'None'} of the paper's {len(found)} claims {'hold' if hold > 1 else 'holds'} here"
+    return "; ".join([first, *([words(said)] if said else [])])

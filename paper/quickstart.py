@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import paper
 from paper import ROOT, curves
-from paper.markdown import PENDING, table, view
+from paper.markdown import PENDING, table, view, words
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
@@ -218,11 +218,12 @@ def summarize(runs: Sequence[Result]) -> Result:
 
 
 def rows(result: Result) -> list[list[str]]:
-    """The table: a head, then one row per network; one column per scale, then the means inside and outside."""
+    """The table: a head, then one row per network; one column per scale, the means inside and outside, weights."""
     low, high = result["settings"]["train_scales"]
     sizes = (f"{s}{'*' if low <= s <= high else ''}" for s in result["settings"]["test_scales"])
-    head = ["size of the digits", *sizes, "mean inside*", "mean outside"]
-    return [head, *([NAMES[name], *percent(errors)] for name, errors in result["summary"].items())]
+    head = ["size of the digits", *sizes, "mean inside*", "mean outside", "weights"]
+    counts = {name: f"{count:,}" for name, count in result["parameters"].items()}
+    return [head, *([NAMES[name], *percent(errors), counts[name]] for name, errors in result["summary"].items())]
 
 
 def percent(errors: Result) -> list[str]:
@@ -232,16 +233,14 @@ def percent(errors: Result) -> list[str]:
 
 
 def note(result: Result) -> str:
-    """What the table is about, in one sentence."""
+    """What the table is about."""
     settings = result["settings"]
     low, high = settings["train_scales"]
-    *counts, last = (f"{count:,}" for count in result["parameters"].values())
     deviation = "± standard deviation " if len(settings["seeds"]) > 2 else ""
     seeds = f"mean {deviation}over {len(settings['seeds'])} seeds" if len(settings["seeds"]) > 1 else "one seed each"
     return (
-        f"Test error in %, {seeds}; trained on {settings['train_images']:,} MNIST digits shrunk to {low:g}–{high:g} of "
-        f"their size (* within that range), tested on {settings['test_images']:,} others at each size; "
-        f"{', '.join(counts)} and {last} parameters."
+        f"Test error in %, {seeds}. Trained on {settings['train_images']:,} MNIST digits shrunk to {low:g}–{high:g} of "
+        f"their size (* is within that range). Tested on {settings['test_images']:,} other digits at each size."
     )
 
 
@@ -264,7 +263,11 @@ def page(result: Result, tests: Mapping[float, ImageSet], answers: Mapping[float
     sizes = result["settings"]["test_scales"]
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     head, *networks = rows(result)
-    runs = [[f"{NAMES[one['model']]}, seed {one['seed']}", *percent(one)] for one in result["runs"]]
+    counts = result["parameters"]
+    runs = [
+        [f"{NAMES[one['model']]}, seed {one['seed']}", *percent(one), f"{counts[one['model']]:,}"]
+        for one in result["runs"]
+    ]
     labels = next(iter(tests.values())).labels
     shown = [int((labels == digit).nonzero()[0]) for digit in labels.unique()[::2]]  # the first of every other class
     digits = {size: images.images[shown] for size, images in tests.items()}
@@ -344,12 +347,25 @@ def quickstart_edition() -> str:
 
 @view
 def quickstart_lowest(edition: str = "") -> str:
-    """The network with the lowest mean error at the sizes never seen, and that error."""
+    """The network with the lowest mean error at the sizes never seen, and in brackets that error."""
     found = quickstart_outside(edition)
     if PENDING in found.values():
         return PENDING
     best = min(found, key=lambda name: float(found[name].split()[0]))
-    return f"{best}, {found[best]} %"
+    return f"*{best}* ({found[best]} %)"
+
+
+@view
+def quickstart_ahead(edition: str = "") -> dict[str, str]:
+    """The sizes at which ours errs less, and more, than the strongest simple rival: random resizing alone."""
+    result, rival = recorded(edition), "plain-cnn, resized"
+    found = {"rival": NAMES[rival], "lower": PENDING, "higher": ""}
+    if result is not None:
+        ours, other = (result["summary"][name]["errors"] for name in (OURS, rival))
+        errors = list(zip(result["settings"]["test_scales"], ours, other, strict=True))
+        found["lower"] = words([f"{size}" for size, own, its in errors if own < its])
+        found["higher"] = words([f"{size}" for size, own, its in errors if own > its])
+    return found
 
 
 @view
@@ -392,8 +408,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DataError, OSError) as error:
         print(f"quickstart: {error}", file=sys.stderr)
         return 2
-    for first, *cells, last in rows(result):
-        print(f"{first:<35}{''.join(f'{cell:>7}' for cell in cells[:-1])}{cells[-1]:>14}{last:>14}")
+    for first, *cells, inside, outside, weights in rows(result):
+        print(f"{first:<35}{''.join(f'{cell:>7}' for cell in cells)}{inside:>14}{outside:>14}{weights:>10}")
     print(f"\n{note(result)}\n{verdict(result)}\n\nThe report: {folder / 'index.html'}")
     return 0
 

@@ -5,8 +5,10 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from scalesteer import cli, create_model, from_pretrained, list_models
@@ -201,6 +203,7 @@ def test_command_tells_what_is_wrong(tmp_path, capsys):
 def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
     page = Path(__file__).parents[1] / "docs" / "guide" / "deploy.md"
     monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.full((64, 70, 3), 100, np.uint8)).save("tree.jpg")
     scope = {}
     for example in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
         exec(example, scope)
@@ -208,6 +211,9 @@ def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
     assert "digits" in scope["names"]
     assert scope["done"].any_size
     assert scope["difference"] < 1e-4
+    with torch.no_grad():
+        expected = scope["model"].eval()(torch.from_numpy(scope["x"]))
+    assert abs(scope["scores"] - expected.numpy()).max() < 1e-4
 
 
 # Slow: all networks, and the compiler

@@ -1,4 +1,4 @@
-"""Scale-steerable convolutions for PyTorch: one set of weights for things of many sizes."""
+"""Image classifiers for PyTorch that also work at sizes of objects that training did not show."""
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.convert import convert

@@ -52,28 +52,31 @@ def test_par_allows_a_tenth_more(load):
 
 def test_verdicts_that_more_epochs_change_are_told(load):
     same = dict.fromkeys(LONGER, (0.01,) * 3) | {"LocScaleInv-CNN": (0.02,) * 3}
-    assert claims.more_epochs(load(*longer(same))) == "No: no verdict changes"
-    worse = same | {"SS-CNN": (0.01, 0.03, 0.01)}
-    assert claims.more_epochs(load(*longer(worse, same))) == (
-        "Yes: with 120 epochs the verdict becomes *fails* against LocScaleInv-CNN and *fails* against "
-        "Spatial Transformer"
+    unchanged = claims.more_epochs(load(*longer(same)))
+    assert unchanged.startswith(
+        "No. The claim against LocScaleInv-CNN holds with 60 epochs and holds with 120 epochs, with 300 epochs"
     )
+    worse = same | {"SS-CNN": (0.01, 0.03, 0.01)}
+    said = claims.more_epochs(load(*longer(worse, same)))
+    assert said.startswith("Yes, but the evidence is weak. ")
+    assert "against LocScaleInv-CNN holds with 60 epochs, fails with 120 epochs and holds with 300 epochs" in said
+    assert "against Spatial Transformer holds with 60 epochs, fails with 120 epochs and holds with 300 epochs" in said
 
 
 def test_words_follow_the_numbers(load):
     errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.01, "LocScaleEq-CNN": 0.03, "LocScaleInv-CNN": 0.03}
     said = claims.standing(load(table_1(errors)), "1", "MNIST-Scale")
     assert said == (
-        "is lower than that of LocScaleEq-CNN and LocScaleInv-CNN, higher than that of Spatial Transformer; "
-        "it has not been compared with that of Plain CNN"
+        "a lower error than LocScaleEq-CNN and LocScaleInv-CNN, a higher error than Spatial Transformer and "
+        "not been compared with Plain CNN"
     )
     said = claims.standing(load(table_1(errors | {"Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
     assert said == (
-        "is higher than that of Spatial Transformer; "
-        "it cannot be told apart from that of LocScaleEq-CNN, LocScaleInv-CNN and Plain CNN"
+        "a higher error than Spatial Transformer and "
+        "an error within chance of those of LocScaleEq-CNN, LocScaleInv-CNN and Plain CNN"
     )
     said = claims.standing(load(table_1({"SS-CNN": 0.02, "Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
-    assert said.startswith("cannot be told apart from that of Plain CNN; it has not been compared with that of Spatial")
+    assert said.startswith("an error within chance of that of Plain CNN and not been compared with Spatial")
     assert (words(["a"]), words(["a", "b", "c"]), words([])) == ("a", "a, b and c", "")
 
 
@@ -96,8 +99,8 @@ def test_a_target_follows_the_intervals(load, ratio, verdict):
     assert rows[0].endswith(f"| {verdict} |")
     assert f"{grids.RESIZED} 20.05" in rows[0]  # the rival that decides
     assert "(first minus 0.8 times second)" in rows[0]
-    words = {"holds": "1 hold", "fails": "1 fail", "undecided": "2 undecided"}  # inside, all are the same
-    assert words[verdict] in claims.outcome(data, "rescaled-cifar10")
+    words = {"holds": "1 holds and 1 is", "fails": "1 fails and 1 is", "undecided": "2 are"}  # inside, all are the same
+    assert claims.outcome(data, "rescaled-cifar10") == f"Of 2 targets, {words[verdict]} undecided"
 
 
 def test_targets_speak_of_accuracies_and_correlations_where_their_tables_do(load):
@@ -109,7 +112,18 @@ def test_targets_speak_of_accuracies_and_correlations_where_their_tables_do(load
     assert "0.85, at least 0.90 (rank correlation, MNIST Small2Large)" in text
     assert "[holds](evidence/stir.md)" in text
     assert "[fails](evidence/size-that-answered.md)" in text
-    assert claims.outcome(data, "size-that-answered") == "the target: fail"
+    assert claims.outcome(data, "size-that-answered") == "The target fails"
+    assert claims.outcome(data, "new-networks") == "No target can be judged yet"
+
+
+def test_the_number_of_claims_that_hold_is_told(load):
+    errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.01, "LocScaleEq-CNN": 0.03, "LocScaleInv-CNN": 0.03}
+    said = claims.claims_outcome(load(table_1(errors)))
+    found = [claims.verdict(load(table_1(errors)), key) for key in claims.CLAIMS]
+    holds, fails = found.count("holds"), found.count("fails")
+    assert fails > 0
+    assert said.startswith(f"{holds or 'None'} of the paper's {len(found)} claims hold")
+    assert f"{fails} fail" in said
 
 
 def test_the_pair_that_decides_weighs_shares_also_against_numbers(load):

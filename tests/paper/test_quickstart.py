@@ -118,7 +118,7 @@ def test_every_network_takes_part_if_asked_to(filled_cache, tmp_path):
     _, *body = quickstart.rows(result)
     assert [row[0] for row in body] == [quickstart.NAMES[name] for name in models]
     outside = [r["outside"] for r in result["runs"] if r["model"] == models[3]]
-    assert body[3][-1] == f"{100 * statistics.mean(outside):.1f} ± {100 * statistics.stdev(outside):.1f}"
+    assert body[3][-2] == f"{100 * statistics.mean(outside):.1f} ± {100 * statistics.stdev(outside):.1f}"
     assert quickstart.verdict(result).count(" %") == len(models)
 
 
@@ -180,17 +180,26 @@ def kept(finished, tmp_path, monkeypatch):
 def test_the_pages_table_has_a_row_for_each_network_and_a_column_for_each_size(kept):
     lines = quickstart.quickstart_table().splitlines()
     table = [line for line in lines if line.startswith("|")]
-    assert {line.count(" | ") for line in table if "---" not in line} == {5}
-    assert table[0] == "| size of the digits | 0.4 | 0.6\\* | 0.9 | mean inside\\* | mean outside |"
+    assert {line.count(" | ") for line in table if "---" not in line} == {6}
+    assert table[0] == "| size of the digits | 0.4 | 0.6\\* | 0.9 | mean inside\\* | mean outside | weights |"
     assert [line.split(" | ")[0][2:] for line in table[2:]] == [quickstart.NAMES[name] for name in TINY.models]
     own = kept["summary"]["ss-cnn"]
-    assert table[-1].endswith(f"| {100 * own['inside']:.1f} | {100 * own['outside']:.1f} |")
+    cells = f"{100 * own['inside']:.1f} | {100 * own['outside']:.1f} | {kept['parameters']['ss-cnn']:,}"
+    assert table[-1].endswith(f"| {cells} |")
     assert quickstart.quickstart_outside()["SS-CNN"] == f"{100 * own['outside']:.1f}"
     assert quickstart.quickstart_within()["SS-CNN"] == f"{100 * own['inside']:.1f}"
     assert "120 MNIST digits" in lines[-1]
     lowest = min(kept["summary"].values(), key=lambda one: one["outside"])["outside"]
-    assert quickstart.quickstart_lowest().endswith(f", {100 * lowest:.1f} %")
+    assert quickstart.quickstart_lowest().endswith(f"* ({100 * lowest:.1f} %)")
     assert quickstart.quickstart_correlation() == f"{kept['answered']['correlation']:.2f}"
+
+
+def test_sizes_at_which_ours_is_ahead_of_random_resizing_are_named(kept):
+    errors = {quickstart.OURS: [0.1, 0.3, 0.2], "plain-cnn, resized": [0.2, 0.2, 0.2]}
+    summary = {name: {"errors": own} for name, own in errors.items()}
+    (paper.RESULTS / "quickstart" / "result.json").write_text(json.dumps(kept | {"summary": summary}))
+    found = quickstart.quickstart_ahead()
+    assert found == {"rival": "Plain CNN, random resizing", "lower": "0.4", "higher": "0.6"}
 
 
 def test_what_has_not_been_recorded_is_said(tmp_path, monkeypatch):
@@ -226,7 +235,7 @@ def test_the_command_prints_the_table_and_keeps_what_it_is_asked_to(filled_cache
     out = capsys.readouterr().out
     assert out.startswith("Training 2 small networks on MNIST digits: about 35 minutes")
     (row,) = [line for line in out.splitlines() if line.startswith("Plain CNN  ")]
-    assert row.split()[2:] == quickstart.percent(result["summary"]["plain-cnn"])
+    assert row.split()[2:-1] == quickstart.percent(result["summary"]["plain-cnn"])
     assert "one seed each" in out
     assert out.endswith(f"The report: {tmp_path / 'quickstart-all' / 'index.html'}\n")
 
