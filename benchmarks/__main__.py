@@ -20,9 +20,9 @@ app = Commands()
 class Bench:
     """Measure speed and memory: ours, one convolution per scale, and plain convolutions, side by side.
 
-    Groups are network, layer, channels (residual networks at several sizes of the image), lobes (functions with one lobe
-    beside those with two), sweep (cost against batch, image, scales and filters), large (an image of 512 x 512), baselines (the compared networks) and shapes (layers of every
-    shape). The file is written after every case.
+    Groups are network, layer, channels (residual networks at several sizes of the image), lobes (functions with one
+    lobe beside those with two), sweep (cost against batch, image, scales and filters), large (an image of 512 x 512),
+    baselines (the compared networks) and shapes (layers of every shape). The file is written after every case.
 
     Example: python -m benchmarks bench --quick --only layer
     """

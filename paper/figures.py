@@ -21,7 +21,7 @@ from paper.guide import centred, imshow_signed, signed_root, steerable
 from scalesteer import _checks
 from scalesteer.data import ImageSet
 from scalesteer.harmonics import PAPER_SCALES
-from scalesteer.models import Network
+from scalesteer.models.network import Network
 from scalesteer.training import RunConfig, load, load_model
 from scalesteer.training.loop import split_by_scale
 

@@ -15,7 +15,7 @@ from scalesteer import harmonics
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
 from scalesteer.harmonics import PAPER_SCALES
-from scalesteer.models import Network
+from scalesteer.models.network import Network
 from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.testing import Image, two_blobs
 

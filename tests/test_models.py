@@ -369,8 +369,7 @@ def test_a_network_of_ones_own_can_be_registered_once(monkeypatch):
 
     @register_model("tiny", widths=(2, 3, 4))
     def tiny(plan, *, kernel_size=3):
-        layers = models._flat_features(plan, lambda i, o: nn.Conv2d(i, o, kernel_size, padding="same"))
-        return nn.Sequential(layers)
+        return models.flat._flat_features(plan, lambda i, o: nn.Conv2d(i, o, kernel_size, padding="same"))
 
     assert "tiny" in list_models()
     model = create_model("tiny", "mnist-scale-local-2", upsample=2, kernel_size=5)

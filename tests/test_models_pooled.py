@@ -13,18 +13,8 @@ from torch import nn
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, create_model, fold
 from scalesteer.channels import ScaleChannels
-from scalesteer.models import (
-    DATASETS,
-    READOUTS,
-    STEERED_BASIS,
-    STEERED_SCALES,
-    BlurPool2d,
-    PooledPlan,
-    ResidualBlock,
-    count_parameters,
-    list_options,
-    set_input_statistics,
-)
+from scalesteer.models import DATASETS, count_parameters, list_options, set_input_statistics
+from scalesteer.models.pooled import READOUTS, STEERED_BASIS, STEERED_SCALES, BlurPool2d, PooledPlan, ResidualBlock
 
 CNNS, LARGE, RESNETS = [(f"steered-{kind}", f"pooled-{kind}") for kind in ("cnn", "cnn-large", "resnet")]
 NAMES = (*CNNS, *RESNETS)  # the large ones are built as the small ones are

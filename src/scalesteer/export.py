@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from scalesteer import _checks, files
 from scalesteer.channels import ScaleChannels, resize
-from scalesteer.models import PooledNetwork, network_of
+from scalesteer.models import network_of
+from scalesteer.models.pooled import PooledNetwork
 from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold
 
 Format = Literal["onnx", "pt2", "aoti"]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, files
-from scalesteer.models import Task, count_parameters, create_model, network_of
+from scalesteer.models import count_parameters, create_model, network_of
+from scalesteer.models.network import Task
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"

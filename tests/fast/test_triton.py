@@ -11,7 +11,8 @@ from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold
 from scalesteer.functional import scale_conv2d
 from scalesteer.geometry import Filters
 
-kernels = pytest.importorskip("scalesteer.fast.triton", reason="needs Triton")
+kernels = pytest.importorskip("scalesteer.fast.kernels", reason="needs Triton")
+engines = pytest.importorskip("scalesteer.fast.triton", reason="needs Triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLOW = pytest.mark.slow if DEVICE == "cpu" else pytest.mark.gpu  # slow where kernels are interpreted
 SCALES = (1.0, 9 / 7, 11 / 7)
@@ -144,7 +145,7 @@ def test_half_precision_has_room_for_large_values():
 @pytest.mark.parametrize("fan_in", [1, 6])
 def test_kernels_are_at_work(fan_in, monkeypatch):
     used = []
-    for kind in (kernels.FusedTaps, kernels.FusedFrequencies):
+    for kind in (engines.FusedTaps, engines.FusedFrequencies):
         whole = kind.max_over_scales
         monkeypatch.setattr(
             kind, "max_over_scales", lambda self, *a, whole=whole: used.append(type(self)) or whole(self, *a)
@@ -152,7 +153,7 @@ def test_kernels_are_at_work(fan_in, monkeypatch):
     ScaleSteerableConv2d(fan_in, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)(
         torch.ones(1, fan_in, 9, 9).to(DEVICE)
     )
-    assert used == [kernels.FusedTaps if fan_in == 1 else kernels.FusedFrequencies]
+    assert used == [engines.FusedTaps if fan_in == 1 else engines.FusedFrequencies]
 
 
 class Launches(TorchDispatchMode):
@@ -198,8 +199,8 @@ def test_a_layer_launches_at_most_eight_kernels_in_each_direction(fan_in, monkey
 
 def test_transforms_of_filters_are_made_once_for_both_passes_if_they_are_small(monkeypatch):
     layer = ScaleSteerableConv2d(6, 5, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
-    x, grads, made, make = torch.randn(2, 6, 9, 9, device=DEVICE), [], [], kernels.FusedFrequencies._make_transfers
-    monkeypatch.setattr(kernels.FusedFrequencies, "_make_transfers", lambda self: made.append(1) or make(self))
+    x, grads, made, make = torch.randn(2, 6, 9, 9, device=DEVICE), [], [], engines.FusedFrequencies._make_transfers
+    monkeypatch.setattr(engines.FusedFrequencies, "_make_transfers", lambda self: made.append(1) or make(self))
     for part in (1, 1 << 40):  # of the budget
         monkeypatch.setattr(fast, "KEPT_PART", part)
         image = x.clone().requires_grad_()

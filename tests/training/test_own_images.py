@@ -21,7 +21,8 @@ from PIL import Image
 from scalesteer import ScaleChannels, cli, files, save_pretrained
 from scalesteer.data import ImageSet
 from scalesteer.data.pictures import read_picture
-from scalesteer.models import DATASETS, Task, count_parameters, create_model
+from scalesteer.models import DATASETS, count_parameters, create_model
+from scalesteer.models.network import Task
 from scalesteer.training import CheckpointError, RunConfig, RunError, evaluate, load, load_model, loop, results, train
 from scalesteer.training import run as running
 from scalesteer.training.engines import make_runs

@@ -6,7 +6,7 @@ An engine is an algorithm for the maximum over scales; :class:`engine.Engine` is
 - :class:`spectral.Frequencies`: products of frequencies; every device
 - :class:`taps.Taps`: few input channels, CPU
 - :class:`triton.FusedFrequencies`: as the first, on CUDA, all scales in each product
-- :class:`triton.FusedTaps`: as the second, on CUDA
+- :class:`triton.FusedTaps`: as the second, on CUDA; :mod:`kernels` has what both launch
 """
 
 from __future__ import annotations

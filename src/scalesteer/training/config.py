@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 from scalesteer import _checks, files
 from scalesteer.data import DATASETS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
 from scalesteer.harmonics import LogRadialBasis
-from scalesteer.models import READOUTS, STEERED_BASIS, list_models, list_options
+from scalesteer.models import list_models, list_options
+from scalesteer.models.pooled import READOUTS, STEERED_BASIS
 from scalesteer.pretrained import LARGEST, MOST_VALUES
 
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet, SizedSpec
-from scalesteer.models import DATASETS, Task, create_model, network_of, set_input_statistics
+from scalesteer.models import DATASETS, create_model, network_of, set_input_statistics
+from scalesteer.models.network import Task
 from scalesteer.training.augment import Augmentation
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import arithmetic, recorded

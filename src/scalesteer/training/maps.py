@@ -14,7 +14,8 @@ from torch import nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
-from scalesteer.models import PooledNetwork, network_of
+from scalesteer.models import network_of
+from scalesteer.models.pooled import PooledNetwork
 from scalesteer.nn import twin
 from scalesteer.training.predict import printable
 
