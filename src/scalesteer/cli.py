@@ -24,6 +24,7 @@ from scalesteer import files, save_pretrained, sweep, training
 from scalesteer._checks import choice
 from scalesteer.commands import Commands, FlagGroup, Positional, arg, collect, grouped_flags
 from scalesteer.data import SIZED_DATASETS, FolderSpec, SizedSpec, load_folder, scale, sheets, sources
+from scalesteer.data.folder import scan_folder
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
@@ -252,7 +253,13 @@ class Train:
         return collect(RunConfig, self.flags)
 
     def run(self) -> None:
-        config, directory = self.config, self.runs / self.config.name
+        config = self.config
+        if isinstance(config.data, FolderSpec):
+            count = sum(picture.part == "train" for picture in scan_folder(config.data).pictures)
+            config = config.for_few_images(count)
+            if config.batch_size != self.config.batch_size:
+                log.info("%d pictures for training: --batch-size %d", count, config.batch_size)
+        directory = self.runs / config.name
         result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
         if started().rank:  # by torchrun: the first process says and publishes it
             return

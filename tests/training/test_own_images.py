@@ -260,7 +260,7 @@ def test_runs_are_listed_with_what_came_of_them(trained, tmp_path, capsys):
     assert rows[2][4].startswith(time.strftime("%Y-%m-%d", time.localtime(3 * 86400)))
     assert f"scalesteer train {rows[2][5]}" == config.command
     assert cli.main(["runs", "--runs", str(tmp_path / "no run")]) == 2
-    assert "`runs` must be a folder with runs in it" in capsys.readouterr().err
+    assert "there are no runs in" in capsys.readouterr().err
 
 
 def test_runs_show_the_error_of_epochs_that_looked_at_all_sizes(tmp_path, capsys):
@@ -272,6 +272,15 @@ def test_runs_show_the_error_of_epochs_that_looked_at_all_sizes(tmp_path, capsys
         (tmp_path / "run" / "metrics.jsonl").write_text(lines)
         assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
         assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(3, 2), (40, 8), (639, 64), (640, 128), (5000, 128)])
+def test_few_pictures_have_small_batches_unless_one_is_named(count, batch_size):
+    config = RunConfig(images="photos")
+    assert config.for_few_images(count) == replace(config, batch_size=batch_size)
+    named = replace(config, batch_size=100)
+    assert named.for_few_images(count) is named
+    assert replace(config, train_images=40).for_few_images(5000).batch_size == 8
 
 
 @pytest.mark.parametrize("batch_size", [40, 4])
@@ -504,7 +513,7 @@ raise SystemExit(cli.main())
 
 
 def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictures, tmp_path):
-    flags = "train --model pooled-cnn --image-size 24 24 --epochs 1 --batch-size 40 --device cpu --runs"
+    flags = "train --model pooled-cnn --image-size 24 24 --epochs 1 --device cpu --runs"
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TERMINAL, *shlex.split(flags), tmp_path / "runs", "--images", "my pictures"],
         cwd=pictures.parent,
@@ -518,10 +527,11 @@ def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictu
     assert directory.name.startswith("my-pictures-pooled-cnn-")
     kept = {"config.json", "metrics.jsonl", "model", "model.safetensors", "report.html", "result.json", "split.csv"}
     assert {path.name for path in directory.glob("[!.]*")} == kept
-    assert said[0].startswith("scalesteer: my pictures: 3 classes; pictures: 1")
-    assert said[1].startswith("scalesteer: reading train: 1 of ")
+    assert re.fullmatch("scalesteer: 1[0-9][0-9] pictures for training: --batch-size 16", said[0])
+    assert said[1].startswith("scalesteer: my pictures: 3 classes; pictures: 1")
+    assert said[2].startswith("scalesteer: reading train: 1 of ")
     assert any(line.startswith("scalesteer: my pictures/nothing/broken.png cannot be read: ") for line in said)
-    assert "scalesteer: epoch 1 of 1: step 1 of 3" in said
+    assert "scalesteer: epoch 1 of 1: step 1 of 8" in said
     assert any(line.startswith("scalesteer: epoch 1 of 1: loss ") for line in said)
     assert not (pictures.parent / "results").exists()
 

@@ -22,6 +22,7 @@ Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
 Join = Literal["mean", "max", "logsumexp"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
+FEW_STEPS = 5  # in an epoch
 LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
@@ -107,7 +108,9 @@ class RunConfig:
     """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4). By default one size,
     and 0.5 0.71 1 1.41 for your own pictures without --model."""
     epochs: int = 60  # Passes over the training images.
-    batch_size: int = 128  # Images per step; a smaller batch at the end is left out.
+    batch_size: int = 128
+    """Images per step; a smaller batch at the end is left out. By default fewer where you have few pictures of your
+    own, so that an epoch has some steps."""
     lr: float = 0.005  # Largest learning rate of AdamW.
     flip: bool = False  # Mirror each training image with probability 1/2.
     shift: int = 0  # Move each training image at random, by up to this many pixels.
@@ -224,6 +227,18 @@ class RunConfig:
             raise ValueError(
                 f"`kernel_size` times the largest of `scales` must be at most {LARGEST_WINDOW} (got {got})."
             )
+
+    def for_few_images(self, count: int) -> RunConfig:
+        """The same run with smaller batches, if so few training images make few steps of the usual ones.
+
+        Example:
+            >>> RunConfig(images="photos").for_few_images(100).batch_size
+            16
+        """
+        most = min(self.train_images or count, count) // FEW_STEPS
+        if self.batch_size != RunConfig.batch_size or most >= self.batch_size:
+            return self
+        return replace(self, batch_size=2 ** max(1, most.bit_length() - 1))
 
     def check_count(self, count: int) -> None:
         """Raise a ValueError unless so many training images are enough."""

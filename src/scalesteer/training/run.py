@@ -30,7 +30,7 @@ from scalesteer.data import FolderSpec, ImageSet, SizedSpec, load_folder, load_s
 from scalesteer.models import DATASETS, count_parameters, network_of
 from scalesteer.nn import evaluation_mode
 from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, read_task, save_pretrained
-from scalesteer.training.config import MODEL_FIELDS, RunConfig
+from scalesteer.training.config import FEW_STEPS, MODEL_FIELDS, RunConfig
 from scalesteer.training.device import arithmetic, environment, pick_device
 from scalesteer.training.distributed import Processes, joined
 from scalesteer.training.loop import State, as_tested, fit, initial_state, look_at, make_model
@@ -40,7 +40,6 @@ from scalesteer.training.results import card
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
 STOP_WITHIN_S = 3.0
-FEW_STEPS = 5  # in an epoch
 TEST_BYTES = 1 << 29  # of test images in memory at a time
 SPLIT_FILE = "split.csv"
 KEPT = "what was saved before is kept, and the same command goes on from there"
