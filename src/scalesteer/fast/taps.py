@@ -98,10 +98,10 @@ class Taps(Engine):
         self.counts = (axes[0].count, axes[1].count)
         self.padding = (*axes[1].border, *axes[0].border)
         order = order_of_windows(filters.sizes)
-        if pieces > 0:  # numbers may be looked at
-            fixed = filters.weights if filters.basis is None else filters.basis
-            if filters.basis is not None or shows_changes(fixed):
-                order = cached_on(fixed, like, ("order", filters.sizes), lambda: order_of_supports(filters.supports()))
+        fixed = filters.weights if filters.basis is None else filters.basis
+        self.lasts = pieces > 0 and (filters.basis is not None or shows_changes(fixed))  # numbers may be looked at
+        if self.lasts:
+            order = cached_on(fixed, like, ("order", filters.sizes), lambda: order_of_supports(filters.supports()))
         self._take(order)
 
     def _take(self, order: Order) -> None:
@@ -113,9 +113,18 @@ class Taps(Engine):
         self.rows = len(self.slices) if filters.symmetric else 2 * len(self.slices) - 1  # pairs, or pixels
         taps, _ = places_in_order(filters.sizes, filters.symmetric, order)
         self.table = self.from_basis(("taps", order), lambda basis: basis[:, taps].to(self.like))  # (D, taps)
-        used = filters.weights[..., taps] if self.table is None else filters.weights @ self.table
         columns = [count if filters.symmetric else 2 * count - 1 for count in counts]
-        self.matrices = [part.transpose(1, 2).flatten(1) for part in used.split(columns, dim=2)]  # (O, pairs C)
+
+        def make() -> list[Tensor]:
+            used = filters.weights[..., taps] if self.table is None else filters.weights @ self.table
+            return [part.transpose(1, 2).flatten(1) for part in used.split(columns, dim=2)]
+
+        # (O, pairs C) for each scale; those of finished filters serve the next call too
+        if self.table is None and self.lasts:
+            key = "matrices", order, filters.sizes, filters.symmetric
+            self.matrices = cached_on(filters.weights, self.like, key, make)
+        else:
+            self.matrices = make()
 
     @staticmethod
     def floats(filters: Filters, axes: Axes, groups: int = 1) -> tuple[int, int]:
