@@ -75,7 +75,7 @@ def test_defaults_are_the_recommended_set_up():
     for layer in (ScaleSteerableConv2d(2, 3), ScaleSteerableConv2d(2, 3, scales=None)):
         assert layer.basis == LogRadialBasis.preset("smooth")
         assert layer.scales == harmonics.WIDE_SCALES
-        assert layer.sizes == (3, 5, 5, 7, 11, 15, 21, 27, 39)
+        assert layer.sizes == (3, 3, 5, 7, 7, 11, 13, 19, 25, 33, 45)
 
 
 @pytest.mark.parametrize("name", ["paper", "area", "released-code", "smooth"])
@@ -228,7 +228,7 @@ ALTERNATIVES = {
 def test_every_argument_has_an_effect(name):
     def run(**changes):
         torch.manual_seed(0)
-        x = torch.randn(1, 4, 20, 20)
+        x = torch.randn(1, 4, 24, 24)
         return ScaleSteerableConv2d(4, 4, **{"padding": 3, **changes})(x)
 
     plain, changed = run(), run(**{name: ALTERNATIVES[name]})

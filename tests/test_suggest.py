@@ -15,6 +15,7 @@ from PIL import Image
 from paper import grids, quickstart
 from scalesteer import ScaleSteerableConv2d, cli, create_model, suggest
 from scalesteer.data import SIZED_DATASETS, load_split
+from scalesteer.harmonics import WIDE_STEP
 from scalesteer.suggest import COLOUR, GREY, choose_channels, choose_scales, find_objects, label_regions, read_boxes
 from scalesteer.training.config import RunConfig
 from scalesteer.training.loop import rank_correlation
@@ -95,8 +96,8 @@ def test_sizes_that_cannot_be_are_named(sizes):
 def test_scales_of_a_layer_cover_the_ratio_with_one_more_at_both_ends(ratio):
     scales = choose_scales(10, 10 * ratio)
     assert scales[0] < 1
-    assert scales[-1] > min(ratio, 5.3)
-    assert scales[-1] <= 1.4**2 * ratio * 1.001
+    assert scales[-1] > min(ratio, 6.3)
+    assert scales[-1] <= WIDE_STEP**2 * ratio * 1.001
     ScaleSteerableConv2d(1, 1, 7, scales=scales)
 
 

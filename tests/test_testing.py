@@ -125,7 +125,7 @@ def test_steering_error_falls_with_the_size_of_the_kernel():
 def test_the_default_layer_steers_from_a_window_of_seven_pixels_on():
     built = ScaleSteerableConv2d(1, 64)
     assert_steerable(built.with_scales([s for s in built.scales if s >= 1]), tolerance=0.1)
-    with pytest.raises(AssertionError, match=r"steering error above 0\.1: by scale 0\.51: "):
+    with pytest.raises(AssertionError, match=r"steering error above 0\.1: by scale 0\.398: "):
         assert_steerable(built, tolerance=0.1)
 
 
@@ -223,7 +223,7 @@ def test_the_default_layer_has_half_the_error_of_a_plain_convolution_as_the_mete
         "paper": [ScaleSteerableConv2d(1, 16, 7, padding="same", scales=PAPER_SCALES, basis="paper")],
         "default": [ScaleSteerableConv2d(1, 16, 7, padding="same") for _ in range(2)],
     }
-    documented = {"plain": (0.23, 0.43, 0.54), "paper": (0.20, 0.38, 0.49), "default": (0.10, 0.16, 0.23)}
+    documented = {"plain": (0.23, 0.43, 0.54), "paper": (0.20, 0.38, 0.49), "default": (0.09, 0.14, 0.18)}
     found = {
         name: [np.mean([equivariance_error(layer, s) for layer in alike]) for s in (1.2, 1.5, 1.8)]
         for name, alike in layers.items()
@@ -232,7 +232,7 @@ def test_the_default_layer_has_half_the_error_of_a_plain_convolution_as_the_mete
         assert found[name] == pytest.approx(expected, rel=0.12)
     assert (np.array(found["default"]) <= 0.5 * np.array(found["plain"])).all()
     wide = {name: equivariance_error(alike[0], 1.5, widths=(2, 5)) for name, alike in layers.items()}
-    assert wide == pytest.approx({"plain": 0.32, "paper": 0.43, "default": 0.23}, rel=0.12)
+    assert wide == pytest.approx({"plain": 0.32, "paper": 0.43, "default": 0.22}, rel=0.12)
 
 
 def test_one_filter_steered_is_equivariant_between_its_scales():

@@ -229,7 +229,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             one is missing (:func:`scalesteer.suggest.choose_scales` and docs/guide/which-scales.md have the rule). The
             cost grows with the sum of their squares; steps of 1.2 to 1.4 are enough. None takes
             those that suit the basis and have room in the kernel (:func:`scalesteer.harmonics.recommended_scales`):
-            with the default basis nine from 0.36 to 5.4, with the paper's functions the paper's six from 1 to 2.4.
+            with the default basis eleven from 0.29 to 6.3, with the paper's functions the paper's six from 1 to 2.4.
         basis: The functions that filters are made of, a :class:`~scalesteer.LogRadialBasis` or the name of a preset:
             ``"smooth"``, which steers best on real grids and can tell the two sides of an edge; ``"paper"``;
             ``"area"``, the paper's averaged over pixels; or ``"released-code"``.
@@ -260,7 +260,7 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         >>> layer = ScaleSteerableConv2d(3, 8, 7, padding="same")
         >>> y, scale = layer(torch.randn(2, 3, 32, 32), return_scales=True)
         >>> y.shape, [f.shape[-1] for f in layer.filters()]
-        (torch.Size([2, 8, 32, 32]), [3, 5, 5, 7, 11, 15, 21, 27, 39])
+        (torch.Size([2, 8, 32, 32]), [3, 3, 5, 7, 7, 11, 13, 19, 25, 33, 45])
     """
 
     coefficients: nn.Parameter

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from scalesteer import _checks, files
 from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, read_picture
+from scalesteer.harmonics import WIDE_STEP
 
 Box = tuple[float, float, float, float]  # left, top, width, height in pixels
 MOST_PICTURES = 1000  # that are looked at; of more, every second, third, ...
@@ -23,8 +24,7 @@ MOST_BYTES = 1 << 29  # of a file of boxes; COCO's largest has 450 MB
 LARGEST_SIDE = 512  # of the pictures that a network is trained on
 LARGEST_CHANNEL = 2.0
 ENDS = (0.05, 0.95)  # of the objects by size: what lies beyond may be a mistake
-STEP = 1.4  # of the scales of a layer
-WIDEST = 5  # steps up to the largest scale that was measured, 5.4: a window of 39 pixels
+WIDEST = 6  # steps up to the largest scale of the layer's default, 6.3: a window of 45 pixels
 
 # How a picture is searched for objects.
 LEAST_SHARE = 0.25  # of the pictures must show one; in photographs without an even ground what is found is chance
@@ -72,15 +72,16 @@ def choose_channels(smallest: float, largest: float, object_size: float = GREY.o
 def choose_scales(smallest: float, largest: float) -> tuple[float, ...]:
     """The scales of a `ScaleSteerableConv2d` without channels: the ratio of the sizes, and one step more at both ends.
 
-    Scale 1 is for the smallest objects. Steps are 1.4; the largest scale is 5.4, beyond which channels are cheaper.
+    Scale 1 is for the smallest objects. Steps are those of the layer's default, `harmonics.WIDE_STEP`. The largest
+    scale is 6.3, beyond which scale channels are cheaper.
 
     Example:
         >>> [round(s, 2) for s in choose_scales(12, 46)]
-        [0.71, 1.0, 1.4, 1.96, 2.74, 3.84, 5.38]
+        [0.74, 1.0, 1.36, 1.85, 2.52, 3.42, 4.65, 6.33]
     """
     _check_sizes(smallest=smallest, largest=largest)
-    steps = math.ceil(math.log(largest / smallest) / math.log(STEP) - 1e-9)
-    return tuple(STEP**step for step in range(-1, min(WIDEST, steps + 1) + 1))
+    steps = math.ceil(math.log(largest / smallest) / math.log(WIDE_STEP) - 1e-9)
+    return tuple(WIDE_STEP**step for step in range(-1, min(WIDEST, steps + 1) + 1))
 
 
 def _check_sizes(**sizes: Any) -> None:
