@@ -100,8 +100,8 @@ def test_convention_without_padding_the_output_is_smaller():
 def test_convention_default_scales_suit_the_basis_and_the_kernel():
     layer = ScaleSteerableConv2d(1, 1)
     assert (layer.kernel_size, layer.basis) == ((7, 7), LogRadialBasis.preset("smooth"))
-    assert layer.scales == tuple(1.4**i for i in range(-3, 6))
-    assert ScaleSteerableConv2d(1, 1, 5).scales == tuple(1.4**i for i in range(-2, 6))
+    assert layer.scales == tuple(1.36**i for i in range(-4, 7))
+    assert ScaleSteerableConv2d(1, 1, 5).scales == tuple(1.36**i for i in range(-2, 7))
     assert ScaleSteerableConv2d(1, 1, basis="paper").sizes == (7, 9, 11, 13, 15, 17)
     assert ScaleSteerableConv2d(1, 1, 3, basis="paper").sizes == (3, 5, 7)
 

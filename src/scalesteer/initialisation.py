@@ -44,35 +44,41 @@ def initial_mixing(basis: harmonics.LogRadialBasis, kernel_size: int, scales: tu
     return np.asarray(mixing / math.sqrt(gain))
 
 
+MOST_KEPT = 1 << 23  # numbers
+
+
+def _transfer(functions: NDArray[np.float32], size: int, symmetric: bool) -> list[NDArray[np.float32]]:
+    """The transform of windows `(D, n, n)` about their centre, `(D, F)`: real and, unless it vanishes, imaginary."""
+    n = functions.shape[-1]
+    padded = np.zeros((len(functions), size, size), dtype=np.float32)
+    padded[:, :n, :n] = functions
+    found = np.fft.rfft2(np.roll(padded, (-(n // 2), -(n // 2)), (1, 2))).reshape(len(functions), -1)
+    return [part.astype(np.float32) for part in ((found.real,) if symmetric else (found.real, found.imag))]
+
+
 def _simulated_gain(steered: list[NDArray[np.float32]], mixing: NDArray[np.float32], symmetric: bool) -> float:
     """Mean growth of the second moment in one layer, for white noise through six layers of 16 channels with ReLU."""
     channels, layers = 16, 6
     size = max(32, steered[-1].shape[-1] + 1)  # wraps around: no border, so that the image's size does not matter
     rng = np.random.default_rng(0)
     x = rng.standard_normal((channels, size, size), dtype=np.float32)
+    # What is used again in every layer is made once, unless windows are so large that it would take much memory.
+    frequencies = size * (size // 2 + 1)
+    kept = len(steered) * len(mixing) * frequencies <= MOST_KEPT
+    transfers = [_transfer(functions, size, symmetric) for functions in steered] if kept else []
     growth = 0.0
     for _ in range(layers):
         coefficients = rng.standard_normal((channels**2, len(mixing)), dtype=np.float32) @ mixing
         coefficients /= math.sqrt(channels)
-        spectrum = np.fft.rfft2(x).reshape(channels, -1).T  # (F, C)
-        parts = np.stack([spectrum.real, spectrum.imag], axis=-1).astype(np.float32)  # (F, C, 2)
+        spectrum = np.fft.rfft2(x).reshape(channels, -1).astype(np.complex64)  # (C, F)
         best = np.zeros_like(x)  # the ReLU
-        for functions in steered:  # one scale at a time, so that large windows do not take all memory
-            n = functions.shape[-1]
-            padded = np.zeros((len(functions), size, size), dtype=np.float32)
-            padded[:, :n, :n] = functions
-            transfer = np.fft.rfft2(np.roll(padded, (-(n // 2), -(n // 2)), (1, 2))).reshape(
-                len(functions), -1
-            )  # (D, F)
-            weights = (coefficients @ transfer.real.astype(np.float32)).reshape(channels, channels, -1)
-            product = weights.transpose(2, 0, 1) @ parts  # (F, C, 2)
-            if (
-                not symmetric
-            ):  # else the transform is real; a correlation multiplies by its conjugate, -i times this part
-                weights = (coefficients @ transfer.imag.astype(np.float32)).reshape(channels, channels, -1)
-                product += (weights.transpose(2, 0, 1) @ parts)[..., ::-1] * np.array([1, -1], np.float32)
-            spectra = (product[..., 0] + 1j * product[..., 1]).T.reshape(channels, size, size // 2 + 1)
-            best = np.maximum(best, np.fft.irfft2(spectra, s=(size, size)))
+        for i, functions in enumerate(steered):
+            parts = transfers[i] if kept else _transfer(functions, size, symmetric)
+            real, *imaginary = ((coefficients @ part).reshape(channels, channels, -1) for part in parts)
+            product = (real * spectrum).sum(1)  # (C, F)
+            for part in imaginary:  # a correlation multiplies by the conjugate
+                product -= 1j * (part * spectrum).sum(1)
+            best = np.maximum(best, np.fft.irfft2(product.reshape(channels, size, -1), s=(size, size)))
         moment = float(np.square(best).mean())
         x = (best / math.sqrt(moment)).astype(np.float32)
         growth += math.log(moment) / layers
