@@ -356,16 +356,20 @@ def quickstart_lowest(edition: str = "") -> str:
 
 
 @view
-def quickstart_ahead(edition: str = "") -> dict[str, str]:
-    """The sizes at which ours errs less, and more, than the strongest simple rival: random resizing alone."""
+def quickstart_ahead(edition: str = "") -> str:
+    """At which sizes ours errs less, and more, by a point, than the strongest simple rival: random resizing alone."""
     result, rival = recorded(edition), "plain-cnn, resized"
-    found = {"rival": NAMES[rival], "lower": PENDING, "higher": ""}
-    if result is not None:
-        ours, other = (result["summary"][name]["errors"] for name in (OURS, rival))
-        errors = list(zip(result["settings"]["test_scales"], ours, other, strict=True))
-        found["lower"] = words([f"{size}" for size, own, its in errors if own < its])
-        found["higher"] = words([f"{size}" for size, own, its in errors if own > its])
-    return found
+    if result is None:
+        return f"The comparison with *{NAMES[rival]}* by size: {PENDING}"
+    ours, other = (result["summary"][name]["errors"] for name in (OURS, rival))
+    gains = {size: its - own for size, own, its in zip(result["settings"]["test_scales"], ours, other, strict=True)}
+    lower, higher = ([f"{size}" for size, gain in gains.items() if sign * gain >= 0.01] for sign in (1, -1))
+    said = [
+        f"{word} by a point or more at {words(sizes)}"
+        for word, sizes in (("lower", lower), ("higher", higher))
+        if sizes
+    ]
+    return f"Compared with *{NAMES[rival]}*, its error is {words(said) or 'within a point at all sizes'}"
 
 
 @view

@@ -24,7 +24,6 @@ from scalesteer import files, save_pretrained, sweep, training
 from scalesteer._checks import choice
 from scalesteer.commands import Commands, FlagGroup, Positional, arg, collect, grouped_flags
 from scalesteer.data import SIZED_DATASETS, FolderSpec, SizedSpec, load_folder, scale, sheets, sources
-from scalesteer.data.folder import scan_folder
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
@@ -253,13 +252,7 @@ class Train:
         return collect(RunConfig, self.flags)
 
     def run(self) -> None:
-        config = self.config
-        if isinstance(config.data, FolderSpec):
-            count = sum(picture.part == "train" for picture in scan_folder(config.data).pictures)
-            config = config.for_few_images(count)
-            if config.batch_size != self.config.batch_size:
-                log.info("%d pictures for training: --batch-size %d", count, config.batch_size)
-        directory = self.runs / config.name
+        config, directory = self.config, self.runs / self.config.name
         result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
         if started().rank:  # by torchrun: the first process says and publishes it
             return
@@ -348,7 +341,7 @@ class Evaluate:
                 f"{self.checkpoint} does not say which pictures it was trained on: "
                 "give the run's own directory, or --images."
             )
-        config = replace(config, test_channels=self.channels or config.test_channels)
+        config = replace(config, test_channels=config.test_channels if self.channels is None else self.channels)
         scales = config.test_channels or (config.channels if self.join else None)
         if scales is not None:
             model = training.with_channels(model, scales, self.join or config.join)

@@ -4,6 +4,7 @@ import ast
 import inspect
 import logging
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -98,7 +99,7 @@ class Commands:
             if isinstance(kind, Commands):
                 app.command(kind._shown_for(words[1:] if name == named else ()), name=name, help=kind.about)
             else:
-                first = None if name == named else " ".join(kind.__doc__.split("\n\n")[0].split())
+                first = None if name == named else re.split(r"(?<=\.)\s", " ".join(kind.__doc__.split()))[0]
                 app.command(name=name, help=first)(kind)
         return app
 
@@ -124,7 +125,8 @@ def grouped_flags(config: type, groups: Mapping[str, FlagGroup], placeholders: M
         flags = []
         for name in group.names:
             default = getattr(config, name)
-            hint = "" if default is None or default is False else f"(default: {default})"
+            told = default is None or default is False or "by default" in said[name].lower()
+            hint = "" if told else f"(default: {default})"
             shown = arg(
                 help=said[name], metavar=placeholders.get(name, _placeholder(hints[name])), help_behavior_hint=hint
             )
@@ -143,7 +145,10 @@ def collect(config: type[Config], flags: Any) -> Config:
 
 def _comments(config: type) -> dict[str, str]:
     """What the source of a dataclass says about each field, in a docstring below it or a comment behind it."""
-    source = textwrap.dedent(inspect.getsource(config))
+    try:
+        source = textwrap.dedent(inspect.getsource(config))
+    except OSError:  # a package without its source has no help, but works
+        return dict.fromkeys((part.name for part in fields(config)), "")
     lines, body = source.splitlines(), ast.parse(source).body[0].body  # type: ignore[attr-defined]
     found = {}
     for node, after in zip(body, [*body[1:], None], strict=True):

@@ -346,7 +346,8 @@ class FoldedScaleConv2d(_ScaleConv2d):
     """A :class:`ScaleSteerableConv2d` whose filters are finished: the same output, nothing left to learn.
 
     Made by :func:`fold`. The filters of all scales lie side by side in the buffer `taps` `(C_out, C_in / groups, T)`,
-    which is in the state dict.
+    which is in the state dict. To change it, use operations on the tensor itself: what the fast backend keeps of it
+    does not see changes through `taps.data` or numpy.
     """
 
     taps: Tensor

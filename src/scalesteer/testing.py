@@ -91,12 +91,12 @@ def equivariance_error(
         hardly changes when the image is enlarged; scale-steerable filters start with a sum of zero and show edges only.
 
     Note:
-        Reference values of fresh layers at scales 1.2, 1.5 and 1.8. A 7 x 7 `nn.Conv2d` whose filters sum to zero:
-        0.23, 0.43, 0.54. `ScaleSteerableConv2d` with the paper's basis and scales, 1 to 2.4: 0.20, 0.38, 0.49. The
-        same with its defaults, whose scales, 0.29 to 6.3, hold the answer to nearly all blobs before and after
-        enlarging: 0.09, 0.14, 0.18. Trained on digits, the first becomes 0.18, 0.35, 0.45 and the last 0.09, 0.15, 0.21
-        (docs/guide/maths.md). With ``widths=(2, 5)`` the largest filter wins too often, and the three are closer:
-        0.32, 0.43 and 0.22 at 1.5.
+        Reference values of fresh layers at scales 1.2, 1.5 and 1.8; they vary by some percent from draw to draw. A
+        7 x 7 `nn.Conv2d` whose filters sum to zero: 0.23, 0.43, 0.54. `ScaleSteerableConv2d` with the paper's basis and
+        scales, 1 to 2.4: 0.20, 0.38, 0.49. The same with its defaults, whose scales, 0.29 to 6.3, hold the answer to
+        nearly all blobs before and after enlarging: 0.09, 0.14, 0.18. Trained on digits, the first becomes 0.18, 0.35,
+        0.45 and the last 0.09, 0.15, 0.21 (docs/guide/maths.md). With ``widths=(2, 5)`` the largest filter wins too
+        often, and the three are closer: 0.32, 0.43 and 0.22 at 1.5.
 
     Args:
         module: Any module from `(B, C, H, W)` to `(B, C', H', W')` or `(B, features)`.

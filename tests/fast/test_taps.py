@@ -7,6 +7,7 @@ import torch
 
 from scalesteer.fast import taps
 from scalesteer.geometry import Filters, Geometry
+from scalesteer.nn import ScaleSteerableConv2d, fold
 
 
 def test_half_windows_are_prefixes_of_larger_ones():
@@ -41,3 +42,21 @@ def test_pieces_may_be_of_different_sizes(symmetric):
         engine.load_batch(piece)
         expected = torch.nn.functional.conv2d(piece, filters.windows()[0], padding=2)
         torch.testing.assert_close(engine.outwards(engine.response(0)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 4])  # taps, frequencies
+def test_what_is_kept_of_finished_filters_sees_their_changes(channels):
+    x = torch.randn(2, channels, 12, 12)
+    layer = fold(ScaleSteerableConv2d(channels, 4, 5, padding="same", scales=(1.0, 1.5), backend="fast"))
+
+    def triple_in_place():
+        layer.taps.mul_(3)
+
+    def give_other_numbers():
+        layer.taps.data = layer.taps * 3
+
+    for change in (triple_in_place, give_other_numbers):
+        with torch.no_grad():
+            before = [layer(x) for _ in range(3)][-1]  # some is kept from the second call on
+            change()
+            assert torch.allclose(layer(x), 3 * before, rtol=1e-4, atol=1e-4)

@@ -199,7 +199,10 @@ def test_sizes_at_which_ours_is_ahead_of_random_resizing_are_named(kept):
     summary = {name: {"errors": own} for name, own in errors.items()}
     (paper.RESULTS / "quickstart" / "result.json").write_text(json.dumps(kept | {"summary": summary}))
     found = quickstart.quickstart_ahead()
-    assert found == {"rival": "Plain CNN, random resizing", "lower": "0.4", "higher": "0.6"}
+    assert found == (
+        "Compared with *Plain CNN, random resizing*, its error is lower by a point or more at 0.4 and "
+        "higher by a point or more at 0.6"
+    )
 
 
 def test_what_has_not_been_recorded_is_said(tmp_path, monkeypatch):

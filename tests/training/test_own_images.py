@@ -275,12 +275,20 @@ def test_runs_show_the_error_of_epochs_that_looked_at_all_sizes(tmp_path, capsys
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(3, 2), (40, 8), (639, 64), (640, 128), (5000, 128)])
-def test_few_pictures_have_small_batches_unless_one_is_named(count, batch_size):
+def test_few_pictures_have_small_batches_unless_a_size_is_named(count, batch_size):
     config = RunConfig(images="photos")
-    assert config.for_few_images(count) == replace(config, batch_size=batch_size)
-    named = replace(config, batch_size=100)
-    assert named.for_few_images(count) is named
-    assert replace(config, train_images=40).for_few_images(5000).batch_size == 8
+    assert config.batch_for(count) == batch_size
+    assert RunConfig.from_dict(config.to_dict()) == config == replace(RunConfig(), images="photos")
+    assert cli.app.parse(shlex.split(config.command)[1:]).config == config
+    assert cli.app.parse(["train", "--images", "photos", "--batch-size", "128"]).config.batch_for(count) == 128
+    assert RunConfig(images="photos", batch_size=128).name != config.name
+    assert RunConfig().batch_for(count) == 128
+
+
+@pytest.mark.parametrize(("options", "got"), [({"batch_size": 0}, 0), ({"batch_size": 1, "images": "photos"}, 1)])
+def test_batches_have_two_images_or_more(options, got):
+    with pytest.raises(ValueError, match=rf"`batch_size` must be at least 2 \(got {got}\)"):
+        RunConfig(**options)
 
 
 @pytest.mark.parametrize("batch_size", [40, 4])
@@ -527,9 +535,10 @@ def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictu
     assert directory.name.startswith("my-pictures-pooled-cnn-")
     kept = {"config.json", "metrics.jsonl", "model", "model.safetensors", "report.html", "result.json", "split.csv"}
     assert {path.name for path in directory.glob("[!.]*")} == kept
-    assert re.fullmatch("scalesteer: 1[0-9][0-9] pictures for training: --batch-size 16", said[0])
-    assert said[1].startswith("scalesteer: my pictures: 3 classes; pictures: 1")
-    assert said[2].startswith("scalesteer: reading train: 1 of ")
+    assert said[0].startswith("scalesteer: my pictures: 3 classes; pictures: 1")
+    assert said[1].startswith("scalesteer: reading train: 1 of ")
+    assert any(re.fullmatch("scalesteer: 1[0-9][0-9] pictures for training: batches of 16", line) for line in said)
+    assert json.loads((directory / "result.json").read_text())["batch_size"] == 16
     assert any(line.startswith("scalesteer: my pictures/nothing/broken.png cannot be read: ") for line in said)
     assert "scalesteer: epoch 1 of 1: step 1 of 8" in said
     assert any(line.startswith("scalesteer: epoch 1 of 1: loss ") for line in said)

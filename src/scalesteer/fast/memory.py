@@ -80,8 +80,9 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
     if basis is None or not holds_numbers(like):
         return make()
     key = (*key, like.dtype, like.device)
-    version = 0 if basis.is_inference() else basis._version
-    found: tuple[int, dict[Any, Any]] | None = _tables.get(basis)
+    # Numbers may change, or the tensor may get others (`.data = ...`).
+    version = 0 if basis.is_inference() else basis._version, basis.data_ptr() if holds_numbers(basis) else 0
+    found: tuple[Any, dict[Any, Any]] | None = _tables.get(basis)
     if found is None or found[0] != version:
         found = _tables[basis] = (version, {})
     value: Value | None = found[1].get(key)

@@ -43,6 +43,10 @@ class _Default(str):
     """The value of a field that nobody gave: an equal one that somebody gave is a plain string."""
 
 
+class _DefaultNumber(int):
+    """The same for a number."""
+
+
 def _range(name: str, value: Any) -> tuple[float, ...]:
     numbers = _checks.reals(name, value)
     if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1]:
@@ -78,7 +82,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **{name: partial(_checks.choice, options=get_args(kind))
        for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join))},
     **{name: partial(_checks.integer, minimum=minimum)
-       for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
+       for name, minimum in (("epochs", 1), ("batch_size", 0), ("seed", 0), ("upsample", 1), ("train_images", 1),
                              ("shift", 0), ("border", 0), ("one_size_epochs", 0))},
     **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout"), _checks.real),
     **dict.fromkeys(("tuning", "flip", "grey", "class_weights"), _checks.boolean),
@@ -108,9 +112,9 @@ class RunConfig:
     """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4). By default one size,
     and 0.5 0.71 1 1.41 for your own pictures without --model."""
     epochs: int = 60  # Passes over the training images.
-    batch_size: int = 128
-    """Images per step; a smaller batch at the end is left out. By default fewer where you have few pictures of your
-    own, so that an epoch has some steps."""
+    batch_size: int = _DefaultNumber(128)
+    """Images per step; a smaller batch at the end is left out. By default 128, and 0 for your own pictures: 128, or
+    fewer where that would make fewer than five steps in an epoch."""
     lr: float = 0.005  # Largest learning rate of AdamW.
     flip: bool = False  # Mirror each training image with probability 1/2.
     shift: int = 0  # Move each training image at random, by up to this many pixels.
@@ -169,6 +173,8 @@ class RunConfig:
         own = vars(self)  # where values become plain ones, whatever they came as
         if self.images is not None and isinstance(self.model, _Default):
             own |= {name: value for name, value in OWN_MODEL.items() if own[name] == getattr(RunConfig, name)}
+        if self.images is not None and isinstance(self.batch_size, _DefaultNumber):
+            own["batch_size"] = 0
         _checks.choice("model", self.model, list_models())
         for name, check in CHECKS.items():
             if own[name] is not getattr(RunConfig, name):
@@ -201,6 +207,7 @@ class RunConfig:
             # Beyond these a step of AdamW is no number of single precision.
             "lr": (0 < self.lr <= 1e30, "be positive and at most 1e30"),
             "weight_decay": (0 <= self.weight_decay <= 1e6, "not be negative and at most 1e6"),
+            "batch_size": (self.batch_size > 1 or (self.batch_size == 0 and self.images is not None), "be at least 2"),
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
             "one_size_epochs": (self.one_size_epochs < self.epochs, "be fewer than `epochs`"),
             "border": (self.border <= LARGEST["border"], f"be at most {LARGEST['border']}"),
@@ -228,25 +235,23 @@ class RunConfig:
                 f"`kernel_size` times the largest of `scales` must be at most {LARGEST_WINDOW} (got {got})."
             )
 
-    def for_few_images(self, count: int) -> RunConfig:
-        """The same run with smaller batches, if so few training images make few steps of the usual ones.
+    def batch_for(self, count: int) -> int:
+        """The images of a step, of so many training images: `batch_size`, or what suits few pictures.
 
         Example:
-            >>> RunConfig(images="photos").for_few_images(100).batch_size
-            16
+            >>> [RunConfig(images="photos").batch_for(count) for count in (30, 100, 5000)]
+            [4, 16, 128]
         """
-        most = min(self.train_images or count, count) // FEW_STEPS
-        if self.batch_size != RunConfig.batch_size or most >= self.batch_size:
-            return self
-        return replace(self, batch_size=2 ** max(1, most.bit_length() - 1))
+        few = 2 ** max(1, (count // FEW_STEPS).bit_length() - 1)
+        return self.batch_size or min(RunConfig.batch_size, few)
 
     def check_count(self, count: int) -> None:
         """Raise a ValueError unless so many training images are enough."""
         images = self.train_images or count
         if images > count:
             raise ValueError(f"`train_images` must be at most {count}, the split's (got {self.train_images}).")
-        if self.batch_size > images:
-            raise ValueError(f"`batch_size` must be at most {images}, the training images (got {self.batch_size}).")
+        if (batch := self.batch_for(images)) > images:
+            raise ValueError(f"`batch_size` must be at most {images}, the training images (got {batch}).")
 
     @property
     def data(self) -> SplitSpec | SizedSpec | FolderSpec:

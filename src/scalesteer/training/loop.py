@@ -64,7 +64,7 @@ def initial_state(config: RunConfig, images: ImageSet) -> State:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=rate, weight_decay=config.weight_decay, capturable=on_gpu, fused=on_gpu or None
     )
-    steps = len(images) // config.batch_size  # in an epoch: whole batches only
+    steps = len(images) // config.batch_for(len(images))  # in an epoch: whole batches only
     return State(model, optimizer, torch.zeros(steps, device=images.device))
 
 
@@ -110,7 +110,7 @@ def fit(
         if state.step == 0:
             torch.manual_seed(epoch_seed(config.seed + 1, state.epoch))  # all that is random in steps
         order = images.order(torch.Generator().manual_seed(epoch_seed(config.seed, state.epoch)))
-        batches, clock = order.split(config.batch_size), time.perf_counter()
+        batches, clock = order.split(config.batch_for(len(images))), time.perf_counter()
         for step in range(state.step, steps):  # earlier ones were done before an interruption
             progress = (state.epoch * steps + step) / (config.epochs * steps)
             rows = batches[step].chunk(processes.count)[processes.rank]
@@ -185,7 +185,7 @@ def make_update(
 
     run: Callable[[Tensor], Tensor] = step
     if device.type == "cuda" and processes.count == 1:
-        run = recorded(step, torch.arange(config.batch_size, device=device), model, optimizer)
+        run = recorded(step, torch.arange(config.batch_for(len(images)), device=device), model, optimizer)
 
     def update(rows: Tensor, rate: float) -> Tensor:
         for group in optimizer.param_groups:

@@ -77,10 +77,15 @@ def train(config: RunConfig, directory: Path, *, device: str = "auto", data_dir:
         LostError: If another process of the training ended or does not answer.
     """
     with joined() as processes:
-        if config.batch_size % processes.count:
-            got = f"got {config.batch_size} and {processes.count}"
-            raise ValueError(f"`batch_size` must be divisible by the number of processes ({got}).")
+        _check_shares(config.batch_size, processes)
         return _train_or_return(config, directory, device, data_dir, processes)
+
+
+def _check_shares(batch: int, processes: Processes) -> None:
+    """Raise a ValueError unless every process gets the same number of images of a batch."""
+    if batch % processes.count:
+        got = f"got {batch} and {processes.count}"
+        raise ValueError(f"`batch_size` must be divisible by the number of processes ({got}).")
 
 
 def _train_or_return(
@@ -95,13 +100,15 @@ def _train_or_return(
         about = json.dumps(parts["train"].about, sort_keys=True)
         if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
             raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
+        batch = config.batch_for(len(parts["train"]))
+        _check_shares(batch, processes)
         test, processes = processes.loaded(test), processes.ready(place)
         test = test if config.images is None else list(test)  # few, and the report shows them again
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(config.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(config, parts["train"])
                 _try_later_sizes(state.model, config, parts["train"])
-            advice = f"with `batch_size` {config.batch_size}: choose a smaller one"
+            advice = f"with `batch_size` {batch}: choose a smaller one"
             for name in ("scales", "channels"):
                 if values := getattr(config, name):
                     advice += f", or smaller `{name}` (the largest is {values[-1]:g})"
@@ -144,6 +151,8 @@ def _train(
         made_by = {"command": config.command, **environment(parts["train"])}
         made_by |= {"note": f"trained by {processes.count} processes"} if processes.count > 1 else {}
         result |= {"history": state.history, "environment": made_by}
+        if config.batch_size == 0:
+            result["batch_size"] = config.batch_for(len(parts["train"]))
         if config.images is not None and outcome["status"] == "finished":
             _deliver(directory, config, parts["val"], test, result)
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
@@ -166,8 +175,12 @@ def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Se
         images = load_folder(config.data, part, classes=classes)
         if part == "train":
             config.check_count(len(images))
-            if (steps := len(images) // config.batch_size) < FEW_STEPS:
-                log.warning("an epoch has %d steps of %d pictures: try a smaller batch size", steps, config.batch_size)
+            count = min(config.train_images or len(images), len(images))
+            batch = config.batch_for(count)
+            if config.batch_size == 0 and batch < RunConfig.batch_size:
+                log.info("%d pictures for training: batches of %d", count, batch)
+            elif (steps := count // batch) < FEW_STEPS:
+                log.warning("an epoch has %d steps of %d pictures: try a smaller batch size", steps, batch)
     else:
         images = load_split(part=part, data_dir=data_dir, **vars(config.data))
     return images.first(config.train_images) if part == "train" and config.train_images else images
