@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[paper]'") from error
 
 COLOURS = ("#1b6ca8", "#d1642e", "#3c8d40", "#8e5ba6", "#7a7a7a")
+MORE_COLOURS = ("#c2185b", "#b8860b", "#00a3a3", "#202020")  # where many lines share a plot
 SHADE = "#e3e8ee"
 Errors = Mapping[str, Sequence[Sequence[float]]]
 """For each name its runs, each a sequence of errors from 0 to 1, one per position."""
@@ -58,7 +59,7 @@ def frame(axis: Any, title: str = "") -> None:
 def styled(items: Mapping[str, T]) -> Iterator[tuple[str, T, str, str]]:
     """Names and what they stand for, with a colour and a marker each."""
     for (name, item), colour, marker in zip(
-        items.items(), itertools.cycle(COLOURS), itertools.cycle("os^Dv"), strict=False
+        items.items(), itertools.cycle(COLOURS + MORE_COLOURS), itertools.cycle("os^DvP<*X"), strict=False
     ):
         yield name, item, colour, marker
 
