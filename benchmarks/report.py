@@ -225,9 +225,9 @@ def choices(cases: list[Record]) -> str:
 
 
 @view
-def speed_times(name: str, train: bool) -> str:
-    """How many times the time of the plain CNN ours takes, in the first such case of a device."""
-    found = rates(of_group(load()[name], "network"), train)
+def speed_times(name: str) -> str:
+    """How many times the time of the plain CNN ours takes in training, in the first case of a device."""
+    found = rates(of_group(load()[name], "network"), train=True)
     return f"{1 / float(found['times_plain']):.1f}"
 
 

@@ -277,15 +277,10 @@ def standing(data: Data, name: str, column: str) -> str:
     kinds = {
         "holds": "a lower error than {}",
         "fails": "a higher error than {}",
-        "undecided": "an error within chance of {}",
+        "undecided": "no measurable difference from {}",
         GAP: "not been compared with {}",
     }
-    return words([text.format(_possessed(found[word], word)) for word, text in kinds.items() if found[word]])
-
-
-def _possessed(names: list[str], verdict: str) -> str:
-    """The methods, or their errors where an error is compared with an error."""
-    return f"{'that' if len(names) == 1 else 'those'} of {words(names)}" if verdict == "undecided" else words(names)
+    return words([text.format(words(found[word])) for word, text in kinds.items() if found[word]])
 
 
 @view
@@ -321,18 +316,20 @@ def outcome(data: Data, evidence: str) -> str:
         return "No target can be judged yet"
     if len(found) == 1:
         return f"The target {SENTENCE[found[0]]}"
+    return f"Of {len(found)} targets, {_tally(found)}"
+
+
+def _tally(verdicts: list[str]) -> str:
+    """How many there are of each verdict: 2 hold and 1 is undecided."""
     many = {"holds": "hold", "fails": "fail", "undecided": "are undecided", GAP: "cannot be judged yet"}
-    counts = {word: found.count(word) for word in many if word in found}
-    said = [f"{count} {SENTENCE[word] if count == 1 else many[word]}" for word, count in counts.items()]
-    return f"Of {len(found)} targets, {words(said)}"
+    counts = {word: verdicts.count(word) for word in many if word in verdicts}
+    return words([f"{count} {SENTENCE[word] if count == 1 else many[word]}" for word, count in counts.items()])
 
 
 @view
 def claims_outcome(data: Data) -> str:
     """How many of the paper's claims hold, in a sentence."""
     found = [decide(data, claim.pairs)[0] for claim in CLAIMS.values()]
-    many = {"fails": "fail", "undecided": "are undecided", GAP: "cannot be judged yet"}
-    hold, counts = found.count("holds"), {word: found.count(word) for word in many if word in found}
-    said = [f"{count} {SENTENCE[word] if count == 1 else many[word]}" for word, count in counts.items()]
-    first = f"{hold or 'None'} of the paper's {len(found)} claims {'hold' if hold > 1 else 'holds'} here"
-    return "; ".join([first, *([words(said)] if said else [])])
+    if "holds" in found:
+        return f"Of the paper's {len(found)} claims, {_tally(found)}"
+    return f"None of the paper's {len(found)} claims holds here; {_tally(found)}"

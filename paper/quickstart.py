@@ -356,9 +356,9 @@ def quickstart_lowest(edition: str = "") -> str:
 
 
 @view
-def quickstart_ahead(edition: str = "") -> str:
+def quickstart_ahead() -> str:
     """At which sizes ours errs less, and more, by a point, than the strongest simple rival: random resizing alone."""
-    result, rival = recorded(edition), "plain-cnn, resized"
+    result, rival = recorded(), "plain-cnn, resized"
     if result is None:
         return f"The comparison with *{NAMES[rival]}* by size: {PENDING}"
     ours, other = (result["summary"][name]["errors"] for name in (OURS, rival))
