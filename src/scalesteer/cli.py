@@ -205,8 +205,8 @@ GROUPS = {
     ),
     "training": FlagGroup(
         "How it learns.",
-        ("epochs", "batch_size", "lr", "flip", "shift", "resize", "class_weights", "tuning", "seed", "weight_decay",
-         "label_smoothing", "schedule", "precision", "one_size_epochs"),
+        ("epochs", "batch_size", "lr", "flip", "shift", "resize", "resize_resampler", "class_weights", "tuning", "seed",
+         "weight_decay", "label_smoothing", "schedule", "precision", "one_size_epochs"),
     ),
     "dataset": FlagGroup(
         "A built-in dataset, and which of its images.",

@@ -124,11 +124,13 @@ def test_every_network_takes_part_if_asked_to(filled_cache, tmp_path):
 
 def test_networks_are_trained_and_tested_as_their_names_say(filled_cache, monkeypatch):
     seen = []
-    monkeypatch.setattr(quickstart, "Augmentation", lambda resize: lambda x: seen.append(resize) or x)
+    monkeypatch.setattr(quickstart, "Augmentation", lambda **options: lambda x: seen.append(options) or x)
     images = TINY.images("train", (0.5, 0.75))
-    for name in ("plain-cnn", "plain-cnn, resized"):
+    for name in ("plain-cnn", "plain-cnn, resized", "plain-cnn, resized, longer", quickstart.OURS):
         quickstart.train(TINY.model(name, 0), images, TINY, 0, name, "")
-    assert seen == [TINY.resize_alone] * 3  # one for each batch of the second
+    # Once for each batch of the second, three times as often of the third, and again once of the last.
+    ranges = [{"resize": TINY.resize_alone, "share": 1.0}] * (3 + 9) + [{"resize": TINY.resize, "share": 0.5}] * 3
+    assert seen == [{**one, "antialias": False} for one in ranges]
     model = TINY.model("pooled-cnn", 0)
     assert TINY.tested("pooled-cnn", model) is model
     several = TINY.tested("pooled-cnn, several sizes", model)
@@ -236,7 +238,7 @@ def test_the_command_prints_the_table_and_keeps_what_it_is_asked_to(filled_cache
     assert result == json.loads((tmp_path / "quickstart-all" / "result.json").read_text())
     assert result["environment"]["command"] == "make quickstart ALL=1"
     out = capsys.readouterr().out
-    assert out.startswith("Training 2 small networks on MNIST digits: about 35 minutes")
+    assert out.startswith("Training 2 small networks on MNIST digits: about 45 minutes")
     (row,) = [line for line in out.splitlines() if line.startswith("Plain CNN  ")]
     assert row.split()[2:-1] == quickstart.percent(result["summary"]["plain-cnn"])
     assert "one seed each" in out

@@ -60,6 +60,27 @@ def test_shrinking_by_a_whole_factor_is_torchs_antialiased_resizing():
     assert not found[..., :7, :].any()
 
 
+def test_shrinking_with_aliasing_reads_between_two_pixels_as_torchs_plain_resizing():
+    x = torch.rand(1, 1, 32, 32)
+    small = F.interpolate(x, scale_factor=0.25, mode="bilinear", antialias=False)
+    found = resample(x, torch.full((2, 1), 0.25), torch.zeros(2, 1), 0.25, 0, False, antialias=False)
+    torch.testing.assert_close(found[..., 12:-12, 12:-12], small)
+    with_average = drawn(Augmentation((0.25, 0.25)), x)
+    torch.testing.assert_close(drawn(Augmentation((0.25, 0.25), antialias=False), x), found)
+    assert not torch.allclose(with_average, found)
+
+
+def test_a_share_of_the_images_is_resized_by_factors_of_the_whole_range():
+    x = torch.zeros(2000, 1, 17, 17)
+    x[:, :, 4:-4, 4:-4] = 1  # nine pixels wide, so that the sum tells the factor
+    factors = (drawn(Augmentation((0.5, 1.5), share=0.25), x).sum(dim=(1, 2, 3)) / 81).sqrt()
+    resized = (factors - 1).abs() > 1e-6
+    torch.testing.assert_close(resized.float().mean(), torch.tensor(0.25), atol=0.03, rtol=0)
+    assert factors.min() < 0.53
+    assert factors.max() > 1.44
+    torch.testing.assert_close(factors[resized].log().mean().exp(), torch.tensor(0.75**0.5), atol=0.05, rtol=0)
+
+
 def drawn(augmentation, x):
     torch.manual_seed(3)
     return augmentation(x)

@@ -57,6 +57,8 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({"readout": "max"}, "`readout` .* applies to pooled-cnn, .* only"),
         ({**STIR, "test_sizes": (32, 17)}, "`test_sizes` must be positive and strictly ascending"),
         ({"resize": (2.0, 0.5)}, r"`resize` must be \(low, high\)"),
+        ({"resize_resampler": "bilinear"}, "`resize_resampler` must come with `resize`"),
+        ({"resize": (0.5, 2.0), "resize_resampler": "nearest"}, "`resize_resampler` must be one of 'antialias'"),
         ({"resize": (0.01, 2.0)}, "`resize` must be factors from 1/16 to 16"),
         ({"shift": -1}, "`shift` must be at least 0"),
         ({"channels": (0.5, 1)}, "`channels` .* applies to pooled-cnn, .* only"),
@@ -146,13 +148,15 @@ def test_every_field_changes_the_identity():
         "join": "mean", "drop": 0.5, "border": 4, "one_size_epochs": 1, "test_channels": (2.0,),
     }  # fmt: skip
     own = {"images": "others", "image_size": (32, 32), "fit": "crop", "grey": True, "class_weights": True}
-    assert {*paper, *any_size, *own} == {field.name for field in fields(RunConfig)}
+    resized = {"resize_resampler": "bilinear"}
+    assert {*paper, *any_size, *own, *resized} == {field.name for field in fields(RunConfig)}
     changed = {RunConfig(**{name: value}).identity for name, value in paper.items()}
     base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
     changed |= {RunConfig(**base | {name: value}).identity for name, value in any_size.items()}
     changed |= {RunConfig(**{"images": "photos", name: value}).identity for name, value in own.items()}
+    changed |= {RunConfig(resize=(0.5, 2.0), **resized).identity}
     changed |= {RunConfig().identity, RunConfig(**base).identity, RunConfig(images="photos").identity}
-    assert len(changed) == len(paper) + len(any_size) + len(own) + 3
+    assert len(changed) == len(paper) + len(any_size) + len(own) + len(resized) + 3
 
 
 def test_identities_of_earlier_runs_stay():
@@ -172,6 +176,7 @@ def test_identities_of_earlier_runs_stay():
             train_sizes=(17, 32),
             test_sizes=(17, 64),
             resize=(0.5, 2),
+            resize_resampler="bilinear",
             flip=True,
             shift=1,
             widths=(4, 8),

@@ -77,7 +77,8 @@ def changed(x, config):
     factors = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * chance[0])
     turns = torch.tensor([-1.0 if config["flip"] and share < 0.5 else 1.0 for share in chance[1].tolist()]).to(x)
     moves = torch.floor((2 * config["shift"] + 1) * chance[2:]) - config["shift"]
-    return resample(x, torch.stack([factors, turns * factors]), moves, low, config["shift"], x.shape[1] > 1)
+    averaged = config["resize_resampler"] == "antialias"
+    return resample(x, torch.stack([factors, turns * factors]), moves, low, config["shift"], x.shape[1] > 1, averaged)
 
 
 def opinion(model, images, labels, half):
@@ -156,6 +157,7 @@ def same(first, second):
 
 
 # Every option that a run accepts, with what makes a difference to the training.
+RESIZED = replace(PLAIN, resize=(0.3, 0.9))
 CHANGES = {
     "model": replace(PLAIN, model="spatial-transformer"),
     "dataset": replace(PLAIN, dataset="fmnist-scale"),
@@ -180,6 +182,7 @@ CHANGES = {
     "support": replace(STEERED, support="crop"),
     "train_sizes": replace(POOLED, train_sizes=(31, 33)),
     "resize": replace(PLAIN, resize=(0.5, 1.5)),
+    "resize_resampler": replace(RESIZED, resize_resampler="bilinear"),
     "flip": replace(PLAIN, flip=True),
     "shift": replace(PLAIN, shift=3),
     "widths": replace(POOLED, widths=(3, 2)),
@@ -192,7 +195,7 @@ CHANGES = {
     "border": replace(CHANNELS, border=3),
     "class_weights": replace(PLAIN, class_weights=True),
 }
-BASES = (PLAIN, STEERED, POOLED, CHANNELS)
+BASES = (PLAIN, RESIZED, STEERED, POOLED, CHANNELS)
 
 
 @pytest.fixture(scope="module")

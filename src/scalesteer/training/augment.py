@@ -19,42 +19,49 @@ class Augmentation:
     torch.Size([8, 1, 28, 28])
     """
 
-    resize: tuple[float, float] = (
-        1.0,
-        1.0,
-    )  # factors to resize by, drawn evenly on a logarithmic scale between the two
+    resize: tuple[float, float] = (1.0, 1.0)  # factors, drawn evenly on a logarithmic scale between the two
     flip: bool = False  # mirror every other image, left to right
     shift: int = 0  # move by up to so many whole pixels, up or down and left or right
     mirrored: bool = False  # continue images beyond their border as a mirror would, instead of black
+    share: float = 1.0  # of the images that are resized; the others keep their size
+    antialias: bool = True  # average what becomes one pixel; without it, as images that were shrunk by bilinear zoom
 
     def __call__(self, x: Tensor) -> Tensor:
         chances = torch.rand(4, len(x), device=x.device)
         low, high = map(math.log, self.resize)
-        factors = torch.exp(low + (high - low) * chances[0])
+        factors = torch.exp(low + (high - low) * chances[0] / self.share)
+        factors = factors.where(chances[0] < self.share, 1.0)
         turned = torch.where(chances[1] < 0.5, -factors, factors) if self.flip else factors
         moves = torch.floor((2 * self.shift + 1) * chances[2:]) - self.shift  # (2, B)
-        return resample(x, torch.stack([factors, turned]), moves, self.resize[0], self.shift, self.mirrored)
+        return resample(
+            x, torch.stack([factors, turned]), moves, self.resize[0], self.shift, self.mirrored, self.antialias
+        )
 
 
-def resample(x: Tensor, factors: Tensor, moves: Tensor, smallest: float, shift: int, mirrored: bool) -> Tensor:
-    """Resize images `(B, C, H, W)` about their centres, without aliasing, then move them.
+def resample(
+    x: Tensor, factors: Tensor, moves: Tensor, smallest: float, shift: int, mirrored: bool, antialias: bool = True
+) -> Tensor:
+    """Resize images `(B, C, H, W)` about their centres, by default without aliasing, then move them.
 
     `factors` and `moves`, `(2, B)`, are along rows (moves: down) and columns (to the right); a negative factor mirrors.
     No factor is smaller than `smallest`, no move longer than `shift`.
     """
     rows, columns = (
-        _matrices(factors[i], moves[i], x.shape[2 + i], smallest, shift, mirrored)[:, None] for i in (0, 1)
+        _matrices(factors[i], moves[i], x.shape[2 + i], smallest, shift, mirrored, antialias)[:, None] for i in (0, 1)
     )  # (B, 1, H, H) and (B, 1, W, W)
     return rows @ x @ columns.mT
 
 
-def _matrices(factors: Tensor, moves: Tensor, size: int, smallest: float, shift: int, mirrored: bool) -> Tensor:
+def _matrices(
+    factors: Tensor, moves: Tensor, size: int, smallest: float, shift: int, mirrored: bool, antialias: bool
+) -> Tensor:
     """What resamples a line of `size` pixels: `(B, size, size)`, from pixels of the image to those of the result."""
     centre = (size - 1) / 2
     pixels = torch.arange(size, device=factors.device)
     factors, moves = factors[:, None], moves[:, None]
     places = (pixels - centre - moves) / factors + centre  # (B, size), where each pixel of the result looks
-    width = (1 / factors.abs()).clamp(min=1)  # of the triangle: a pixel of the image or of the result, the larger one
+    # Of the triangle: a pixel of the image or, without aliasing, of the result, if that is larger.
+    width = (1 / factors.abs()).clamp(min=1) if antialias else torch.ones_like(factors)
     # Weights also of the pixels beyond the border, so that what is seen there counts.
     beyond = math.ceil((centre + shift) / smallest - centre + max(1.0, 1 / smallest))
     lines = torch.arange(-beyond, size + beyond, device=factors.device)

@@ -80,7 +80,8 @@ def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
 # How the value of a field is checked and made plain, if it is not the default.
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **{name: partial(_checks.choice, options=get_args(kind))
-       for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join))},
+       for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join),
+                          ("resize_resampler", Literal["antialias", "bilinear"]))},
     **{name: partial(_checks.integer, minimum=minimum)
        for name, minimum in (("epochs", 1), ("batch_size", 0), ("seed", 0), ("upsample", 1), ("train_images", 1),
                              ("shift", 0), ("border", 0), ("one_size_epochs", 0))},
@@ -120,6 +121,9 @@ class RunConfig:
     shift: int = 0  # Move each training image at random, by up to this many pixels.
     resize: tuple[float, float] | None = None
     """Resize each training image by a random factor between these two. By default images are not resized."""
+    resize_resampler: Literal["antialias", "bilinear"] = "antialias"
+    """How --resize shrinks. antialias: average the pixels that become one. bilinear: read between four of them, as most
+    code does unless it is told otherwise; better for images that were shrunk so themselves, as the paper's digits."""
     class_weights: bool = False
     """Weight the loss so that all classes count alike, however many images each has."""
     tuning: bool = False  # Leave the test set alone; use this while you choose settings.
@@ -211,6 +215,7 @@ class RunConfig:
             "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
             "one_size_epochs": (self.one_size_epochs < self.epochs, "be fewer than `epochs`"),
             "border": (self.border <= LARGEST["border"], f"be at most {LARGEST['border']}"),
+            "resize_resampler": (bool(self.resize) or self.resize_resampler == "antialias", "come with `resize`"),
             "join": (bool(looks) or self.join == usual, f"be {usual!r} without `channels` or `test_channels`"),
             # Whoever opens a checkpoint builds its network: it must not take all memory.
             "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),

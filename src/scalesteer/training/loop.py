@@ -200,7 +200,9 @@ def make_update(
 
 def _make_augmentation(config: RunConfig) -> Augmentation | None:
     change = Augmentation(config.resize or (1.0, 1.0), config.flip, config.shift)
-    return None if change == Augmentation() else replace(change, mirrored=config.photographs)
+    if change == Augmentation():
+        return None
+    return replace(change, mirrored=config.photographs, antialias=config.resize_resampler == "antialias")
 
 
 def _class_weights(images: ImageSet) -> Tensor:
