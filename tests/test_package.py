@@ -31,8 +31,8 @@ ORDER = (
     {"models"},
     {"pretrained"},
     {"__init__"},  # the public names
-    {"training", "export", "demo", "suggest"},
-    {"sweep", "commands"},
+    {"training", "export", "suggest"},
+    {"sweep", "commands", "demo"},
     {"cli"},
     {"__main__"},
 )

@@ -27,6 +27,7 @@ from scalesteer.data import SIZED_DATASETS, FolderSpec, SizedSpec, load_folder, 
 from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
 from scalesteer.data.pictures import PictureError
 from scalesteer.data.sized import build_sized
+from scalesteer.demo import DemoModel, serve
 from scalesteer.export import SUFFIXES, export
 from scalesteer.models import DATASETS, count_parameters, create_model, list_models, network_of
 from scalesteer.suggest import draw_histogram, suggest
@@ -611,6 +612,28 @@ class Export:
         except (files.DataError, OSError) as error:
             log.warning("checked with random images: those of the run are not here (%s)", error)
             return None
+
+
+@app.command("demo")
+@dataclass(frozen=True)
+class Demo:
+    """Open a page on this machine to try a network on: draw a digit or drop a picture, and change its size.
+
+    The page shows what the network says when it looks at the image at one size, at the sizes of its training, and at
+    more sizes, with the same weights. Nobody else can reach the page, and pictures stay on this machine.
+
+    Example: scalesteer demo
+
+    Example: scalesteer demo runs/NAME --open
+    """
+
+    checkpoint: Checkpoint = Path("digits")
+    port: int = 8000  # Where the page is: http://127.0.0.1:PORT. 0 takes any that is free.
+    open: bool = False  # Also open the page in your web browser.
+    device: Device = "auto"
+
+    def run(self) -> None:
+        serve(DemoModel(self.checkpoint, self.device), self.port, self.open)
 
 
 def _percent(share: float) -> str:
