@@ -22,14 +22,14 @@ from scalesteer.files import write_atomically
 from scalesteer.training import environment
 
 SIZES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-SPLIT = {"sizes": (10_000, 1_000, 10_000)}  # of the network's training; its test images were neither learned nor chosen on
+COUNTS = (10_000, 1_000, 10_000)  # of the network's split: its test images were neither learned nor chosen on
 
 
 @torch.no_grad()
 def measure(count: int = 2000, sizes: tuple[float, ...] = SIZES) -> dict[str, Any]:
     """Errors at each size of the object, by the way in which the network looks at the image."""
     demo = DemoModel("digits")
-    images = load_split("mnist-scale", 0, "test", scale_range=(1.0, 1.0), **SPLIT)
+    images = load_split("mnist-scale", 0, "test", scale_range=(1.0, 1.0), sizes=COUNTS)
     x, labels = images.take(slice(0, count))
     ways = demo.ways(*x.shape[-2:])
     wrong = {way.name: [0] * len(sizes) for way in ways}

@@ -196,6 +196,27 @@ def _own_errors() -> pd.DataFrame:
 
 
 @view
+def more_sizes(size: float) -> str:
+    """Errors of the network `digits` on digits of a size, in each way to look at the image, as a sentence."""
+    found = recorded("guide/more-sizes.json")
+    if found is None:
+        return f"Its errors: {PENDING}."
+    errors = [f"{100 * own[found['sizes'].index(size)]:.1f} % {way}" for way, own in found["errors"].items()]
+    return f"Of {found['images']:,} digits {size:g} times as large as those of MNIST, it misses {words(errors)}."
+
+
+@view
+def more_sizes_table() -> str:
+    """The same for all sizes, as a table, and what it rests on."""
+    found = recorded("guide/more-sizes.json")
+    if found is None:
+        return f"*{PENDING.capitalize()}: python examples/more_sizes.py.*"
+    rows = [[way, *(f"{100 * error:.1f}" for error in own)] for way, own in found["errors"].items()]
+    head = ["error in %, digits of size", *(f"{size:g}" for size in found["sizes"])]
+    return f"{table([head, *rows])}\n\n{found['images']:,} test digits; `python examples/more_sizes.py`."
+
+
+@view
 def own_images() -> str:
     """Errors of networks that were trained on a folder of pictures, by size."""
     found = _own_errors()

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 import paper
 from paper import ROOT, curves
-from paper.markdown import PENDING, table, view, words
+from paper.cells import interval
+from paper.markdown import PENDING, table, view
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
@@ -364,20 +365,22 @@ def quickstart_lowest(edition: str = "") -> str:
 
 
 @view
-def quickstart_ahead() -> str:
-    """At which sizes ours errs less, and more, by a point, than the strongest simple rival: random resizing alone."""
-    result, rival = recorded(), "plain-cnn, resized"
+def quickstart_compared(rival: str = "plain-cnn, resized") -> str:
+    """Whether ours errs less or more often than a rival over seeds, outside and within the sizes of training."""
+    result = recorded("all")
     if result is None:
-        return f"The comparison with *{NAMES[rival]}* by size: {PENDING}"
-    ours, other = (result["summary"][name]["errors"] for name in (OURS, rival))
-    gains = {size: its - own for size, own, its in zip(result["settings"]["test_scales"], ours, other, strict=True)}
-    lower, higher = ([f"{size}" for size, gain in gains.items() if sign * gain >= 0.01] for sign in (1, -1))
-    said = [
-        f"{word} by a point or more at {words(sizes)}"
-        for word, sizes in (("lower", lower), ("higher", higher))
-        if sizes
-    ]
-    return f"Compared with *{NAMES[rival]}*, its error is {words(said) or 'within a point at all sizes'}"
+        return f"The comparison with *{NAMES[rival]}*: {PENDING}"
+    said = []
+    for where in ("outside", "inside"):
+        ours, other = ([r[where] for r in result["runs"] if r["model"] == name] for name in (OURS, rival))
+        change, means = interval(ours, other), [f"{100 * statistics.fmean(errors):.1f}" for errors in (ours, other)]
+        word = "less often than" if change.high < 0 else "more often than" if change.low > 0 else "about as often as"
+        said.append((word, f"({means[0]} against {means[1]} %)"))
+    (outside, first), (inside, second) = said
+    return (
+        f"Outside the sizes of training, *{NAMES[OURS]}* errs {outside} *{NAMES[rival]}* {first}; within them, it errs "
+        f"{inside} that {second}"
+    )
 
 
 @view

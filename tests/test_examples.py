@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from examples import convert_resnet, mixed_sizes, own_images
+from examples import convert_resnet, mixed_sizes, more_sizes, own_images
 from examples.mixed_sizes import FRAME, STRIDE, Digit
 from scalesteer import ScaleChannels, cli
 from scalesteer.data import FolderSpec, load_folder, scan_folder
@@ -214,3 +214,12 @@ def test_photographs_become_a_deployed_network_that_is_better_at_sizes_never_see
         probabilities = torch.tensor(deployed.run(None, {"images": image})[0][0]).softmax(0)
         assert int(probabilities.argmax()) == int(row["label"])
         assert float(probabilities.max()) == pytest.approx(float(row["confidence"]), abs=1e-4)
+
+
+def test_more_sizes_at_test_time_recognise_larger_digits(filled_cache):
+    found = more_sizes.measure(count=60, sizes=(0.7, 2.0))
+    assert found["images"] == 60
+    assert list(found["errors"]) == ["at one size", "at the sizes of training", "at more sizes"]
+    one, own, more = found["errors"].values()
+    assert max(one[0], own[0], more[0]) < 0.1  # a size of its training
+    assert one[1] > own[1] > 0.2 > more[1]

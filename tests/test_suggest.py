@@ -59,7 +59,8 @@ def write_csv(path, rows, header=("path", "x", "y", "width", "height")):
         (20 * 0.5, SIZED_DATASETS["mnist-large-scale"].canvas, GREY, grids.CHANNELS_LARGE, 1),
         (32 * 0.5, 32 * 2, COLOUR, grids.CHANNELS_CIFAR, 0),
         (20 * 0.3, 20 * 1, GREY, grids.CHANNELS_SCALE, 1),
-        (20 * min(QUICKSTART.test_scales), 20 * max(QUICKSTART.test_scales), GREY, QUICKSTART.channels, 0),
+        # The quickstart leaves out the largest channel, which would take longer than all others.
+        (20 * min(QUICKSTART.test_scales), 20 * max(QUICKSTART.test_scales), GREY, QUICKSTART.channels, 1),
     ],
 )
 def test_the_rule_gives_the_channels_of_the_experiments(smallest, largest, suited, used, more):
