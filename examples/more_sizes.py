@@ -3,7 +3,7 @@
     python examples/more_sizes.py
 
 It was trained on digits shrunk to 0.3 to 1 times their size. Here it looks at digits that it never saw, from a half to
-four times their size: at one size of the image, at the three sizes of its training, and at more sizes, as the page of
+four times their size: at one size of the image, at those of its own scale channels, and at more sizes, as the page of
 `scalesteer demo` does. The weights are the same in all three; nothing is trained. It takes a minute on a CPU.
 """
 

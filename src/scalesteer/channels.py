@@ -178,7 +178,7 @@ class ScaleChannels(nn.Module):
         """
         _checks.batch(x)
         image = _image_size(x)
-        canvases = [_canvas(image, scale) for scale in self.scales]
+        canvases = [canvas_size(image, scale) for scale in self.scales]
         images = [x if scale == 1 else resize(x, canvas) for scale, canvas in zip(self.scales, canvases, strict=True)]
         answers = self._answers(list(map(self._extend, images, self._borders)))
         work = torch.promote_types(answers[0].dtype, torch.float32)
@@ -463,7 +463,7 @@ def _image_size(x: Tensor) -> tuple[int, int]:
     return x.shape[-2], x.shape[-1]
 
 
-def _canvas(image: tuple[int, int], scale: float) -> tuple[int, int]:
+def canvas_size(image: tuple[int, int], scale: float) -> tuple[int, int]:
     """Height and width of an image in a channel."""
     if scale == 1:
         return image  # a compiler's sizes do not say by themselves that rounding changes nothing

@@ -619,8 +619,8 @@ class Export:
 class Demo:
     """Open a page on this machine to try a network on: draw a digit or drop a picture, and change its size.
 
-    The page shows what the network says when it looks at the image at one size, at the sizes of its training, and at
-    more sizes, with the same weights. Nobody else can reach the page, and pictures stay on this machine.
+    The page shows what the network says when it looks at the image at one size, at the sizes of its own scale channels,
+    and at more sizes, with the same weights. No other machine can reach the page, and pictures stay on this one.
 
     Example: scalesteer demo
 

@@ -143,6 +143,59 @@ def test_another_class_can_be_followed_and_the_page_fits_a_phone(page):
     assert page.locator("#size").evaluate("slider => slider.matches(':disabled')") is False
 
 
+@pytest.mark.parametrize("delay", [0, 60, 150, 400])
+def test_the_slider_may_move_while_another_picture_is_looked_at(page, delay):
+    page.click("#example")
+    settled(page)
+    page.route("**/curve", lambda route: (page.wait_for_timeout(300), route.continue_()))
+    page.click("#example")  # a 7
+    page.wait_for_timeout(delay)
+    page.locator("#size").fill("1.5")
+    page.wait_for_selector("text=79 x 79 pixels")
+    settled(page)
+    assert answers(page)[-1] == "7"
+    assert page.inner_text("#size-shown") == "2.83 times its size"
+    assert page.input_value("#label") == "7"
+
+
+def test_the_plot_of_another_picture_goes_at_once(page):
+    page.click("#example")
+    settled(page)
+    held = []
+    page.route("**/curve", lambda route: held.append(route))
+    page.click("#example")
+    page.wait_for_function("() => document.querySelector('#answers .named')?.textContent === '7'")
+    assert page.locator("#curve-section").is_hidden()
+    while not held:
+        page.wait_for_timeout(50)
+    held.pop().continue_()
+    settled(page)
+    assert page.input_value("#label") == "7"
+
+
+def test_what_was_cleared_does_not_come_back(page):
+    page.evaluate("() => { document.getElementById('example').click(); document.getElementById('clear').click(); }")
+    page.wait_for_timeout(800)
+    assert answers(page) == []
+    assert page.locator("#curve-section").is_hidden()
+    assert page.locator("#view").is_hidden()
+
+
+def test_a_plot_that_fails_leaves_the_answers(page):
+    page.route("**/curve", lambda route: route.fulfill(status=503, json={"error": "too many pictures at once."}))
+    page.click("#example")
+    page.wait_for_selector("#message:has-text('The plot could not be made. too many')")
+    assert answers(page) == ["3", "3", "3"]
+    assert all("503" in problem for problem in page.problems)
+    page.problems.clear()
+
+
+def test_the_slider_says_its_name_and_its_value(page):
+    page.locator("#size").fill("1")
+    slider = page.get_by_role("slider", name="2. Its size")
+    assert slider.get_attribute("aria-valuetext") == "2.00 times its size"
+
+
 def test_a_server_that_has_gone_is_named(browser):
     with DemoServer(DemoModel("digits")) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -375,3 +375,11 @@ def test_pictures_of_a_folder_are_found_once_and_in_order(tmp_path, caplog):
     assert line == f"{tmp_path}: 3 files are left out, which do not end as pictures do (.heic, .txt, README)"
     with pytest.raises(OSError, match="none"):
         find_pictures(tmp_path / "none")
+
+
+def test_an_open_file_is_read_like_one_with_a_name(tmp_path):
+    path = tmp_path / "picture.png"
+    Image.effect_noise((30, 20), 60).save(path)
+    assert np.array_equal(read_picture(io.BytesIO(path.read_bytes()), 1), read_picture(path, 1))
+    with pytest.raises(PictureError, match=r"^the picture cannot be read"):
+        read_picture(io.BytesIO(path.read_bytes()[:50]), 1)

@@ -208,7 +208,33 @@ def test_what_cannot_be_shown_says_why(server):
     assert status == 422
     assert "64 megapixels" in said(content)
     assert ask(server, "POST", "/curve", SEVEN[:100], PNG)[0] == 422
-    assert ask(server, "PUT", "/curve", SEVEN, PNG)[0] == 501
+    for method in ("PUT", "HEAD", "OPTIONS", "TRACE"):
+        status, headers, _ = ask(server, method, "/curve", SEVEN, PNG)
+        assert status == 501
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert b" 400 " in send(server, f"GET http://[/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+
+
+def test_what_fails_here_is_told_on_the_terminal_and_the_page(server, model, monkeypatch, caplog):
+    monkeypatch.setattr(model, "curve", lambda picture: 1 / 0)
+    status, _, content = ask(server, "POST", "/curve", SEVEN, PNG)
+    assert (status, said(content)) == (500, "something went wrong: the terminal says what.")
+    assert "ZeroDivisionError" in caplog.text
+    assert ask(server, "POST", "/answer?size=1", SEVEN, PNG)[0] == 200
+
+
+def test_a_client_that_does_not_read_is_sent_away(server, model, monkeypatch):
+    monkeypatch.setattr(app, "SECONDS", 0.5)
+    monkeypatch.setattr(model, "curve", lambda picture: {"picture": "x" * (32 << 20)})
+    head = f"POST /curve HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: image/png\r\n"
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(f"{head}Content-Length: {len(SEVEN)}\r\n\r\n".encode() + SEVEN)
+        deadline = time.monotonic() + 10
+        while server.connections._value == app.MOST_CONNECTIONS and time.monotonic() < deadline:
+            time.sleep(0.01)  # until it is accepted
+        while server.connections._value < app.MOST_CONNECTIONS and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert server.connections._value == app.MOST_CONNECTIONS
 
 
 def test_many_at_once_are_not_mixed_up(server, model):

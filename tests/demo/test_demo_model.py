@@ -57,7 +57,7 @@ def test_the_network_says_on_the_page_what_it_says_anywhere(demo, seven):
     said = demo.answer(seven, 2.0)
     model, x = scalesteer.from_pretrained("digits"), demo.at_size(seven, 2.0)
     wider = model.with_scales([0.175, 0.7 / 2**1.5, 0.35, 0.7 / 2**0.5, 0.7, 1.0, 1.4, 1.4 * 2**0.5])
-    assert [way["name"] for way in said["ways"]] == ["at one size", "at the sizes of training", "at more sizes"]
+    assert [way["name"] for way in said["ways"]] == ["at one size", "at its own sizes", "at more sizes"]
     for way, look in zip(said["ways"], (model.net, model, wider), strict=True):
         with torch.no_grad():
             chances = look(x)[0].softmax(0)
@@ -80,11 +80,19 @@ def test_channels_say_what_each_sees_and_share_the_answer(demo, seven):
     rows = demo.answer(seven, 2.0)["channels"]
     model = demo.ways(28, 28)[-1].model
     assert [row["scale"] for row in rows] == list(model.scales)
-    assert [row["pixels"] for row in rows] == [[round(56 * s)] * 2 for s in model.scales]
+    assert [row["pixels"] for row in rows] == [[n, n] for n in (10, 14, 20, 28, 39, 56, 78, 111)]
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)
     largest = max(rows, key=lambda row: row["share"])
     assert 0.3 < largest["scale"] < 0.6  # the digit, twice as large, at about its usual size
     assert largest["label"] == 7
+
+
+def test_shares_are_those_of_the_join(demo, seven, monkeypatch):
+    monkeypatch.setattr(demo.model, "join", "max")
+    shares = [row["share"] for row in demo.answer(seven, 2.0)["channels"]]
+    assert sorted(shares) == [0] * 7 + [1]
+    monkeypatch.setattr(demo.model, "join", "mean")
+    assert [row["share"] for row in demo.answer(seven, 2.0)["channels"]] == [0.125] * 8
 
 
 def test_the_curve_agrees_with_the_answers_and_guesses_the_class(demo, seven):
@@ -153,11 +161,24 @@ def test_a_network_for_one_size_of_image_is_shown_as_it_is(tmp_path):
     assert len(demo.curve(picture)["sizes"]) == len(SIZES)
 
 
-def test_pictures_that_would_take_too_long_are_refused_and_sizes_left_out(tmp_path):
+def test_what_a_network_cannot_take_is_the_pictures_fault(tmp_path):
+    demo = saved(tmp_path, name="pooled-cnn", in_chans=3, num_classes=2, channels=(1.0,))
+    tiny = demo.read(to_bytes(Image.effect_noise((4, 4), 50).convert("RGB")))[0]
+    with pytest.raises(PictureError, match=r"the picture cannot be used: .*at least 5 x 5"):
+        demo.answer(tiny, 1.0)
+    with pytest.raises(PictureError, match="cannot be used"):
+        demo.curve(tiny)
+
+
+def test_pictures_that_would_take_too_long_are_refused_and_sizes_left_out(tmp_path, monkeypatch):
     demo = saved(tmp_path, name="pooled-cnn", in_chans=3, num_classes=2, channels=(1.0,))
     rng = np.random.default_rng(0)
     large = Image.fromarray(rng.integers(0, 256, (1200, 1200, 3), np.uint8))
     with pytest.raises(PictureError, match=r"1200 x 1200 pixels at this size.* too large"):
-        demo.answer(demo.read(to_bytes(large))[0], 1.0)
+        demo.read(to_bytes(large))
+    with monkeypatch.context() as patch:  # and nothing is made before that is known
+        patch.setattr("scalesteer.demo.model.resize", None)
+        with pytest.raises(PictureError, match="too large"):
+            demo.answer(torch.zeros(3, 300, 300), 4.0)
     middle = demo.read(to_bytes(large.crop((0, 0, 300, 300))))[0]
     assert 1.0 < demo.curve(middle)["sizes"][-1] < 4.0

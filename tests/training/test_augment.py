@@ -81,6 +81,15 @@ def test_a_share_of_the_images_is_resized_by_factors_of_the_whole_range():
     torch.testing.assert_close(factors[resized].log().mean().exp(), torch.tensor(0.75**0.5), atol=0.05, rtol=0)
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_factors_above_one_only_enlarge_what_is_in_the_middle(mirrored):
+    x = torch.rand(3, 1, 16, 16)
+    found = drawn(Augmentation((2.0, 2.0), mirrored=mirrored), x)
+    large = F.interpolate(x, scale_factor=2, mode="bilinear")
+    torch.testing.assert_close(found, large[..., 8:-8, 8:-8])
+    assert drawn(Augmentation((1.5, 2.0), share=0.5, mirrored=mirrored), x).isfinite().all()
+
+
 def drawn(augmentation, x):
     torch.manual_seed(3)
     return augmentation(x)

@@ -4,7 +4,7 @@ import logging
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class PictureError(ValueError):
 
 
 def read_picture(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | BinaryIO,
     channels: int,
     size: tuple[int, int] | None = None,
     fit: str = "pad",
@@ -41,7 +41,7 @@ def read_picture(
     applied. The file's header is checked before anything is decoded: 64 megapixels is the limit.
 
     Args:
-        path: The file.
+        path: The file, or one that is open to be read as bytes.
         channels: 1 for grey, 3 for red, green and blue.
         size: Height and width of the canvas; without it the picture stays as it is.
         fit: How a picture comes onto the canvas. ``"pad"`` keeps its scale; a picture larger than the canvas is shrunk
@@ -81,8 +81,13 @@ def read_picture(
             plain = _flatten(pil, image, tags, "L" if channels == 1 else "RGB", contrast)
             pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
     except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
-        raise PictureError(f"{os.fspath(path)} cannot be read: {_explain(pil, error)}.") from error
+        raise PictureError(f"{picture_name(path)} cannot be read: {_explain(pil, error)}.") from error
     return pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def picture_name(path: str | os.PathLike[str] | BinaryIO) -> str:
+    """What to call a picture in a message."""
+    return os.fspath(path) if isinstance(path, str | os.PathLike) else "the picture"
 
 
 def find_pictures(folder: Path) -> list[Path]:
@@ -126,8 +131,10 @@ def walk(root: str) -> tuple[list[str], list[str], list[str]]:
     return found, folders, again
 
 
-def _regular_file(path: str | os.PathLike[str]) -> str:
+def _regular_file(path: str | os.PathLike[str] | BinaryIO) -> str | BinaryIO:
     """The path, if it is safe to open: a pipe would be waited for, a device never end."""
+    if not isinstance(path, str | os.PathLike):
+        return path
     name = os.fspath(path)
     size = os.stat(name).st_size
     if not os.path.isfile(name):

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from scalesteer.data.pictures import PictureError
 from scalesteer.demo.model import SIZES, DemoModel
@@ -103,6 +103,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self.connection.settimeout(SECONDS)  # also for a client that does not read its answer
         # A client that sends a byte now and then would never run into a limit for each byte.
         self.deadline = threading.Timer(SECONDS, self._stop_reading)
         self.deadline.daemon = True
@@ -125,29 +126,46 @@ class Handler(BaseHTTPRequestHandler):
         self._respond(self._post)
 
     def _respond(self, find: Callable[[], tuple[bytes, str]]) -> None:
-        status = HTTPStatus.OK
         try:
             self._check_sender()
-            content, kind = find()
+            self._send(HTTPStatus.OK, *find())
         except RequestError as error:
-            status, (content, kind) = error.status, _to_json({"error": str(error)})
+            self.send_error(error.status, str(error))
+        except OSError:  # the client has gone
+            raise
+        except Exception:
+            log.exception("a request failed")
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "something went wrong: the terminal says what.")
+
+    def _send(self, status: int, content: bytes, kind: str) -> None:
         self.send_response(status)
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Also what the base class refuses: methods and headers that it does not know."""
+        self._send(code, *_to_json({"error": message or HTTPStatus(code).phrase}))
+
     def _check_sender(self) -> None:
         """Refuse what another site's page makes a browser send, known by its origin or by a name that it gave us."""
-        hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        port = self.server.server_port
+        hosts = {f"{name}:{port}" for name in (HOST, "localhost")} | ({HOST, "localhost"} if port == 80 else set())
         named, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
         if len(named) != 1 or named[0] not in hosts:
             raise RequestError(HTTPStatus.FORBIDDEN, "this page is only for this machine: open it at 127.0.0.1.")
         if any(origin not in {f"http://{host}" for host in hosts} for origin in origins):
             raise RequestError(HTTPStatus.FORBIDDEN, "another site may not use this page.")
 
+    def _split_path(self) -> SplitResult:
+        try:
+            return urlsplit(self.path)
+        except ValueError as error:
+            raise RequestError(HTTPStatus.BAD_REQUEST, "this is no path.") from error
+
     def _get(self) -> tuple[bytes, str]:
-        path = urlsplit(self.path).path
+        path = self._split_path().path
         if path == "/network":
             return _to_json(self.server.model.describe())
         if path not in self.server.pages:
@@ -155,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.pages[path]
 
     def _post(self) -> tuple[bytes, str]:
-        parts, model = urlsplit(self.path), self.server.model
+        parts, model = self._split_path(), self.server.model
         if parts.path not in ("/answer", "/curve"):
             raise RequestError(HTTPStatus.NOT_FOUND, "there is no such page.")
         size = _size(parts.query) if parts.path == "/answer" else None

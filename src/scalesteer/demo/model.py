@@ -2,7 +2,6 @@
 
 import base64
 import io
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import training
-from scalesteer.channels import ScaleChannels, resize
+from scalesteer.channels import ScaleChannels, canvas_size, resize
 from scalesteer.data.pictures import PictureError
 from scalesteer.files import require
 from scalesteer.models import network_of
@@ -34,8 +33,8 @@ class Way(NamedTuple):
 class DemoModel:
     """A trained network, and pictures as it wants them.
 
-    A network with scale channels is shown in three ways, with the same weights: at one size, at the sizes that it was
-    trained with, and at more sizes, `with_scales`. Any other network is shown as it is.
+    A network with scale channels is shown in three ways, with the same weights: at one size, at the sizes of its own
+    channels, and at more sizes, `with_scales`. Any other network is shown as it is.
 
     Args:
         checkpoint: A run's directory, a checkpoint, a folder with a model, or the name of a network that comes with the
@@ -45,10 +44,11 @@ class DemoModel:
     Example:
         >>> demo = DemoModel("digits")
         >>> [way.name for way in demo.ways(28, 28)]
-        ['at one size', 'at the sizes of training', 'at more sizes']
+        ['at one size', 'at its own sizes', 'at more sizes']
     """
 
     def __init__(self, checkpoint: str | Path, device: str = "cpu") -> None:
+        self.pil = require("PIL.Image")  # told now, not when the first picture comes
         model, config = training.load_model(Path(checkpoint))
         self.name = Path(checkpoint).resolve().name
         self.fit, classes = predict.own_pictures(model, config)
@@ -60,12 +60,13 @@ class DemoModel:
 
     def describe(self) -> dict[str, Any]:
         """What a page should know before there is a picture, JSON-ready."""
-        channels = list(self.model.scales) if isinstance(self.model, ScaleChannels) else []
+        draws = self.fit is None and self.network.in_chans == 1
         return {
             "name": self.name,
             "classes": list(self.classes),
-            "channels": channels,
-            "draws": self.fit is None and self.network.in_chans == 1,
+            "channels": list(self.model.scales) if isinstance(self.model, ScaleChannels) else [],
+            "draws": draws,
+            "digits": draws and self.classes == tuple(map(str, range(10))),
             "sizes": list(SIZES),
         }
 
@@ -77,17 +78,13 @@ class DemoModel:
         """
         if not content.startswith(FORMATS):
             raise PictureError("the picture must be a PNG or JPEG file.")
-        with tempfile.NamedTemporaryFile(suffix=".picture") as file:
-            file.write(content)
-            file.flush()
-            try:
-                pixels, inverted = self.read_file(Path(file.name))
-            except PictureError as error:
-                raise PictureError(str(error).replace(file.name, "the picture")) from error
+        pixels, inverted = self.read_file(io.BytesIO(content))
+        height, width = pixels.shape[-2:]
+        self._check_work(height, width, self.model)
         if pixels.max() == pixels.min():
             raise PictureError("the picture is blank: all of it has one colour.")
         x = torch.from_numpy(pixels).float() / 255
-        return x.view(self.network.in_chans, *pixels.shape[-2:]), inverted
+        return x.view(self.network.in_chans, height, width), inverted
 
     def at_size(self, picture: Tensor, size: float) -> Tensor:
         """The picture at another size, `(1, C, h, w)`.
@@ -97,7 +94,7 @@ class DemoModel:
         that.
         """
         height, width = picture.shape[-2:]
-        x = resize(picture[None], (max(1, round(height * size)), max(1, round(width * size)))).clamp(0, 1)
+        x = resize(picture[None], _resized(height, width, size)).clamp(0, 1)
         left, top = width - x.shape[-1], height - x.shape[-2]
         if size > 1 and self.any_size:
             return x
@@ -117,35 +114,35 @@ class DemoModel:
         more = [own[0] / half_octave**step for step in range(4, 0, -1)]
         more = [scale for scale in more if int(min(height, width) * scale + 0.5) >= self.network.smallest]
         wider = self.model.with_scales((*more, *own, own[-1] * half_octave))
-        names = "at one size", "at the sizes of training", "at more sizes"
+        names = "at one size", "at its own sizes", "at more sizes"
         return list(map(Way, names, (self.network, self.model, wider)))
 
     @torch.no_grad()
     def answer(self, picture: Tensor, size: float) -> dict[str, Any]:
         """What the network says of the picture at one size, in every way and every channel, JSON-ready."""
-        x, ways = self.at_size(picture, size).to(self.network.input_std.device), self.ways(*picture.shape[-2:])
-        self._check_work(x, ways[-1].model)
-        said = []
+        height, width = picture.shape[-2:]
+        ways, said = self.ways(height, width), []
+        self._check_work(*self._looked_at(picture, size), ways[-1].model)
+        x = self.at_size(picture, size).to(self.network.input_std.device)
         for name, model in ways:
+            found, scales = None, [1.0]
             if isinstance(model, ScaleChannels):
-                (logits, found), scales = model(x, return_scales=True), model.scales
-            else:
-                logits, found, scales = model(x), None, (1.0,)
-            chances = logits[0].float().softmax(0)
+                found, scales = float(self._ask(model, x, return_scales=True)[1][0]), list(model.scales)
+            chances = self._ask(model, x)[0].float().softmax(0)
             top = chances.topk(min(MOST_CLASSES, len(chances)))
             pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
             said.append(
                 {
                     "name": name,
-                    "scales": list(scales),
+                    "scales": scales,
                     "top": [{"label": label, "probability": round(chance, 4)} for label, chance in pairs],
-                    "found": None if found is None else round(float(found[0]), 3),
+                    "found": None if found is None else round(found, 3),
                 }
             )
         return {
             "size": size,
-            "picture": _to_png(x[0]),
-            "usual_height": picture.shape[-2],
+            "picture": self._to_png(x[0]),
+            "usual": [width, height],
             "ways": said,
             "channels": self._by_channel(x, ways[-1].model),
         }
@@ -154,13 +151,15 @@ class DemoModel:
         """What each channel says by itself, and its share in the answer: its weight for the class that won."""
         if not isinstance(model, ScaleChannels):
             return []
-        winner = int(model(x)[0].argmax())
-        logits = [model.with_scales((scale,))(x)[0].float() for scale in model.scales]
-        shares = torch.stack(logits)[:, winner].softmax(0).tolist()
+        winner = int(self._ask(model, x)[0].argmax())
+        logits = [self._ask(model.with_scales((scale,)), x)[0].float() for scale in model.scales]
+        score = torch.stack(logits)[:, winner]
+        weights = {"logsumexp": score, "max": torch.where(score == score.max(), 0.0, -torch.inf), "mean": 0 * score}
+        shares = weights[model.join].softmax(0).tolist()
         rows = []
         for scale, own, share in zip(model.scales, logits, shares, strict=True):
             chance, label = own.softmax(0).max(0)
-            height, width = (round(length * scale) for length in x.shape[-2:])
+            height, width = canvas_size((x.shape[-2], x.shape[-1]), scale)
             row = {
                 "scale": scale,
                 "pixels": [width, height],
@@ -179,11 +178,12 @@ class DemoModel:
         """
         ways, found = self.ways(*picture.shape[-2:]), list[Tensor]()
         for size in SIZES:
-            x = self.at_size(picture, size).to(self.network.input_std.device)
-            if self._work(x, ways[-1].model) > MOST_PIXELS and found:
+            if _work(*self._looked_at(picture, size), ways[-1].model) > MOST_PIXELS and found:
                 break
-            self._check_work(x, ways[-1].model)
-            found.append(torch.stack([model(x)[0].float().softmax(0) for _, model in ways]).cpu())  # (ways, classes)
+            self._check_work(*self._looked_at(picture, size), ways[-1].model)
+            x = self.at_size(picture, size).to(self.network.input_std.device)
+            said = [self._ask(model, x)[0].float().softmax(0) for _, model in ways]
+            found.append(torch.stack(said).cpu())  # (ways, classes)
         chances = torch.stack(found)  # (sizes, ways, classes)
         labels = chances.argmax(2).flatten().tolist()
         named = sorted(set(labels))
@@ -193,27 +193,40 @@ class DemoModel:
             "ways": [
                 {
                     "name": name,
-                    "named": chances[:, i].argmax(1).tolist(),
                     "chances": {label: [round(c, 4) for c in chances[:, i, label].tolist()] for label in named},
                 }
                 for i, (name, _) in enumerate(ways)
             ],
         }
 
-    def _work(self, x: Tensor, model: nn.Module) -> float:
-        """How many pixels a model looks at."""
-        height, width = x.shape[-2:]
-        return model.pixels(height, width) if isinstance(model, ScaleChannels) else height * width
+    def _looked_at(self, picture: Tensor, size: float) -> tuple[int, int]:
+        """Height and width of what :meth:`at_size` makes, before it does."""
+        height, width = picture.shape[-2:]
+        return _resized(height, width, size) if size > 1 and self.any_size else (height, width)
 
-    def _check_work(self, x: Tensor, model: nn.Module) -> None:
-        if self._work(x, model) > MOST_PIXELS:
-            shown = f"{x.shape[-1]} x {x.shape[-2]} pixels"
+    def _check_work(self, height: int, width: int, model: nn.Module) -> None:
+        if _work(height, width, model) > MOST_PIXELS:
+            shown = f"{width} x {height} pixels"
             raise PictureError(f"the picture ({shown} at this size) is too large to try here: take a smaller one.")
 
+    def _ask(self, model: nn.Module, x: Tensor, **options: bool) -> Any:
+        """What a model says; an image that it cannot take is the picture's fault."""
+        try:
+            return model(x, **options)
+        except ValueError as error:
+            raise PictureError(f"the picture cannot be used: {error}") from error
 
-def _to_png(image: Tensor) -> str:
-    """An image `(C, H, W)` from 0 to 1 as a data URL."""
-    pixels = (255 * image).round().byte().cpu().numpy()
-    file = io.BytesIO()
-    require("PIL.Image").fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    def _to_png(self, image: Tensor) -> str:
+        """An image `(C, H, W)` from 0 to 1 as a data URL."""
+        pixels, file = (255 * image).round().byte().cpu().numpy(), io.BytesIO()
+        self.pil.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(file, "PNG")
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _resized(height: int, width: int, size: float) -> tuple[int, int]:
+    return max(1, round(height * size)), max(1, round(width * size))
+
+
+def _work(height: int, width: int, model: nn.Module) -> float:
+    """How many pixels a model looks at."""
+    return model.pixels(height, width) if isinstance(model, ScaleChannels) else height * width

@@ -33,9 +33,8 @@ class Augmentation:
         factors = factors.where(chances[0] < self.share, 1.0)
         turned = torch.where(chances[1] < 0.5, -factors, factors) if self.flip else factors
         moves = torch.floor((2 * self.shift + 1) * chances[2:]) - self.shift  # (2, B)
-        return resample(
-            x, torch.stack([factors, turned]), moves, self.resize[0], self.shift, self.mirrored, self.antialias
-        )
+        smallest = min(self.resize[0], 1.0)
+        return resample(x, torch.stack([factors, turned]), moves, smallest, self.shift, self.mirrored, self.antialias)
 
 
 def resample(

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
-from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, read_picture
+from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, picture_name, read_picture
 from scalesteer.files import require
 from scalesteer.models import DATASETS, network_of
 from scalesteer.nn import ScaleSteerableConv2d
@@ -24,7 +24,7 @@ MARGIN = 4  # pixels around a digit of MNIST, which has 28
 READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
 RECORD = ("picture", "class", "label", "confidence", "size", "scale", "inverted")
 
-Reader = Callable[[Path], tuple[NDArray[np.uint8], bool]]
+Reader = Callable[[Path | BinaryIO], tuple[NDArray[np.uint8], bool]]
 
 
 class Prediction(NamedTuple):
@@ -123,7 +123,7 @@ def reader(model: nn.Module, fit: str | None) -> Reader:
         raise ValueError("the network must know the size of its images: build it with `image_size` or a dataset.")
     if channels == 3:
         return lambda path: (read_picture(path, 3, size, "resize", contrast=True), False)
-    return lambda path: fit_digit(read_picture(path, 1, contrast=True), size, str(path))
+    return lambda path: fit_digit(read_picture(path, 1, contrast=True), size, picture_name(path))
 
 
 def _answer(

@@ -12,7 +12,9 @@ const EXAMPLES = [ // strokes as points of a 100 x 100 square
   [[[56, 16], [28, 60], [76, 60]], [[60, 38], [60, 88]]],
 ];
 let network = null, picture = null, curve = null, chosen = null, timer = null, example = 0;
-let latest = { answer: 0, curve: 0 }; // the number of the last request of each kind: older answers are dropped
+let pictures = 0; // how many there have been: what was begun for an earlier one is dropped
+let plotted = 0; // the picture whose plot is asked for or shown
+let asked = 0; // how often the network was asked about a size: older answers are dropped
 
 const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
 const size = () => 2 ** Number($("size").value);
@@ -36,73 +38,82 @@ function say(text) {
   $("message").textContent = text;
 }
 
-async function ask(kind, path) { // what the server says of the picture; null if something newer was asked meanwhile
-  const number = ++latest[kind];
-  let found;
+async function ask(path) { // what the server says of the picture; an Error says why it does not
+  let response, found;
   try {
-    const response = await fetch(path, { method: "POST", body: picture, headers: { "Content-Type": picture.type } });
+    response = await fetch(path, { method: "POST", body: picture, headers: { "Content-Type": picture.type } });
     found = await response.json();
-    if (!response.ok) throw new Error(found.error);
-  } catch (error) {
-    if (number === latest[kind]) {
-      forget();
-      say(error instanceof TypeError ? "The server does not answer. Is `scalesteer demo` still running?" : error.message);
-    }
-    return null;
+  } catch {
+    return new Error("The server does not answer. Is `scalesteer demo` still running?");
   }
-  return number === latest[kind] ? found : null;
+  return response.ok ? found : new Error(found.error);
 }
 
 function forget() { // nothing on the page may be about another picture
   $("answers").replaceChildren();
-  $("view").hidden = $("curve-section").hidden = $("channels-section").hidden = true;
-  $("view-size").textContent = "What the network gets appears here, pixel by pixel.";
-  curve = null;
-}
-
-function changed() { // there is another picture
-  clearTimeout(timer);
-  chosen = null;
-  $("answers").classList.add("busy");
-  timer = setTimeout(async () => {
-    await showAnswer();
-    if (picture) await showCurve();
-  }, WAIT);
-}
-
-function resized() { // the same picture at another size
-  $("size-shown").value = Math.abs(size() - 1) < 0.01 ? "as it is" : `${size().toFixed(2)} times its size`;
-  if (curve) plot();
-  if (!picture) return;
-  clearTimeout(timer);
-  $("answers").classList.add("busy");
-  timer = setTimeout(async () => {
-    await showAnswer();
-    if (picture && !curve) await showCurve();
-  }, WAIT);
-}
-
-async function showAnswer() {
-  const found = await ask("answer", `/answer?size=${size().toFixed(6)}`);
   $("answers").classList.remove("busy");
-  if (!found) return;
+  $("view").hidden = $("channels-section").hidden = true;
+  $("view-size").textContent = "What the network gets appears here, pixel by pixel.";
+  forgetCurve();
+}
+
+function forgetCurve() {
+  curve = chosen = null;
+  $("curve-section").hidden = true;
+}
+
+function update() { // there is another picture, or another size of it
+  clearTimeout(timer);
+  asked += 1;
+  if (!picture) return;
+  $("answers").classList.add("busy");
+  timer = setTimeout(async () => {
+    if (await showAnswer() && plotted !== pictures) await showCurve();
+  }, WAIT);
+}
+
+function resized() {
+  const shown = Math.abs(size() - 1) < 0.01 ? "as it is" : `${size().toFixed(2)} times its size`;
+  $("size-shown").value = shown;
+  $("size").setAttribute("aria-valuetext", shown);
+  if (curve) plot();
+  update();
+}
+
+async function showAnswer() { // true if it is shown and is still what is asked for
+  const number = asked;
+  const found = await ask(`/answer?size=${size().toFixed(6)}`);
+  if (number !== asked) return false;
+  if (found instanceof Error) {
+    forget();
+    say(found.message);
+    return false;
+  }
+  const image = new Image();
+  image.src = found.picture;
+  await image.decode().catch(() => {}); // a picture that cannot be drawn has an answer all the same
+  if (number !== asked) return false;
+  $("answers").classList.remove("busy");
   say(found.inverted ? "It was dark on light, and is shown to the network light on dark." : "");
   $("answers").replaceChildren(...found.ways.map((way) => {
     const box = element("div", "", { class: "way" });
     const [best, ...others] = way.top;
+    const scales = way.scales.map((scale) => Number(scale.toFixed(2))).join(", ");
     const runnersUp = others.slice(0, 2).map((one) => `${className(one.label)} (${percent(one.probability)})`);
-    box.append(element("h3", way.name), element("div", className(best.label), { class: "named" }));
+    box.append(element("h3", way.name, { title: `at ${scales} times its size` }));
+    box.append(element("div", className(best.label), { class: "named" }));
     box.append(element("p", `${percent(best.probability)} sure; or else ${runnersUp.join(", ")}`));
     if (way.found !== null) box.append(element("p", `size that answered: ${way.found.toFixed(2)} (1 is usual)`));
     return box;
   }));
-  const view = $("view");
-  view.src = found.picture;
-  view.hidden = false;
-  await view.decode();
   // One zoom for all sizes, so that a larger picture looks larger; the largest just fits.
-  view.height = view.naturalHeight * $("seen").clientHeight / (found.usual_height * network.sizes.at(-1));
-  $("view-size").textContent = `What the network gets: ${view.naturalWidth} x ${view.naturalHeight} pixels.`;
+  const view = $("view"), room = $("seen"), [width, height] = found.usual;
+  const zoom = Math.min(room.clientWidth / width, room.clientHeight / height) / network.sizes.at(-1);
+  view.src = found.picture;
+  view.width = image.naturalWidth * zoom;
+  view.height = image.naturalHeight * zoom;
+  view.hidden = false;
+  $("view-size").textContent = `What the network gets: ${image.naturalWidth} x ${image.naturalHeight} pixels.`;
   $("channels-section").hidden = !found.channels.length;
   $("channels").tBodies[0].replaceChildren(...found.channels.map((channel) => {
     const row = document.createElement("tr"), share = document.createElement("td");
@@ -112,16 +123,24 @@ async function showAnswer() {
     row.append(share);
     return row;
   }));
+  return true;
 }
 
 async function showCurve() {
-  const found = await ask("curve", "/curve");
-  if (!found) return;
+  const number = plotted = pictures;
+  const found = await ask("/curve");
+  if (number !== pictures) return;
+  if (found instanceof Error) {
+    say(`The plot could not be made. ${found.message}`);
+    plotted = 0;
+    return;
+  }
   curve = found;
+  chosen = found.label;
   const labels = Object.keys(found.ways[0].chances).map(Number);
-  chosen = labels.includes(chosen) ? chosen : found.label;
   $("label").replaceChildren(...labels.map((label) => element("option", className(label), { value: label })));
   $("label").value = chosen;
+  $("same-weights").hidden = found.ways.length === 1;
   $("curve-section").hidden = false;
   plot();
 }
@@ -150,6 +169,7 @@ function plot() { // how sure the network is, against the size
   const names = lines.map(({ way, kind, chances }) => ({ text: way.name, kind, y: down(chances.at(-1)) + 4 }));
   names.sort((one, other) => one.y - other.y);
   names.forEach((name, i) => { if (i) name.y = Math.max(name.y, names[i - 1].y + 16); });
+  names.reverse().forEach((name, i) => { name.y = Math.min(name.y, i ? names[i - 1].y - 16 : bottom); });
   for (const name of names) {
     drawn("text", { class: name.kind, x: across(curve.sizes.at(-1)) + 8, y: name.y }, name.text);
   }
@@ -160,15 +180,26 @@ function plot() { // how sure the network is, against the size
 function wipe() {
   ink.fillStyle = "#000";
   ink.fillRect(0, 0, paper.width, paper.height);
+  URL.revokeObjectURL($("upload").src);
   $("upload").hidden = true;
   paper.hidden = !network.draws;
+  $("invitation").hidden = network.draws;
+}
+
+function take(blob) { // another picture, or none
+  pictures += 1;
+  picture = blob;
+  forgetCurve();
+  update();
+}
+
+function takeDrawing() {
+  const number = ++pictures; // an earlier drawing that is still on its way is not taken any more
+  paper.toBlob((blob) => { if (number === pictures) take(blob); }, "image/png");
 }
 
 function clearAll() {
-  clearTimeout(timer);
-  latest.answer += 1;
-  latest.curve += 1;
-  picture = null;
+  take(null);
   wipe();
   forget();
   say("");
@@ -184,22 +215,16 @@ function stroke(points) {
   ink.stroke();
 }
 
-function take(blob) {
-  picture = blob;
-  changed();
-}
-
 function open(file) {
-  if (!file) return;
+  if (!file || !network) return;
   if (!["image/png", "image/jpeg"].includes(file.type)) {
     say("The picture must be a PNG or JPEG file.");
     return;
   }
   wipe();
-  URL.revokeObjectURL($("upload").src);
   $("upload").src = URL.createObjectURL(file);
   $("upload").hidden = false;
-  paper.hidden = true;
+  paper.hidden = $("invitation").hidden = true;
   take(file);
 }
 
@@ -209,27 +234,28 @@ const place = (event) => {
   return [(event.clientX - box.left) * paper.width / box.width, (event.clientY - box.top) * paper.height / box.height];
 };
 paper.addEventListener("pointerdown", (event) => {
+  if (!event.isPrimary || event.button) return;
   paper.setPointerCapture(event.pointerId);
   last = place(event);
   stroke([last]);
 });
 paper.addEventListener("pointermove", (event) => {
-  if (!last) return;
+  if (!last || !event.isPrimary) return;
   const next = place(event);
   stroke([last, next]);
   last = next;
 });
 for (const end of ["pointerup", "pointercancel"]) {
-  paper.addEventListener(end, () => {
-    if (last) paper.toBlob(take, "image/png");
-    last = null;
+  paper.addEventListener(end, (event) => {
+    if (last && event.isPrimary) takeDrawing();
+    if (event.isPrimary) last = null;
   });
 }
 $("example").addEventListener("click", () => {
   clearAll();
   for (const points of EXAMPLES[example]) stroke(points.map(([x, y]) => [2.8 * x, 2.8 * y]));
   example = (example + 1) % EXAMPLES.length;
-  paper.toBlob(take, "image/png");
+  takeDrawing();
 });
 $("clear").addEventListener("click", clearAll);
 $("size").addEventListener("input", resized);
@@ -245,9 +271,11 @@ $("drop").addEventListener("drop", (event) => {
 
 async function start() {
   network = await (await fetch("/network")).json();
-  const looks = network.channels.length ? ` It was trained to look at images at ${network.channels.length} sizes.` : "";
+  const scales = network.channels.map((scale) => Number(scale.toFixed(2))).join(", ");
+  const looks = scales ? ` It looks at images at ${scales} times their size.` : "";
   $("about").textContent = `The network “${network.name}” knows ${network.classes.length} classes.${looks}`;
-  $("example").hidden = !network.draws;
+  $("example").hidden = !network.digits;
+  for (const id of ["example", "clear", "file", "size"]) $(id).disabled = false;
   $("hint").textContent = network.draws
     ? "Draw with the mouse or a finger, or drop a PNG or JPEG here."
     : "Drop a PNG or JPEG here. It stays on this machine.";
