@@ -199,7 +199,10 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the picture must have at most {limit}.")
         if self.headers.get_content_type() not in ("image/png", "image/jpeg"):
             raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the picture must be a PNG or JPEG file.")
-        content = self.rfile.read(int(length))
+        try:
+            content = self.rfile.read(int(length))
+        except TimeoutError:  # of the socket, if it comes before the deadline
+            content = b""
         if len(content) < int(length):
             raise RequestError(HTTPStatus.REQUEST_TIMEOUT, "the picture did not arrive.")
         self.deadline.cancel()
