@@ -208,4 +208,5 @@ def test_a_server_that_has_gone_is_named(browser):
         thread.join()
     page.click("#example")
     page.wait_for_selector("#message:has-text('does not answer')")
+    assert answers(page) == []
     page.close()

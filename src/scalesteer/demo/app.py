@@ -69,7 +69,7 @@ class DemoServer(ThreadingHTTPServer):
         self.waiting, self.turn = threading.BoundedSemaphore(MOST_WAITING), threading.Lock()
         try:
             super().__init__((HOST, port), Handler)
-        except (OSError, PermissionError) as error:
+        except OSError as error:
             raise ValueError(
                 f"port {port} cannot be used ({error.strerror}): choose another one with --port."
             ) from error

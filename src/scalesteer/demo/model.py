@@ -1,6 +1,5 @@
 """What a network says of one picture: at several sizes of it, and in each of its scale channels."""
 
-import base64
 import io
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,8 @@ from scalesteer.files import require
 from scalesteer.models import network_of
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.training import predict
+from scalesteer.training.loop import pixels_seen
+from scalesteer.training.report import data_uri
 
 SIZES = tuple(2 ** (third / 3) for third in range(-6, 7))  # of the object, relative to the picture that was given
 FORMATS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # how files of PNG and JPEG begin
@@ -48,7 +49,7 @@ class DemoModel:
     """
 
     def __init__(self, checkpoint: str | Path, device: str = "cpu") -> None:
-        self.pil = require("PIL.Image")  # told now, not when the first picture comes
+        require("PIL.Image")  # told now, not when the first picture comes
         model, config = training.load_model(Path(checkpoint))
         self.name = Path(checkpoint).resolve().name
         self.fit, classes = predict.own_pictures(model, config)
@@ -121,14 +122,17 @@ class DemoModel:
     def answer(self, picture: Tensor, size: float) -> dict[str, Any]:
         """What the network says of the picture at one size, in every way and every channel, JSON-ready."""
         height, width = picture.shape[-2:]
-        ways, said = self.ways(height, width), []
+        ways, said = self.ways(height, width), list[dict[str, Any]]()
         self._check_work(*self._looked_at(picture, size), ways[-1].model)
         x = self.at_size(picture, size).to(self.network.input_std.device)
         for name, model in ways:
             found, scales = None, [1.0]
             if isinstance(model, ScaleChannels):
-                found, scales = float(self._ask(model, x, return_scales=True)[1][0]), list(model.scales)
-            chances = self._ask(model, x)[0].float().softmax(0)
+                (logits, sizes), scales = self._ask(model, x, return_scales=True), list(model.scales)
+                found = round(float(sizes[0]), 3)
+            else:
+                logits = self._ask(model, x)
+            chances = logits[0].float().softmax(0)
             top = chances.topk(min(MOST_CLASSES, len(chances)))
             pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
             said.append(
@@ -136,22 +140,20 @@ class DemoModel:
                     "name": name,
                     "scales": scales,
                     "top": [{"label": label, "probability": round(chance, 4)} for label, chance in pairs],
-                    "found": None if found is None else round(found, 3),
+                    "found": found,
                 }
             )
         return {
-            "size": size,
-            "picture": self._to_png(x[0]),
+            "picture": data_uri((255 * x[0]).round().byte().cpu().numpy()),
             "usual": [width, height],
             "ways": said,
-            "channels": self._by_channel(x, ways[-1].model),
+            "channels": self._by_channel(x, ways[-1].model, winner=said[-1]["top"][0]["label"]),
         }
 
-    def _by_channel(self, x: Tensor, model: nn.Module) -> list[dict[str, Any]]:
+    def _by_channel(self, x: Tensor, model: nn.Module, winner: int) -> list[dict[str, Any]]:
         """What each channel says by itself, and its share in the answer: its weight for the class that won."""
         if not isinstance(model, ScaleChannels):
             return []
-        winner = int(self._ask(model, x)[0].argmax())
         logits = [self._ask(model.with_scales((scale,)), x)[0].float() for scale in model.scales]
         score = torch.stack(logits)[:, winner]
         weights = {"logsumexp": score, "max": torch.where(score == score.max(), 0.0, -torch.inf), "mean": 0 * score}
@@ -178,9 +180,10 @@ class DemoModel:
         """
         ways, found = self.ways(*picture.shape[-2:]), list[Tensor]()
         for size in SIZES:
-            if _work(*self._looked_at(picture, size), ways[-1].model) > MOST_PIXELS and found:
+            shape = self._looked_at(picture, size)
+            if pixels_seen(ways[-1].model, *shape) > MOST_PIXELS and found:
                 break
-            self._check_work(*self._looked_at(picture, size), ways[-1].model)
+            self._check_work(*shape, ways[-1].model)
             x = self.at_size(picture, size).to(self.network.input_std.device)
             said = [self._ask(model, x)[0].float().softmax(0) for _, model in ways]
             found.append(torch.stack(said).cpu())  # (ways, classes)
@@ -205,7 +208,7 @@ class DemoModel:
         return _resized(height, width, size) if size > 1 and self.any_size else (height, width)
 
     def _check_work(self, height: int, width: int, model: nn.Module) -> None:
-        if _work(height, width, model) > MOST_PIXELS:
+        if pixels_seen(model, height, width) > MOST_PIXELS:
             shown = f"{width} x {height} pixels"
             raise PictureError(f"the picture ({shown} at this size) is too large to try here: take a smaller one.")
 
@@ -216,17 +219,6 @@ class DemoModel:
         except ValueError as error:
             raise PictureError(f"the picture cannot be used: {error}") from error
 
-    def _to_png(self, image: Tensor) -> str:
-        """An image `(C, H, W)` from 0 to 1 as a data URL."""
-        pixels, file = (255 * image).round().byte().cpu().numpy(), io.BytesIO()
-        self.pil.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(file, "PNG")
-        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
 
 def _resized(height: int, width: int, size: float) -> tuple[int, int]:
     return max(1, round(height * size)), max(1, round(width * size))
-
-
-def _work(height: int, width: int, model: nn.Module) -> float:
-    """How many pixels a model looks at."""
-    return model.pixels(height, width) if isinstance(model, ScaleChannels) else height * width

@@ -122,8 +122,8 @@ class RunConfig:
     resize: tuple[float, float] | None = None
     """Resize each training image by a random factor between these two. By default images are not resized."""
     resize_resampler: Literal["antialias", "bilinear"] = "antialias"
-    """How --resize shrinks. antialias: average the pixels that become one. bilinear: read between four of them, as most
-    code does unless it is told otherwise; better for images that were shrunk so themselves, as the paper's digits."""
+    """How --resize shrinks. antialias: average the pixels that become one. bilinear: read between four of them, as
+    torch's plain interpolate; suits images that were shrunk so themselves, as the paper's digits."""
     class_weights: bool = False
     """Weight the loss so that all classes count alike, however many images each has."""
     tuning: bool = False  # Leave the test set alone; use this while you choose settings.

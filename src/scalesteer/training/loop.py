@@ -321,11 +321,14 @@ def as_tested(model: nn.Module, config: RunConfig) -> nn.Module:
     return model if config.test_channels is None else with_channels(model, config.test_channels, config.join)
 
 
+def pixels_seen(model: nn.Module, height: int, width: int) -> float:
+    """How many pixels of an image a model looks at: in all channels, if it has them."""
+    return model.pixels(height, width) if isinstance(model, ScaleChannels) else height * width
+
+
 def evaluation_batch(model: nn.Module, images: ImageSet) -> int:
     """How many images go through a model at once: as many as memory has room for, with the area of all channels."""
-    height, width = images.images.shape[-2:]
-    area = model.pixels(height, width) if isinstance(model, ScaleChannels) else height * width
-    kind = images.device.type
+    area, kind = pixels_seen(model, *images.images.shape[-2:]), images.device.type
     return max(1, min(EVALUATION_BATCH.get(kind, 500), int(EVALUATION_PIXELS.get(kind, 1 << 20) / area)))
 
 

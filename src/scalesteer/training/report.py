@@ -266,7 +266,7 @@ def _mistakes(images: ImageSet, confidences: NDArray[Any], said: Counts, names: 
     worst = wrong[np.argsort(-confidences[wrong], kind="stable")][:MOST_MISTAKES]
     figures = []
     for row in worst.tolist():
-        source = _data_uri(images.images[row].cpu().numpy())
+        source = data_uri(images.images[row].cpu().numpy())
         answer = f"{names[said[row]]}, {100 * confidences[row]:.0f} %"
         file = _link(images.paths[row], directory) if images.paths else ""
         figures.append(
@@ -286,7 +286,7 @@ def _link(path: str, directory: Path) -> str:
     return f'<a href="{address}">{_text(os.path.basename(path))}</a>'
 
 
-def _data_uri(pixels: NDArray[np.uint8]) -> str:
+def data_uri(pixels: NDArray[np.uint8]) -> str:
     """A picture, `(H, W)` or `(C, H, W)`, inside the page; of other than three channels the first is shown."""
     grey = pixels.reshape(-1, *pixels.shape[-2:])[0]
     pixels = pixels.transpose(1, 2, 0) if len(pixels) == 3 and pixels.ndim == 3 else grey

@@ -97,12 +97,13 @@ async function showAnswer() { // true if it is shown and is still what is asked 
   say(found.inverted ? "It was dark on light, and is shown to the network light on dark." : "");
   $("answers").replaceChildren(...found.ways.map((way) => {
     const box = element("div", "", { class: "way" });
-    const [best, ...others] = way.top;
+    const [best, ...rest] = way.top;
     const scales = way.scales.map((scale) => Number(scale.toFixed(2))).join(", ");
-    const runnersUp = others.slice(0, 2).map((one) => `${className(one.label)} (${percent(one.probability)})`);
+    const runnersUp = rest.slice(0, 2).map((one) => `${className(one.label)} (${percent(one.probability)})`);
     box.append(element("h3", way.name, { title: `at ${scales} times its size` }));
     box.append(element("div", className(best.label), { class: "named" }));
-    box.append(element("p", `${percent(best.probability)} sure; or else ${runnersUp.join(", ")}`));
+    const others = runnersUp.length ? `; or else ${runnersUp.join(", ")}` : "";
+    box.append(element("p", `${percent(best.probability)} sure${others}`));
     if (way.found !== null) box.append(element("p", `size that answered: ${way.found.toFixed(2)} (1 is usual)`));
     return box;
   }));
