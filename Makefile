@@ -21,7 +21,7 @@ $(READY): constraints.txt pyproject.toml
 quickstart: $(READY)  ## train four small networks on a CPU, test them at sizes they never saw; ALL=1: more networks and seeds
 	$(BIN)/python -m paper.quickstart $(if $(filter-out 0,$(ALL)),--all)
 
-reproduce: $(READY)  ## the paper's tables, pages and figures that need no trained network, from results/, as make docs; FRESH=1 makes all runs first (about two hours of training on an H200)
+reproduce: $(READY)  ## the paper's tables and numbers from results/, as make docs; FRESH=1 makes all runs first (about two hours of training on an H200)
 	$(BIN)/python -m paper report $(if $(filter-out 0,$(FRESH)),--fresh)
 
 bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json
@@ -37,7 +37,7 @@ types: $(READY)  ## types: mypy, strict
 test: lint types  ## lint, types, then the everyday tests (the rest: pytest -m slow)
 	$(BIN)/pytest -n 2
 
-docs: $(READY)  ## redraw what is drawn from results/ and render README and docs/ from paper/pages/; trains nothing
+docs: $(READY)  ## fill in the tables and numbers of README.md and docs/ from results/; edit everything else by hand
 	$(BIN)/python -m paper report
 
 clean:  ## remove .venv and caches

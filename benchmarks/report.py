@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import COMPILED, RIVALS, describe
+from paper.curves import empty
 from paper.markdown import PENDING, table, view
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
@@ -320,7 +322,7 @@ def plot_network(cases: list[Record]) -> Figure:
     cases = [case for case in cases if "spectral" in case["contenders"]]
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
     works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
-    figure = Figure(figsize=(7.5 + 1.2 * len(modes), 3.6), layout="constrained")
+    figure = empty(7.5 + 1.2 * len(modes), 3.6)
     axes = figure.subplots(1, len(works), squeeze=False)
     for axis, train in zip(axes[0], works, strict=True):
         shown = {(c["precision"], c["graph"]): c for c in cases if c["train"] == train}
@@ -344,7 +346,7 @@ def plot_network(cases: list[Record]) -> Figure:
 
 def plot_growth(sweep: list[Record]) -> Figure:
     """Milliseconds of forward and backward against each axis, both logarithmic; bars are quartiles."""
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    figure = empty(13, 3.8)
     axes = figure.subplots(1, 4, sharey=True)
     for axis, (name, points) in zip(axes, along(sweep).items(), strict=True):
         for contender, colour in COLOURS.items():

@@ -6,7 +6,7 @@
 - Measured without those runs: `theorem`, `layers`, `measures` (docs/guide/maths.md), `datasets` (docs/data.md),
   `quickstart`.
 - Drawn: `curves` of errors, `guide` without and `figures` with trained networks.
-- Written: `markdown` has tables and the register of views, `pages` renders README.md and docs/ from their templates.
+- Written: `markdown` has tables and the register of views, `pages` fills them in where README.md and docs/ name them.
 """
 
 import json

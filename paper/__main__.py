@@ -101,10 +101,10 @@ class Table:
 @app.command("report")
 @dataclass(frozen=True)
 class Report:
-    """Draw the plots of results/ and render README.md and docs/ from results/, in a checkout. Trains nothing.
+    """Fill in the tables and numbers of README.md and docs/ from results/, in a checkout. Trains nothing.
 
-    What has not been run is a gap. With --fresh all runs are made first; it says how long that takes, may be
-    interrupted, and goes on when the command is repeated.
+    Only what stands between or before markers changes, and the places that changed are printed. With --fresh all runs
+    are made first; it says how long that takes, may be interrupted, and goes on when the command is repeated.
 
     Example: python -m paper report --fresh --only 1 2
     """
@@ -116,10 +116,10 @@ class Report:
     device: Device = "auto"
     data_dir: Originals = None
     runs: Folder = Path("runs")
-    """Where runs are kept; figures of trained networks are drawn from those that are there."""
+    """Where runs are kept."""
 
     def run(self) -> None:
-        """Run if asked to, then draw and write."""
+        """Run if asked to, then fill in."""
         from paper import pages, run
 
         problems = []
@@ -131,7 +131,6 @@ class Report:
             print(run.forecast(c for c in configs if not (self.runs / c.name / "result.json").exists()), flush=True)
             for name in names:
                 problems += run.make(name, runs=self.runs, device=self.device, data_dir=self.data_dir, fresh=True)
-        pages.draw(self.runs, self.data_dir)
         for place in pages.write():
             print(place)
         if problems:

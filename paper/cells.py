@@ -6,17 +6,18 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from paper import RESULTS, results
 from paper.grids import EXPERIMENTS, MOVED, STRENGTHS, Cell
 from paper.markdown import table
 from scalesteer.data import SIZED_DATASETS
+from scalesteer.training.config import RunConfig
 from scalesteer.training.loop import SCALE_BINS
 
 GAP = "–"
@@ -79,13 +80,19 @@ def _by_size(result: results.Result) -> dict[str, float]:
 published = lru_cache(maxsize=1)(load)
 
 
+@cache
+def _name(config: RunConfig) -> str:
+    """The name of a run, worked out once: experiments share runs."""
+    return config.name
+
+
 @lru_cache(maxsize=64)
 def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
     """The runs of an experiment, one line for each, with their results; what has not been measured is NaN.
 
     With `averaged`, a number of a run that was made more than once is the mean.
     """
-    rows = [(*row, row.config.split, row.config.seed, row.config.name) for row in EXPERIMENTS[experiment].rows]
+    rows = [(*row, row.config.split, row.config.seed, _name(row.config)) for row in EXPERIMENTS[experiment].rows]
     grid = pd.DataFrame(rows, columns=["line", "column", "config", "split", "seed", "run"])
     made = data.results
     first = made[made["turn"] == 0].drop(columns="config")
@@ -206,7 +213,7 @@ def interval(first: Iterable[float], second: Iterable[float] | None = None) -> I
     variances = [statistics.variance(numbers) / len(numbers) for numbers in found]  # of the means
     shares = (own**2 / (len(numbers) - 1) for own, numbers in zip(variances, found, strict=True))
     freedom = sum(variances) ** 2 / sum(shares) if any(variances) else 1.0  # of one sample, its size less one
-    reach = student.ppf(0.975, freedom) * math.sqrt(sum(variances))
+    reach = stdtrit(freedom, 0.975) * math.sqrt(sum(variances))
     centre = statistics.fmean(found[0]) - base
     whole = all(len(own) == len(sample) for own, sample in zip(found, samples, strict=True))
     return Interval([number - base for number in found[0]], centre - reach, centre + reach, whole)

@@ -6,17 +6,15 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from scalesteer.files import replacing
 
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[paper]'") from error
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure  # tables and numbers of pages do without matplotlib
 
 COLOURS = ("#1b6ca8", "#d1642e", "#3c8d40", "#8e5ba6", "#7a7a7a")
 MORE_COLOURS = ("#c2185b", "#b8860b", "#00a3a3", "#202020")  # where many lines share a plot
@@ -34,9 +32,19 @@ def save(figure: Figure, path: Path, dpi: int = 110) -> None:
         figure.savefig(file, format=path.suffix[1:], dpi=dpi, metadata=about)
 
 
+def empty(width: float, height: float) -> Figure:
+    """A figure without axes, of so many inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("matplotlib is needed here and not installed: pip install 'scalesteer[paper]'") from error
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def panels(count: int, width: float = 6.4, height: float = 4.0, **options: Any) -> tuple[Figure, Any]:
     """A figure and its axes side by side; of one panel, the axis itself."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = empty(width, height)
     return figure, figure.subplots(1, count, **options)
 
 
@@ -190,7 +198,7 @@ def plot_answers(
         answers: The class of each object, by size.
         truth: The true class of each object.
     """
-    figure = Figure(figsize=(1.0 * len(images), 1.2 * len(truth) + 0.2), layout="constrained")
+    figure = empty(1.0 * len(images), 1.2 * len(truth) + 0.2)
     axes = figure.subplots(len(truth), len(images), squeeze=False)
     for column, (size, shown) in enumerate(images.items()):
         for row, right in enumerate(truth):

@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import paper
@@ -37,6 +36,9 @@ from scalesteer.models import count_parameters, create_model, set_input_statisti
 from scalesteer.training import environment
 from scalesteer.training.augment import Augmentation
 from scalesteer.training.loop import rank_correlation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OURS = "scale-channels, resized"
 NAMES = {

@@ -1,75 +1,105 @@
-"""The generated pages: each is what its template and the results make of it."""
+"""Pages are written by people; the tables and numbers between markers are those of the results."""
 
 import re
-from pathlib import Path
+import subprocess
+import sys
 
-import jinja2
 import pytest
-from matplotlib.figure import Figure
 
-from paper import ROOT, claims, figures, grids, pages
+from paper import ROOT, claims, pages
 from paper.markdown import VIEWS, table, view
 
 
-def test_every_page_is_as_its_template_renders_it():
-    rendered = pages.render()
-    assert rendered
-    for place, text in rendered.items():
-        assert (ROOT / place).read_text(encoding="utf-8") == text, f"{place} is out of date: make docs"
+def test_every_marked_number_and_table_is_that_of_the_results():
+    assert pages.differences() == []
+
+
+def evaluate(expression):
+    return {"two()": "2", "spread()": "1.9 ± 0.1", "rows()": "| a |\n|---|\n| 1 |", "more()": "| a |"}[expression]
+
+
+def test_the_words_before_a_marker_are_replaced_and_nothing_else():
+    text = "**One** is 3<!-- = two() --> and (**9.9 ± 9.9<!-- = spread() -->** %), 7.\n"
+    filled, changes = pages.fill(text, evaluate)
+    assert filled == "**One** is 2<!-- = two() --> and (**1.9 ± 0.1<!-- = spread() -->** %), 7.\n"
+    assert [(change.line, change.old, change.new) for change in changes] == [
+        (1, "3", "2"),
+        (1, "9.9 ± 9.9", "1.9 ± 0.1"),
+    ]
+
+
+def test_a_table_between_markers_is_replaced_and_a_page_that_is_right_stays():
+    page = "text\n\n<!-- table: rows() -->\n| a |\n|---|\n| 9 |\n<!-- end -->\n\nmore text \n"
+    filled, (change,) = pages.fill(page, evaluate)
+    assert filled == page.replace("9", "1")
+    assert (change.line, change.old, change.new) == (6, "| 9 |", "| 1 |")
+    assert pages.fill(filled, evaluate) == (filled, [])
+
+
+def test_markers_in_fenced_code_are_text():
+    page = "```\n3<!-- = two() -->\n<!-- table: rows() -->\n```\n"
+    assert pages.fill(page, evaluate) == (page, [])
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("\n5<!-- = nothing() -->", r"docs/a\.md:2: nothing\(\) cannot be filled in"),
+        ("<!-- table: rows() -->\n| a |", r"docs/a\.md:1: the table has no line <!-- end --> after it"),
+        ("5 <!-- = two() -->", r"docs/a\.md:1: no number stands right before the marker of two\(\)"),
+        ("<!-- = two() -->", r"docs/a\.md:1: no number stands"),
+    ],
+)
+def test_a_marker_that_cannot_be_filled_in_is_named_with_its_place(page, message):
+    with pytest.raises(pages.PageError, match=message):
+        pages.fill(page, evaluate, "docs/a.md")
 
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A checkout with one template, docs/page.md; returns the folder and a function that writes the template."""
-
-    def write(text):
-        path = tmp_path / "paper" / "pages" / "docs" / "page.md"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    write("# Title\n\n{{ 1 + 1 }} <b> {% if true %}\nyes\n{% endif %}\n")
-    return tmp_path, write
+    """A checkout with one page; its number is that of the results."""
+    (tmp_path / "docs").mkdir()
+    right = pages.evaluator()('error("1", "SS-CNN", "MNIST-Scale")')
+    (tmp_path / "README.md").write_text("# Title\n\nNothing marked.\n")
+    (tmp_path / "docs/page.md").write_text(f'Errors: {right}<!-- = error("1", "SS-CNN", "MNIST-Scale") --> %.\n')
+    return tmp_path
 
 
-def test_a_page_lies_as_its_template_does_and_names_it(checkout):
-    root, _ = checkout
-    assert [path.as_posix() for path in pages.write(root)] == ["docs/page.md"]
-    head, empty, *text = (root / "docs/page.md").read_text().splitlines()
-    assert head == "<!-- Rendered from paper/pages/docs/page.md by make docs; edit that. -->"
-    assert [empty, *text] == ["", "# Title", "", "2 <b> yes"]
+def test_an_edit_outside_the_markers_survives(checkout):
+    page = checkout / "docs/page.md"
+    page.write_text(page.read_text().replace("Errors", "Mistakes"))
+    assert pages.write(checkout) == []
+    assert page.read_text().startswith("Mistakes: ")
 
 
-def test_only_pages_that_changed_are_written(checkout):
-    root, write = checkout
-    assert pages.write(root)
-    before = (root / "docs/page.md").stat().st_ino  # a replaced file is a new one
-    assert pages.write(root) == []
-    assert (root / "docs/page.md").stat().st_ino == before
-    write("another")
-    assert pages.write(root)
-    assert "another" in (root / "docs/page.md").read_text()
+def test_a_number_changed_by_hand_is_reported_with_its_place_and_mended(checkout):
+    page = checkout / "docs/page.md"
+    before = page.read_text()
+    page.write_text(re.sub(r"\d\.\d+", "0.01", before, count=1))
+    (said,) = pages.differences(checkout)
+    assert said.startswith("docs/page.md:1: the page has '0.01', the results have ")
+    assert "`make docs`" in said
+    assert pages.write(checkout) == ["docs/page.md:1"]
+    assert page.read_text() == before
 
 
-def test_a_template_with_an_unknown_name_fails_and_leaves_the_page(checkout):
-    root, write = checkout
-    pages.write(root)
-    before = (root / "docs/page.md").read_text()
-    write("{{ no_such_view }}")
-    with pytest.raises(jinja2.UndefinedError, match="no_such_view"):
-        pages.write(root)
-    assert (root / "docs/page.md").read_text() == before
+def test_an_unknown_view_fails_and_leaves_the_page(checkout):
+    page = checkout / "docs/page.md"
+    page.write_text("3<!-- = no_such_view() -->")
+    with pytest.raises(pages.PageError, match=r"docs/page\.md:1: .*no_such_view"):
+        pages.write(checkout)
+    assert page.read_text() == "3<!-- = no_such_view() -->"
+
+
+def test_filling_in_pages_needs_no_matplotlib():
+    code = "import sys; from paper import pages; pages.differences(); sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_two_views_of_one_name_are_an_error():
     assert VIEWS["claims"] is claims.claims
     with pytest.raises(ValueError, match=r"`claims` of paper\.claims is taken"):
         view(claims.claims)
-
-
-def test_templates_call_views_without_the_results():
-    found = pages.views()
-    assert found["leading"]("stir") == "Scale channels, plain filters"
-    assert found["verdict"]("mnist") in ("holds", "fails", "undecided")
 
 
 def test_a_table_has_a_head_a_rule_and_rows():
@@ -84,59 +114,3 @@ def test_a_table_has_a_head_a_rule_and_rows():
 def test_a_row_of_a_table_with_a_missing_cell_is_an_error():
     with pytest.raises(ValueError, match="2 cells each"):
         table([("a", "b"), ("x",)])
-
-
-def test_everything_that_results_have_the_numbers_for_is_drawn_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
-    plotting = [module for module in pages.MODULES if hasattr(module, "plots")]
-    assert len(plotting) == 6
-    for module in plotting:
-        monkeypatch.setattr(module, "plots", lambda module=module: {f"{module.__name__}/plot.png": Figure()})
-    pages.draw(tmp_path)
-    drawn = {path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*.png")}
-    assert drawn == {f"{module.__name__}/plot.png" for module in plotting}
-
-
-def test_figures_of_networks_are_drawn_if_their_runs_are_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "draw", lambda *asked: asked)
-    assert figures.of_networks(tmp_path) == {}
-    runs = [tmp_path / grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN")]
-    for run in runs:
-        run.mkdir()
-        (run / "model.safetensors").touch()
-    drawn = figures.of_networks(tmp_path, Path("originals"))
-    assert drawn["figures/layer.png"] == ("layer", *runs, Path("originals"))
-    assert {"layer", "filters", "feature-maps", "filter-bank", "winning-scales"} < {
-        asked[0] for asked in drawn.values()
-    }
-
-
-@pytest.fixture(scope="module")
-def rendered():
-    return pages.render()
-
-
-def test_the_page_on_the_reproduction_is_short_and_shows_every_claim(rendered):
-    text = rendered[Path("docs/reproduction.md")]
-    assert len(text.splitlines()) <= 130
-    for claim in claims.CLAIMS.values():
-        assert claim.text in text
-        assert f"](evidence/{claim.evidence}.md)" in text
-    assert len(re.findall(r"\[(holds|fails|undecided)\]\(evidence", text)) == 7
-
-
-def test_every_target_stands_on_its_page(rendered):
-    for claim in claims.TARGETS.values():
-        assert claim.text in rendered[Path("docs/evidence") / f"{claim.evidence}.md"]
-
-
-def test_every_page_of_evidence_asks_a_question_and_answers_first(rendered):
-    found = [path for path in rendered if path.parent == Path("docs/evidence") and path.name != "README.md"]
-    assert len(found) >= 8
-    index = rendered[Path("docs/evidence/README.md")]
-    for path in found:
-        _, title, answer, *_ = rendered[path].split("\n\n")
-        assert title.startswith("# ")
-        assert title.endswith("?")
-        assert not answer.startswith(("|", "!", "#"))
-        assert f"[{title[2:]}]({path.name})" in index

@@ -211,21 +211,19 @@ def test_table_without_results_has_gaps(capsys, tmp_path):
 
 
 def test_report_makes_runs_only_if_asked_to_and_tunes_first(capsys, tmp_path, monkeypatch):
-    made, drawn = [], []
+    made = []
     monkeypatch.setattr(
         run, "make", lambda name, **own: made.append((name, own["fresh"])) or [f"{name} is not finished"]
     )
-    monkeypatch.setattr(pages, "draw", lambda *places: drawn.append(places))
-    monkeypatch.setattr(pages, "write", lambda: ["docs/page.md"])
-    assert paper(capsys, "report", "--runs", tmp_path) == (0, "docs/page.md\n", "")
-    assert (made, drawn) == ([], [(tmp_path, None)])
+    monkeypatch.setattr(pages, "write", lambda: ["docs/page.md:3"])
+    assert paper(capsys, "report", "--runs", tmp_path) == (0, "docs/page.md:3\n", "")
+    assert made == []
     code, out, err = paper(capsys, "report", "--fresh", "--only", "1", "tuning", "--runs", tmp_path)
     assert made == [("tuning", True), ("1", True)]
     assert out.startswith("140 runs to make; 140 of them take")
     assert (code, err) == (2, "scalesteer: not finished: tuning is not finished; 1 is not finished\n")
-    assert len(drawn) == 2
     assert paper(capsys, "report", "--fresh", "--only", "4")[0] == 2
-    assert len(made) == len(drawn) == 2
+    assert len(made) == 2
 
 
 def test_folder_of_results_that_is_not_there_is_told(capsys, tmp_path):
