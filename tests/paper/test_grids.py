@@ -22,12 +22,13 @@ def test_every_experiment_has_its_runs():
         "2": 6 * 6,
         "3": 3 * 3 * 6,
         "sizes": 5 * 2 * 3,
+        "published-forms": 2 * 2 * 6,
         "ablations": 15 * 3,
         "choices": 16 * 3,
         "longer": 4 * 3 * 6,
-        "stir": 6 * (10 + 6 * 3) + 2 * 7,
-        "large-scale": 2 + 6,
-        "rescaled-cifar10": 2 + 5 * 2,
+        "stir": 6 * (10 + 7 * 3) + 2 * 8,
+        "large-scale": 2 * 2 + 6,
+        "rescaled-cifar10": 2 + 6 * 2,
         "new-networks": 2 * (2 * 6 + 4 * 3),
     }
     assert {name for name, experiment in EXPERIMENTS.items() if experiment.distorted} == {"2", "longer"}
@@ -108,9 +109,11 @@ def test_the_papers_numbers_and_claims_are_about_cells_that_exist():
 @pytest.mark.parametrize("name", LEADING)
 def test_all_lines_are_trained_alike_but_for_what_they_are_about(name):
     free = {"model", "channels", *grids.WITH_CHANNELS, "resize", "test_channels", "join", "seed", "split"}
+    longer = {"epochs"}  # so that it takes as long
     by_column = {}
     for row in EXPERIMENTS[name].rows:
         tuned = {"lr", "weight_decay", "upsample", "widths"} if row.config.model == "ss-cnn" else set()
+        tuned = longer if row.line == grids.LONGER else tuned
         own = {key: value for key, value in asdict(row.config).items() if key not in free | tuned}
         by_column.setdefault(row.column, []).append(own)
     for found in by_column.values():
@@ -119,11 +122,23 @@ def test_all_lines_are_trained_alike_but_for_what_they_are_about(name):
         assert not usual["tuning"]
 
 
+def test_random_resizing_that_takes_as_long_differs_in_its_epochs_only():
+    for name in ("stir", "large-scale", "rescaled-cifar10"):
+        rows = EXPERIMENTS[name].rows
+        usual = {(row.column, row.config.seed): row.config for row in rows if row.line == grids.RESIZED}
+        longer = [row for row in rows if row.line == grids.LONGER]
+        assert longer
+        for row in longer:
+            short = usual.get((row.column, row.config.seed)) or replace(usual[row.column, 0], seed=row.config.seed)
+            assert row.config == replace(short, epochs=grids.LONGER_EPOCHS[row.config.dataset])
+            assert row.config.epochs > 2 * short.epochs
+
+
 def test_lines_are_what_their_names_say():
     for row in itertools.chain(*(EXPERIMENTS[name].rows for name in LEADING)):
         config, ours = row.config, row.line.startswith(grids.OURS)
         assert bool(config.channels) == (config.drop > 0) == ours
-        assert bool(config.resize) == row.line.endswith("random resizing")
+        assert bool(config.resize) == ("random resizing" in row.line)
         assert bool(config.test_channels) == (config.join == "mean") == (row.line == grids.SEVERAL)
         assert config.model.startswith("steered") == row.line.startswith(grids.STEERED)
         assert (config.model == "ss-cnn") == (row.line == grids.PAPERS)
@@ -142,7 +157,7 @@ def test_stir_has_its_protocols_and_tests_at_every_size():
         row.config.dataset: row.config.epochs
         * (len(row.config.data.sizes_of("train")) * row.config.data.sizes[0] // 100)
         for row in EXPERIMENTS["stir"].rows
-        if row.column.endswith("Mid2Rest")
+        if row.column.endswith("Mid2Rest") and row.line != grids.LONGER
     }
     assert steps == {"stir-mnist": 1200, "stir-emoji": 500}
 

@@ -68,6 +68,8 @@ class VectorFieldConv2d(ResizedConv2d):
     """
 
     directions: Tensor
+    filter_turn = 1
+    """The sense in which filters turn when their scale grows: 1 with the vectors of the output, -1 against them."""
     _derived = ("directions",)
 
     def __init__(
@@ -112,6 +114,7 @@ class VectorFieldConv2d(ResizedConv2d):
         work = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(self.weight.device.type, enabled=False):
             cos, sin = self.directions.to(work)
+            sin = self.filter_turn * sin
             turn = torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)  # (S, 2, 2)
             turned = torch.einsum("sab,ocbhw->socahw", turn, self.weight.to(work))
         return turned.to(self.weight.dtype).flatten(2, 3).unbind(0)

@@ -133,13 +133,17 @@ def locally_scale_invariant_cnn(
 
 
 def vector_field_cnn(
-    plan: FlatPlan, *, scales: Scales = baselines.MARCOS_SCALES, antialias: bool = True
+    plan: FlatPlan,
+    conv: type[baselines.VectorFieldConv2d] = baselines.VectorFieldConv2d,
+    *,
+    scales: Scales = baselines.MARCOS_SCALES,
+    antialias: bool = True,
 ) -> nn.Sequential:
     """Vector fields of response and scale (Marcos et al. 2018); narrower, since vectors need twice the filters."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, ((fan_in, fan_out), (window, padding)) in enumerate(zip(plan.stages, plan.pools, strict=True), start=1):
         # The ReLU is inside: lengths are not negative.
-        layers[f"conv{i}"] = baselines.VectorFieldConv2d(
+        layers[f"conv{i}"] = conv(
             fan_in, fan_out, padding="same", scales=scales, antialias=antialias, vector_input=i > 1
         )
         layers[f"pool{i}"] = baselines.VectorMaxPool2d(window, padding=padding)
