@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+from paper import forms  # noqa: F401  registers networks that results name
 from scalesteer.training import RunConfig
 from scalesteer.training.results import HISTORY, MALFORMED, ResultError, add_line, to_line
 
