@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 
 @view
 def table(data: Data, name: str, title: bool = True) -> str:
-    """An experiment as a Markdown table with its title; below it runs that failed or came from another device."""
+    """An experiment as a Markdown table with its title; below it what must be known of some of its runs.
+
+    That is: which failed, which came from another device, and whose names stood for something else when they were made.
+    """
     head = f"**{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}**"
     found = runs(data, name).drop_duplicates("run")
     failed = found[found["status"] == "failed"]
     notes = [f"{one.run} failed and is left out: {one.reason}." for one in failed.itertuples()]
     elsewhere = found[found["device"].notna() & ~found["device"].isin(found["device"].mode()[:1])]
     notes += [f"Trained on {device}: {', '.join(group['run'])}." for device, group in elsewhere.groupby("device")]
+    former = found[found["form"].notna()]
+    notes += [f"{line}: {form}." for line, form in dict.fromkeys(zip(former["line"], former["form"], strict=True))]
     own = LAYOUTS.get(name)
     body = own(data) if own else _beside_the_paper(name, columns(name), lambda line, c: show(data, Cell(name, line, c)))
     return "\n\n".join([*([head] if title else []), body, *notes])
@@ -274,13 +279,15 @@ def release(data: Data, column: str) -> str:
 @view
 def release_change(data: Data) -> str:
     """How far our means on FMNIST-Scale lie from those with the first release."""
-    now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
-    changes = [float(now[m]) - before for m, before in grids.FIRST_RELEASE.items() if now[m] != GAP]
-    return (
-        f"{cells.decimal(min(changes), '+.2f')} to {cells.decimal(max(changes), '+.2f')}"
-        if len(changes) == len(now)
-        else GAP
-    )
+    title = DATASETS["fmnist-scale"]
+    changes = [
+        values(data, Cell("1", method, title), averaged=False).mean()
+        - values(data, Cell("replaced", method, title)).mean()
+        for method in METHODS
+    ]
+    if any(map(math.isnan, changes)):
+        return GAP
+    return f"{cells.decimal(min(changes), '+.2f')} to {cells.decimal(max(changes), '+.2f')}"
 
 
 @view
