@@ -28,6 +28,7 @@ OBJECT_SIZES = tuple(
     dict.fromkeys(f"size {size:.3g}" for dataset in SIZED_DATASETS.values() for size in dataset.sizes)
 )  # errors at one size of the object each
 ANY_SIZE = ("inside", "outside", "1 - size correlation", *OBJECT_SIZES)
+ENDED: tuple[results.Kind, ...] = ("runs", "repeats", "replaced")  # kinds of results that tell how a training ended
 MEANS = {"val_loss": ".3f", "parameters": ",.0f", "seconds": ",.0f", **dict.fromkeys(SIZES, ".2f")}  # without deviation
 
 
@@ -54,14 +55,13 @@ def load(folder: Path = RESULTS) -> Data:
         for config, result in results.read(folder, "distortion")
     }
     found: list[dict[str, Any]] = []
-    kinds: tuple[results.Kind, ...] = ("runs", "repeats", "replaced")
-    for kind in kinds:
+    for kind in ENDED:
         for config, result in results.read(folder, kind):
             about, bins = result["environment"], result.get("test_error_by_scale", ())
             line = {"run": config.name, "config": config, "repeat": kind == "repeats", "status": result["status"]}
             line |= {"reason": result.get("reason"), "validation by epoch": result["history"]["val_error"]}
             line |= {"device": about["device"], "release": about["data"]["source"].get("release")}
-            line |= {"form": about.get("form"), "replaced": about.get("replaced")}
+            line |= {"form": about.get("form"), "replaced": kind == "replaced"}
             line |= {key: result.get(key, math.nan) for key in ("val_loss", "best_epoch", "parameters", "seconds")}
             line |= {f"{key} error": 100 * result.get(f"{key}_error", math.nan) for key in ("val", "test")}
             line |= {f"{row['from']:g}–{row['to']:g}": 100 * row["error"] for row in bins}
@@ -72,9 +72,10 @@ def load(folder: Path = RESULTS) -> Data:
     numbers += [*SIZES, *DISTORTIONS, *ANY_SIZE]
     words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
     words += ["form", "replaced"]
-    lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
+    kinds = dict.fromkeys(numbers, float) | {"repeat": bool, "replaced": bool}
+    lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(kinds)
     lines.loc[~lines["device"].isin(lines["device"].mode()[:1]), "seconds"] = math.nan  # times compare on one device
-    gone = lines["replaced"].notna()
+    gone = lines["replaced"]
     lines, replaced = lines[~gone].copy(), lines[gone].copy()  # a copy joins what a column at a time has taken apart
     return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]), replaced)
 

@@ -37,11 +37,16 @@ def table(data: Data, name: str, title: bool = True) -> str:
     notes = [f"{one.run} failed and is left out: {one.reason}." for one in failed.itertuples()]
     elsewhere = found[found["device"].notna() & ~found["device"].isin(found["device"].mode()[:1])]
     notes += [f"Trained on {device}: {', '.join(group['run'])}." for device, group in elsewhere.groupby("device")]
-    former = found[found["form"].notna()]
-    notes += [f"{line}: {form}." for line, form in dict.fromkeys(zip(former["line"], former["form"], strict=True))]
     own = LAYOUTS.get(name)
     body = own(data) if own else _beside_the_paper(name, columns(name), lambda line, c: show(data, Cell(name, line, c)))
+    notes += [note for note in former(data, name) if note not in body]
     return "\n\n".join([*([head] if title else []), body, *notes])
+
+
+def former(data: Data, name: str) -> list[str]:
+    """What the names of lines stood for when their runs were made, a sentence each, where that is something else now."""
+    found = runs(data, name).dropna(subset="form")
+    return [f"{line}: {form}." for line, form in dict.fromkeys(zip(found["line"], found["form"], strict=True))]
 
 
 def _beside_the_paper(name: str, heads: Sequence[str], ours: Callable[[str, str], str]) -> str:
@@ -101,7 +106,7 @@ def _ablations(data: Data) -> str:
         change = "base" if cell == base else minus(data, cell, base).summary[0]
         costs = (show(data, cell._replace(measure=m)) for m in ("parameters", "seconds"))
         rows.append([cell.line, show(data, cell), change, *costs])
-    return markdown(rows)
+    return "\n\n".join([markdown(rows), *former(data, "ablations")])
 
 
 def _sizes(data: Data) -> str:
