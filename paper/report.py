@@ -44,7 +44,7 @@ def table(data: Data, name: str, title: bool = True) -> str:
 
 
 def former(data: Data, name: str) -> list[str]:
-    """What the names of lines stood for when their runs were made, a sentence each, where that is something else now."""
+    """What names of lines stood for when their runs were made, where that is something else now: a sentence each."""
     found = runs(data, name).dropna(subset="form")
     return [f"{line}: {form}." for line, form in dict.fromkeys(zip(found["line"], found["form"], strict=True))]
 

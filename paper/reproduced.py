@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from paper import recorded
-from paper.cells import GAP, Data, Interval, Summary, between, columns, mean, minus, show, spread, values
+from paper.cells import GAP, Data, Interval, Summary, between, columns, lines, mean, minus, show, spread, values
 from paper.claims import FORMS, PUBLISHED, SIX_NUMBERS, Pair, decide, measured, papers, summary
-from paper.grids import OTHERS, Cell
+from paper.grids import OTHERS, PAPER, Cell
 from paper.markdown import table, view
 from scalesteer.data.scale import SPLITS
 
@@ -20,39 +21,50 @@ EXACT = 1e-12  # relative; what is closer is equal to rounding
 
 @view
 def forms(data: Data) -> str:
-    """Rivals in our form, in their published one, and in runs that were replaced: errors, and SS-CNN's minus them."""
+    """Table 1 with the published forms of rivals beside ours, and what SS-CNN's errors are minus each.
+
+    Below it the forms that are left out because runs are missing.
+    """
     titles = columns("1")
-    rows = [["error in %", *(head for title in titles for head in (title, "SS-CNN minus it"))]]
-    ours = [Cell("1", "SS-CNN", title) for title in titles]
-    rows.append(["SS-CNN", *(text for cell in ours for text in (show(data, cell), GAP))])
-    for method, form in FORMS.items():
-        rivals = {f"{method}, our form": [Cell("1", method, title) for title in titles], form: _published(form)}
-        for label, cells in rivals.items():
-            if all(measured(data, cell) for cell in cells):
-                both = zip(ours, cells, strict=True)
-                rows.append(
-                    [label, *(text for own, it in both for text in (show(data, it), str(minus(data, own, it))))]
-                )
-    if not data.replaced.empty:
-        rows.append([f"{SIX_NUMBERS}, first runs", *_first_runs(data, ours)])
-    return table(rows)
+    rows = [["error in %", *itertools.chain(*((title, "paper", "SS-CNN minus it") for title in titles))]]
+    for method in lines("1"):
+        form = FORMS.get(method, "")
+        own = {f"{method}, our form" if form else method: [Cell("1", method, title) for title in titles]}
+        if form and all(measured(data, cell) for cell in _published(form)):
+            own[form] = _published(form)
+        for label, cells in own.items():
+            compared = method != "SS-CNN"
+            shown = ((show(data, it), _papers(method, it), _behind(data, it) if compared else GAP) for it in cells)
+            rows.append([label, *itertools.chain(*shown)])
+        if form == SIX_NUMBERS and not data.replaced.empty:
+            rows.append([f"{form}, first runs", *itertools.chain(*_first_runs(data, titles))])
+    missing = [form for form in FORMS.values() if not all(measured(data, cell) for cell in _published(form))]
+    left_out = f"Left out, because some of their runs have not been made: {'; '.join(missing)}."
+    return "\n\n".join([table(rows), *([left_out] if missing else [])])
+
+
+def _papers(method: str, cell: Cell) -> str:
+    return PAPER["1"].get(method, {}).get(cell.column, GAP)
+
+
+def _behind(data: Data, cell: Cell) -> str:
+    return str(minus(data, Cell("1", "SS-CNN", cell.column), cell))
 
 
 def _published(form: str) -> list[Cell]:
     return [Cell(PUBLISHED, form, title) for title in columns("1")]
 
 
-def _first_runs(data: Data, ours: Iterable[Cell]) -> Iterable[str]:
-    """Of the replaced runs: their errors, and how SS-CNN compares on the same images."""
-    for cell in ours:
-        old = Cell("replaced", SIX_NUMBERS, cell.column)
+def _first_runs(data: Data, titles: Iterable[str]) -> Iterable[tuple[str, str, str]]:
+    """Of the replaced runs: their errors, the paper's, and how SS-CNN compares on the same images."""
+    for title in titles:
+        old = Cell("replaced", SIX_NUMBERS, title)
         # On Fashion-MNIST they saw another release of the images, as SS-CNN did then.
-        then = Cell("replaced", "SS-CNN", cell.column)
-        first = then if values(data, then).notna().any() else cell
+        then = Cell("replaced", "SS-CNN", title)
+        ours = then if values(data, then).notna().any() else Cell("1", "SS-CNN", title)
         found = values(data, old).dropna()
         missing = f" ({len(found)} splits)" if 0 < len(found) < len(SPLITS) else ""
-        yield spread(found) + missing
-        yield str(minus(data, first, old))
+        yield spread(found) + missing, _papers("Spatial Transformer", old), str(minus(data, ours, old))
 
 
 # What reproduces
@@ -93,10 +105,16 @@ def _mathematics() -> Iterable[Finding]:
         yield Finding(statement, found, "holds" if largest < EXACT else "fails", f"[the mathematics]({guide}#{place})")
     periods = {float(k): row["period"] for k, row in numbers["sensitivity"].items()}
     off = max(abs(math.log(period) * k / (2 * math.pi) - 1) for k, period in periods.items())
-    shown = ", ".join(f"{periods[k]:.4g} ({math.exp(2 * math.pi / k):.4g}) for k = {k:g}" for k in (1.0, 2.0, 4.0))
-    verdict = "holds" if off < 1e-3 else "fails"
+    orders = (1.0, 2.0, 4.0)
+    found, exact = (
+        ", ".join(f"{number:.4g}" for number in own)
+        for own in ([periods[k] for k in orders], [math.exp(2 * math.pi / k) for k in orders])
+    )
     yield Finding(
-        "A function of order k repeats after the factor exp(2π/k)", shown, verdict, "[figures](evidence/figures.md)"
+        "A function of order $k$ repeats after the factor $e^{2\\pi/k}$",
+        f"{found} for $k$ = 1, 2, 4; the formula gives {exact}",
+        "holds" if off < 1e-3 else "fails",
+        "[figures](evidence/figures.md)",
     )
 
 
@@ -106,7 +124,7 @@ def _filters() -> Iterable[Finding]:
     yield Finding(
         "Filters are central",
         f"centre of mass {ours['offset']:.2f} radii off the middle, LocScaleInv-CNN {theirs['offset']:.2f}; "
-        f"{ours['share']:.0%} of the mass within half the radius, LocScaleInv-CNN {theirs['share']:.0%}",
+        f"mass within half the radius {100 * ours['share']:.0f} %, LocScaleInv-CNN {100 * theirs['share']:.0f} %",
         _lower(ours["offset"], theirs["offset"], theirs["share"], ours["share"]),
         where,
     )
@@ -118,8 +136,8 @@ def _filters() -> Iterable[Finding]:
         _lower(ours["move"], theirs["move"]),
         where,
     )
-    yield Finding("Filters have structure, some are oriented bars", "seen in the picture", "holds, by eye", where)
-    yield Finding("Feature maps keep the outline of a digit", "seen in the picture", "holds, by eye", where)
+    statement = "Filters have structure, some are oriented bars; feature maps keep the outline of a digit"
+    yield Finding(statement, "seen in the pictures, not measured", "holds, by eye", where)
 
 
 def _lower(*numbers: float) -> str:
@@ -136,7 +154,7 @@ def _errors(data: Data) -> Iterable[Finding]:
             f"SS-CNN has {papers(cell)} % errors on {title}",
             f"{show(data, cell)} %; ours minus theirs {found}",
             verdict,
-            "Table 1, below",
+            "[Table 1](#table-1)",
         )
     sized, where = Cell("sizes", "SS-CNN", "56 px"), "[input size](evidence/input-size.md)"
     for statement, rivals in (
@@ -147,7 +165,7 @@ def _errors(data: Data) -> Iterable[Finding]:
         verdict, _, found = decide(data, pairs)
         means = (f"{method} {mean(values(data, cell, False))}" for method, cell in _lines(sized, pairs))
         yield Finding(
-            f"{statement} on MNIST-Scale", f"{', '.join(means)}; the closest difference {found}", verdict, where
+            f"{statement} on MNIST-Scale", f"{', '.join(means)}; SS-CNN minus the nearest {found}", verdict, where
         )
 
 
@@ -156,10 +174,3 @@ def _lines(first: Cell, pairs: Iterable[Pair]) -> Iterable[tuple[str, Cell]]:
     for pair in pairs:
         if isinstance(pair.second, Cell):
             yield pair.second.line, pair.second
-
-
-@view
-def without_runs(data: Data) -> str:
-    """The published forms that are left out because runs are missing, or "none"."""
-    missing = [form for form in FORMS.values() if not all(measured(data, cell) for cell in _published(form))]
-    return "; ".join(missing) or "none"
