@@ -1,8 +1,9 @@
 """The paper's experiments and ours: what was run, what came out, and the pages that say so.
 
 - Runs: `grids` has every experiment, `run` makes its runs, `results` reads and writes what came out.
-- Numbers: `cells` has all results in one table, with means and intervals; `claims` the verdicts. `report` shows the
-  paper's tables, `distortion` Table 2 and more epochs, `anysize` networks at sizes that training did not show.
+- Numbers: `cells` has all results in one table, with means and intervals; `claims` the verdicts; `reproduced` what
+  reproduces, and Table 1 with the published forms. `report` shows the paper's tables, `distortion` Table 2 and more
+  epochs, `anysize` networks at sizes that training did not show.
 - Measured without those runs: `theorem`, `layers`, `measures` (docs/guide/maths.md), `datasets` (docs/data.md),
   `quickstart`.
 - Drawn: `curves` of errors, `guide` without and `figures` with trained networks.

@@ -14,9 +14,10 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from paper import RESULTS, results
-from paper.grids import EXPERIMENTS, MOVED, STRENGTHS, Cell
+from paper.grids import DATASETS, EXPERIMENTS, METHODS, MOVED, STRENGTHS, Cell
 from paper.markdown import table
 from scalesteer.data import SIZED_DATASETS
+from scalesteer.data.scale import SPLITS
 from scalesteer.training.config import RunConfig
 from scalesteer.training.loop import SCALE_BINS
 
@@ -27,14 +28,19 @@ OBJECT_SIZES = tuple(
     dict.fromkeys(f"size {size:.3g}" for dataset in SIZED_DATASETS.values() for size in dataset.sizes)
 )  # errors at one size of the object each
 ANY_SIZE = ("inside", "outside", "1 - size correlation", *OBJECT_SIZES)
+ENDED: tuple[results.Kind, ...] = ("runs", "repeats", "replaced")  # kinds of results that tell how a training ended
 MEANS = {"val_loss": ".3f", "parameters": ",.0f", "seconds": ",.0f", **dict.fromkeys(SIZES, ".2f")}  # without deviation
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """One line for each result, errors in %; `turn` 0 is the run in the tables, later ones were made again."""
+    """One line for each result, errors in %; `turn` 0 is the run in the tables, later ones were made again.
+
+    `replaced` has the results whose place others have taken, which enter no table of their experiment.
+    """
 
     results: pd.DataFrame
+    replaced: pd.DataFrame
 
 
 def load(folder: Path = RESULTS) -> Data:
@@ -49,24 +55,29 @@ def load(folder: Path = RESULTS) -> Data:
         for config, result in results.read(folder, "distortion")
     }
     found: list[dict[str, Any]] = []
-    for kind in ("runs", "repeats"):
+    for kind in ENDED:
         for config, result in results.read(folder, kind):
             about, bins = result["environment"], result.get("test_error_by_scale", ())
             line = {"run": config.name, "config": config, "repeat": kind == "repeats", "status": result["status"]}
             line |= {"reason": result.get("reason"), "validation by epoch": result["history"]["val_error"]}
             line |= {"device": about["device"], "release": about["data"]["source"].get("release")}
+            line |= {"form": about.get("form"), "replaced": kind == "replaced"}
             line |= {key: result.get(key, math.nan) for key in ("val_loss", "best_epoch", "parameters", "seconds")}
             line |= {f"{key} error": 100 * result.get(f"{key}_error", math.nan) for key in ("val", "test")}
             line |= {f"{row['from']:g}–{row['to']:g}": 100 * row["error"] for row in bins}
             if config.dataset in SIZED_DATASETS:
                 line |= _by_size(result)
-            found.append(line | distorted.get(config.name, {}))
+            found.append(line | (distorted.get(config.name, {}) if kind != "replaced" else {}))
     numbers = ["val_loss", "best_epoch", "parameters", "seconds", "val error", "test error"]
     numbers += [*SIZES, *DISTORTIONS, *ANY_SIZE]
     words = ["run", "config", "repeat", "status", "reason", "validation by epoch", "device", "release"]
-    lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(dict.fromkeys(numbers, float) | {"repeat": bool})
+    words += ["form", "replaced"]
+    kinds = dict.fromkeys(numbers, float) | {"repeat": bool, "replaced": bool}
+    lines = pd.DataFrame(found, columns=[*words, *numbers]).astype(kinds)
     lines.loc[~lines["device"].isin(lines["device"].mode()[:1]), "seconds"] = math.nan  # times compare on one device
-    return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]))
+    gone = lines["replaced"]
+    lines, replaced = lines[~gone].copy(), lines[gone].copy()  # a copy joins what a column at a time has taken apart
+    return Data(lines.assign(turn=lines.groupby(["run", "repeat"]).cumcount() + lines["repeat"]), replaced)
 
 
 def _by_size(result: results.Result) -> dict[str, float]:
@@ -104,7 +115,13 @@ def runs(data: Data, experiment: str, averaged: bool = False) -> pd.DataFrame:
 
 
 def values(data: Data, cell: Cell, averaged: bool = True) -> pd.Series:
-    """The numbers of a cell by split and seed, NaN where one is missing."""
+    """The numbers of a cell by split and seed, NaN where one is missing.
+
+    The experiment "replaced" has the runs of Table 1 whose place others have taken; a line that is a method's name with
+    something behind it means those that were of another form.
+    """
+    if cell.experiment == "replaced":
+        return _replaced(data, cell.line, cell.column)[cell.measure]
     chosen = _cells(data, cell.experiment, averaged).get((cell.line, cell.column))
     if chosen is None:
         raise ValueError(f"there is no cell {cell.line!r}, {cell.column!r} in the experiment {cell.experiment!r}.")
@@ -116,6 +133,19 @@ def _cells(data: Data, experiment: str, averaged: bool) -> dict[tuple[str, str],
     """The runs of each cell by line and column, one line for each split and seed."""
     found = runs(data, experiment, averaged).set_index(["split", "seed"])
     return dict(iter(found.groupby(["line", "column"], sort=False)))
+
+
+def _replaced(data: Data, line: str, column: str) -> pd.DataFrame:
+    method = next((name for name in METHODS if line.startswith(name)), None)
+    if method is None:
+        raise ValueError(f"`line` must begin with one of {', '.join(METHODS)} (got {line!r}).")
+    found = data.replaced[data.replaced["form"].isna() if line == method else data.replaced["form"].notna()]
+    mine = [(METHODS[method], column) == (c.model, DATASETS.get(c.dataset)) and not c.tuning for c in found["config"]]
+    found = found.loc[pd.Series(mine, index=found.index, dtype=bool)]
+    configs = list(found["config"])
+    places = pd.MultiIndex.from_arrays([[c.split for c in configs], [c.seed for c in configs]], names=["split", "seed"])
+    whole = pd.MultiIndex.from_product([SPLITS, [0]], names=["split", "seed"])
+    return found.set_index(places).reindex(whole)
 
 
 def lines(experiment: str) -> list[str]:
@@ -209,14 +239,34 @@ def interval(first: Iterable[float], second: Iterable[float] | None = None) -> I
     found = [_present(sample) for sample in samples]
     if min(map(len, found)) < 2:
         return Interval(found[0] if second is None else [], -math.inf, math.inf, whole=False)
+    low, high = between(*map(Summary.of, found))
     base = 0.0 if second is None else statistics.fmean(found[1])
-    variances = [statistics.variance(numbers) / len(numbers) for numbers in found]  # of the means
-    shares = (own**2 / (len(numbers) - 1) for own, numbers in zip(variances, found, strict=True))
-    freedom = sum(variances) ** 2 / sum(shares) if any(variances) else 1.0  # of one sample, its size less one
-    reach = stdtrit(freedom, 0.975) * math.sqrt(sum(variances))
-    centre = statistics.fmean(found[0]) - base
     whole = all(len(own) == len(sample) for own, sample in zip(found, samples, strict=True))
-    return Interval([number - base for number in found[0]], centre - reach, centre + reach, whole)
+    return Interval([number - base for number in found[0]], low, high, whole)
+
+
+class Summary(NamedTuple):
+    """What a paper gives of a sample: its mean, its standard deviation (n - 1) and its size."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    @classmethod
+    def of(cls, sample: Sequence[float]) -> Summary:
+        """That of numbers, of which there are at least two."""
+        return cls(statistics.fmean(sample), statistics.stdev(sample), len(sample))
+
+
+def between(first: Summary, second: Summary | None = None) -> tuple[float, float]:
+    """The ends of Student's 95 % interval of a mean, or of Welch's of the first mean minus the second."""
+    samples = [first] if second is None else [first, second]
+    variances = [own.deviation**2 / own.count for own in samples]  # of the means
+    shares = (variance**2 / (own.count - 1) for variance, own in zip(variances, samples, strict=True))
+    freedom = sum(variances) ** 2 / sum(shares) if any(variances) else 1.0  # of one sample, its size less one
+    reach = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(variances))
+    centre = first.mean - (second.mean if second else 0.0)
+    return centre - reach, centre + reach
 
 
 def minus(data: Data, first: Cell, second: Cell | float, times: float = 1) -> Interval:

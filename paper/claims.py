@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from paper import grids
-from paper.cells import GAP, Data, Interval, columns, lines, mean, minus, values
+from paper.cells import GAP, Data, Interval, Summary, between, columns, lines, mean, minus, values
 from paper.distortion import MORE_EPOCHS, VALIDATION_CHOSE, epochs_of
-from paper.grids import FEW_IMAGES, OTHERS, PAPER, PAR, SOME_SIZES, STRENGTHS, Cell
+from paper.grids import EXPERIMENTS, FEW_IMAGES, OTHERS, PAPER, PAR, SOME_SIZES, STRENGTHS, Cell
 from paper.markdown import PENDING, table, view, words
+from scalesteer.data.scale import SPLITS
 
 
 class Pair(NamedTuple):
@@ -182,6 +183,66 @@ def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
     return verdict, *max(found, key=share)
 
 
+# The forms in which rivals were published, where Table 1 has one of ours
+
+PUBLISHED = "published-forms"
+SIX_NUMBERS = "Spatial Transformer, six numbers"
+ROTATION = "LocScaleEq-CNN, released code's rotation"
+FORMS = {"Spatial Transformer": SIX_NUMBERS, "LocScaleEq-CNN": ROTATION}
+"""By method, the line of the experiment "published-forms" that has its published form."""
+
+
+def measured(data: Data, cell: Cell) -> bool:
+    """Whether all runs of a cell are there."""
+    known = cell.experiment in EXPERIMENTS and cell.column in columns(cell.experiment)
+    return known and bool(values(data, cell).notna().all())
+
+
+def as_published(data: Data, claim: Claim) -> tuple[Pair, ...]:
+    """The pairs of a claim with the published forms of the rivals; none if they are not all measured, or not needed."""
+
+    def form(cell: Any) -> Any:
+        swapped = isinstance(cell, Cell) and cell.experiment == "1" and cell.line in FORMS
+        return cell._replace(experiment=PUBLISHED, line=FORMS[cell.line]) if swapped else cell
+
+    pairs = tuple(Pair(form(first), form(second), times) for first, second, times in claim.pairs)
+    swapped = [cell for pair in pairs for cell in pair[:2] if isinstance(cell, Cell) and cell.experiment == PUBLISHED]
+    return pairs if swapped and all(measured(data, cell) for cell in swapped) else ()
+
+
+def published_verdict(data: Data, claim: Claim) -> str:
+    """The verdict of a claim with the published forms of the rivals, and the interval that decides it."""
+    pairs = as_published(data, claim)
+    if not pairs:
+        return GAP
+    word, _, found = decide(data, pairs)
+    return f"{word}, {found}"
+
+
+# The paper's own numbers under the rule for ours
+
+
+def summary(cell: Cell) -> Summary | None:
+    """The paper's mean and deviation over its six splits, if it gives both."""
+    text = papers(cell) if cell.experiment in PAPER and cell.measure not in STRENGTHS else ""
+    number, _, deviation = text.partition(" ± ")
+    return Summary(float(number), float(deviation), len(SPLITS)) if deviation else None
+
+
+def papers_own(claim: Claim) -> str:
+    """The verdict that the paper's means and deviations give a claim, unpaired; a dash where it has none."""
+    verdicts = set[str]()
+    for first, second, times in claim.pairs:
+        both = [summary(cell) if isinstance(cell, Cell) else None for cell in (first, second)]
+        if both[0] is None or both[1] is None or times != 1:
+            return GAP
+        verdicts.add(Interval([], *between(both[0], both[1]), whole=True).verdict)
+    return next((word for word in ("fails", "undecided") if word in verdicts), "holds")
+
+
+# Claims as a table
+
+
 def difference(pair: Pair, found: Interval) -> str:
     """The interval of a pair, and of what if that is not a plain difference."""
     return f"{found} (first minus {pair.times:g} times second)" if pair.times != 1 else str(found)
@@ -189,8 +250,12 @@ def difference(pair: Pair, found: Interval) -> str:
 
 @view
 def claims(data: Data) -> str:
-    """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict."""
+    """The paper's claims: its numbers and ours where the claim is decided, the interval, and the verdict.
+
+    Beside that, the verdict with the published forms of the rivals, and the one that the paper's own numbers give.
+    """
     rows = [["claim of the paper", "paper, error in %", "here", "95 % interval of the difference", "verdict"]]
+    rows[0] += ["with the rivals' published forms", "by the paper's numbers"]
     for key, claim in CLAIMS.items():
         word, pair, found = decide(data, claim.pairs)
         paper = claim.paper or _both(pair, lambda cell: paper_number(*cell))
@@ -198,9 +263,10 @@ def claims(data: Data) -> str:
         said = f"[{word}](evidence/{claim.evidence}.md)"
         if pair.first.experiment == "longer":
             more = "; ".join(f"{way}: {verdict(data, key, way)}" for way in MORE_EPOCHS)
-            said += f"; [more epochs](evidence/epochs.md) ({more})"
-        rows.append([claim.text, paper, here, difference(pair, found), said])
-    return table(rows, left=5)
+            said += f" ({more})"
+        beside = published_verdict(data, claim), papers_own(claim)
+        rows.append([claim.text, paper, here, difference(pair, found), said, *beside])
+    return table(rows, left=7)
 
 
 @view

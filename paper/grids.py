@@ -82,10 +82,6 @@ PAPER: dict[str, dict[str, dict[str, str]]] = {
 """Errors in % by table, line and column, with their standard deviation where the paper has one."""
 PAR = 1.1  # the paper calls SS-CNN on par with the transformer at up to 1.09 times its errors
 
-FIRST_RELEASE = {"Spatial Transformer": 12.81, "SS-CNN": 13.89, "LocScaleEq-CNN": 13.27, "LocScaleInv-CNN": 13.75}
-FIRST_RELEASE["Plain CNN"] = 14.36
-"""Our means on FMNIST-Scale, in %, with the first release of Fashion-MNIST, which was withdrawn."""
-
 FEW_IMAGES: dict[str, Options] = {
     "1 % data": {"train_images": 100, "batch_size": 25, "epochs": 300},
     "10 % data": {"train_images": 1000, "epochs": 300},

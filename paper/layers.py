@@ -1,8 +1,14 @@
-"""What first layers do: which scale wins where, how central their filters are, and what resizing would lose."""
+"""What first layers do: which scale wins where, how central their filters are, and what resizing would lose.
+
+``python -m paper.layers`` measures centrality and entanglement again, of the networks of split 0 in runs/, and keeps
+the means in results/figures/layers.json.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +17,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paper import RESULTS, grids
 from scalesteer import harmonics
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
+from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES
 from scalesteer.models.network import Network
 from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.testing import Image, two_blobs
+from scalesteer.training import load_model
 
 Array = NDArray[np.float64]
 
@@ -196,3 +205,26 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
             resized.weight.copy_(weight)
             layers[name] = resized
     return layers
+
+
+def measure(networks: Mapping[str, Network]) -> dict[str, Any]:
+    """Means over the filters of first layers, by network: how central they are, and how much like a move scaling is."""
+    scale = PAPER_SCALES[-1]
+    found: dict[str, Any] = {"centrality": {}, "entanglement": {"scale": round(scale, 4)}}
+    for name, network in networks.items():
+        (offset, share), (move, gain) = centrality(unit_filters(network.first)), entanglement(network.first, scale)
+        found["centrality"][name] = {"offset": round(float(offset.mean()), 2), "share": round(float(share.mean()), 2)}
+        found["entanglement"][name] = {"move": round(float(move.mean()), 2), "gain": round(float(gain.mean()), 2)}
+    return found
+
+
+def main(runs: Path = Path("runs")) -> None:
+    """Measure the networks of the paper's comparison, and keep what was found."""
+    names = {method: grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN")}
+    found = measure({method: load_model(runs / name)[0] for method, name in names.items()})
+    kept = {"source": f"python -m paper.layers; {', '.join(names.values())}", **found}
+    write_atomically(RESULTS / "figures" / "layers.json", (json.dumps(kept, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from paper.theorem import (
     THEOREM_SCALES,
     grid_deviations,
     sensitivity,
+    steering_deviation,
     theorem_deviation,
 )
 from scalesteer import harmonics
@@ -89,21 +90,26 @@ NEIGHBOURS = {
 """Choices that were weighed for the preset `smooth`: what is not named is as in the preset."""
 
 
-def small_blobs(images: int = 64) -> Image:
-    """Images of three blobs of 1 to 2 pixels on a window of 7 pixels, `(..., h, w)` -> `(images, h, w)`."""
-    draw = torch.rand((4, images, 3, 1, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+BLOBS = ((0.7, 1.0), (1.0, 2.0), (2.0, 4.0))
+"""Standard deviations of blobs in pixels, on the window of 7: about as small as a grid can show, up to half of it."""
+BLOB_DRAWS = 5  # of images and of filters
+
+
+def small_blobs(images: int = 64, widths: tuple[float, float] = (1.0, 2.0), seed: int = 0) -> Image:
+    """Images of three blobs of such widths on a window of 7 pixels, `(..., h, w)` -> `(images, h, w)`."""
+    draw = torch.rand((4, images, 3, 1, 1), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     right, up = 7 * (draw[:2] - 0.5)
-    width, height = 1 + draw[2], 2 * draw[3] - 1
+    width, height = widths[0] + (widths[1] - widths[0]) * draw[2], 2 * draw[3] - 1
     return lambda x, y: (height * torch.exp(-((x - right) ** 2 + (y - up) ** 2) / (2 * width**2))).sum(1)
 
 
-def grid_errors(basis: LogRadialBasis) -> dict[str, float]:
-    """How far responses at larger scales to enlarged small blobs are from those at scale 1, by the window.
+def grid_errors(basis: LogRadialBasis, widths: tuple[float, float] = (1.0, 2.0), seed: int = 0) -> dict[str, float]:
+    """How far responses at larger scales to enlarged blobs are from those at scale 1, by the window.
 
     64 filters with complex-normal coefficients, 64 images; the norm of the differences over the norm at scale 1.
     """
-    coefficients = np.random.default_rng(1).standard_normal((64, 2 * math.prod(basis.shape)))
-    image, responses = small_blobs(), []
+    coefficients = np.random.default_rng(1 + seed).standard_normal((64, 2 * math.prod(basis.shape)))
+    image, responses = small_blobs(widths=widths, seed=seed), []
     for scale in (1.0, *GRID_SCALES.values()):
         functions = harmonics.steered_basis(basis, 7, scale)
         x, y = (torch.from_numpy(a.copy()) / scale for a in harmonics.grid(functions.shape[-1]))
@@ -111,6 +117,16 @@ def grid_errors(basis: LogRadialBasis) -> dict[str, float]:
     first, *others = responses
     errors = [float(np.linalg.norm(r - first) / np.linalg.norm(first)) for r in others]
     return {f"7 -> {size}": round(error, 4) for size, error in zip(GRID_SCALES, errors, strict=True)}
+
+
+def errors_by_blob(preset: str) -> dict[str, list[float]]:
+    """The smallest and the largest of these errors over the windows, by the width of blobs; means of a few draws."""
+    basis, found = LogRadialBasis.preset(preset), {}
+    for widths in BLOBS:
+        draws = [list(grid_errors(basis, widths, seed).values()) for seed in range(BLOB_DRAWS)]
+        means = np.mean(draws, axis=0)
+        found["{:g} to {:g}".format(*widths)] = [round(float(end), 4) for end in (means.min(), means.max())]
+    return found
 
 
 # Equivariance of layers
@@ -218,6 +234,7 @@ def measure_trained(images: int = 6000, epochs: int = 3) -> dict[str, Any]:
 def measure_guide() -> dict[str, Any]:
     """Every number of docs/guide/maths.md."""
     worst = max(theorem_deviation(k, s) for k in THEOREM_ORDERS for s in THEOREM_SCALES)
+    steered = max(steering_deviation(s, seed) for s in PAPER_SCALES for seed in range(10))
     pitches = [1 / u for u in UPSAMPLING]
     responses, periods = sensitivity(SENSITIVITY_ORDERS, np.geomspace(PAPER_SCALES[0], PAPER_SCALES[-1], 50).tolist())
     turns = np.degrees(np.ptp(np.unwrap(np.angle(responses)), axis=1))
@@ -227,6 +244,7 @@ def measure_guide() -> dict[str, Any]:
         "wide_scales": ", ".join(f"{s:.2g}" for s in WIDE_SCALES),
         "steering": {preset: steering_errors(preset) for preset in ("paper", "area", "smooth")},
         "grid": {name: grid_errors(basis) for name, basis in GRID_STEPS.items()},
+        "blobs": {preset: errors_by_blob(preset) for preset in ("paper", "area", "smooth")},
         "neighbours": {
             name: {"functions": 2 * math.prod(basis.shape), "rank": ranks(basis), "grid": grid_errors(basis)}
             for name, basis in NEIGHBOURS.items()
@@ -237,6 +255,7 @@ def measure_guide() -> dict[str, Any]:
         "rank": {preset: ranks(LogRadialBasis.preset(preset)) for preset in ("paper", "area", "smooth")},
         "equivariance": equivariance_errors(),
         "theorem": {"scales": THEOREM_SCALES, "largest": float(f"{worst:.1e}")},
+        "eq3": {"scales": [round(s, 4) for s in PAPER_SCALES], "largest": float(f"{steered:.1e}")},
         "sensitivity": {
             str(k): {"turn_degrees": round(float(turn), 1), "period": round(periods[k], 3)}
             for k, turn in zip(SENSITIVITY_ORDERS, turns, strict=True)
@@ -337,10 +356,25 @@ def guide_steering() -> str:
 
 
 @view
+def guide_blobs() -> str:
+    """The steering error by the width of the blobs, over the windows."""
+    found = guide_numbers()["blobs"]
+    rows = [
+        [f"blobs of {widths} pixels", *(_percents(own[widths]) for own in found.values())] for widths in found["area"]
+    ]
+    return table([["", *(f"`{preset}`" for preset in found)], *rows])
+
+
+@view
 def steering_span(preset: str) -> str:
-    """The smallest and the largest steering error of windows of 7 pixels, in words."""
-    errors = [100 * e for windows, e in guide_numbers()["steering"][preset].items() if windows.startswith("7 ")]
-    return f"{min(errors):.0f} to {max(errors):.0f} %"
+    """The smallest and the largest steering error of a window of 7 pixels, over all windows and widths of blobs."""
+    errors = [end for ends in guide_numbers()["blobs"][preset].values() for end in ends]
+    return _percents([min(errors), max(errors)])
+
+
+def _percents(ends: list[float]) -> str:
+    low, high = (f"{100 * end:.{0 if end >= 0.0995 else 1}f}" for end in ends)
+    return f"{low} to {high} %"
 
 
 def main() -> None:

@@ -27,11 +27,11 @@ import jinja2
 
 from benchmarks import convert, simulation
 from benchmarks import report as speed
-from paper import ROOT, anysize, cells, claims, datasets, distortion, measures, quickstart, report
+from paper import ROOT, anysize, cells, claims, datasets, distortion, measures, quickstart, report, reproduced
 from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
 
-MODULES = (anysize, claims, datasets, distortion, measures, quickstart, report, speed)
+MODULES = (anysize, claims, datasets, distortion, measures, quickstart, report, reproduced, speed)
 """Whose views the markers can name."""
 
 TABLE = re.compile(r"<!-- table: (.+?) -->")

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @view
 def table(data: Data, name: str, title: bool = True) -> str:
-    """An experiment as a Markdown table with its title; below it runs that failed or came from another device."""
+    """An experiment as a Markdown table with its title; below it what must be known of some of its runs.
+
+    That is: which failed, which came from another device, and whose names stood for something else when they were made.
+    """
     head = f"**{f'Table {name}' if name.isdigit() else name.capitalize()}. {EXPERIMENTS[name].title}**"
     found = runs(data, name).drop_duplicates("run")
     failed = found[found["status"] == "failed"]
@@ -36,7 +39,14 @@ def table(data: Data, name: str, title: bool = True) -> str:
     notes += [f"Trained on {device}: {', '.join(group['run'])}." for device, group in elsewhere.groupby("device")]
     own = LAYOUTS.get(name)
     body = own(data) if own else _beside_the_paper(name, columns(name), lambda line, c: show(data, Cell(name, line, c)))
+    notes += [note for note in former(data, name) if note not in body]
     return "\n\n".join([*([head] if title else []), body, *notes])
+
+
+def former(data: Data, name: str) -> list[str]:
+    """What names of lines stood for when their runs were made, where that is something else now: a sentence each."""
+    found = runs(data, name).dropna(subset="form")
+    return [f"{line}: {form}." for line, form in dict.fromkeys(zip(found["line"], found["form"], strict=True))]
 
 
 def _beside_the_paper(name: str, heads: Sequence[str], ours: Callable[[str, str], str]) -> str:
@@ -96,7 +106,7 @@ def _ablations(data: Data) -> str:
         change = "base" if cell == base else minus(data, cell, base).summary[0]
         costs = (show(data, cell._replace(measure=m)) for m in ("parameters", "seconds"))
         rows.append([cell.line, show(data, cell), change, *costs])
-    return markdown(rows)
+    return "\n\n".join([markdown(rows), *former(data, "ablations")])
 
 
 def _sizes(data: Data) -> str:
@@ -274,13 +284,15 @@ def release(data: Data, column: str) -> str:
 @view
 def release_change(data: Data) -> str:
     """How far our means on FMNIST-Scale lie from those with the first release."""
-    now = {m: error(data, "1", m, "FMNIST-Scale") for m in grids.FIRST_RELEASE}
-    changes = [float(now[m]) - before for m, before in grids.FIRST_RELEASE.items() if now[m] != GAP]
-    return (
-        f"{cells.decimal(min(changes), '+.2f')} to {cells.decimal(max(changes), '+.2f')}"
-        if len(changes) == len(now)
-        else GAP
-    )
+    title = DATASETS["fmnist-scale"]
+    changes = [
+        values(data, Cell("1", method, title), averaged=False).mean()
+        - values(data, Cell("replaced", method, title)).mean()
+        for method in METHODS
+    ]
+    if any(map(math.isnan, changes)):
+        return GAP
+    return f"{cells.decimal(min(changes), '+.2f')} to {cells.decimal(max(changes), '+.2f')}"
 
 
 @view

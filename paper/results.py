@@ -1,7 +1,8 @@
 """Published results of all kinds, each line checked against one schema.
 
-``runs/<dataset>.jsonl`` holds the runs of one dataset, ``repeats.jsonl`` runs that were made again and are not used in
-tables, ``distortion.jsonl`` what networks do on distorted test images.
+``runs/<dataset>.jsonl`` holds the runs of one dataset, ``replaced/<dataset>.jsonl`` those whose place others have
+taken, ``repeats.jsonl`` runs that were made again and are not used in tables, ``distortion.jsonl`` what networks do on
+distorted test images.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from scalesteer.training import RunConfig
 from scalesteer.training.results import HISTORY, MALFORMED, ResultError, add_line, to_line
 
 Result = dict[str, Any]
-Kind = Literal["runs", "repeats", "distortion"]
+Kind = Literal["runs", "repeats", "replaced", "distortion"]
+BY_DATASET: tuple[Kind, ...] = ("runs", "replaced")  # a folder with one file for each
+ALL_KEPT: tuple[Kind, ...] = ("repeats", "replaced")  # however many there are of one run
 Schema = dict[str, str]  # what each field holds, in the words of `_holds`
 RUN: Schema = {"status": "text", "identity": "text", "config": "object", "environment": "object"}
 RUN |= {"parameters": "count", "seconds": "number", "history": "history"}
@@ -34,7 +37,10 @@ DISTORTED: Schema = {
 }
 _VERSIONS: Schema = dict.fromkeys(("scalesteer", "python", "torch", "numpy"), "text")
 ENVIRONMENT: Schema = _VERSIONS | {"command": "text", "commit": "text or null", "device": "text", "data": "data"}
-OPTIONAL: Schema = {"note": "text"}  # in the environment: what else must be known about how a number was made
+# In the environment, what else must be known about how a number was made; and what a name in the configuration stood
+# for then, if it stands for something else now.
+OPTIONAL: Schema = {"note": "text", "form": "text"}
+REPLACED: Schema = OPTIONAL | {"replaced": "text"}  # why another run has the place of this one
 BIN: Schema = {"from": "number", "to": "number", "images": "count", "error": "rate"}
 
 
@@ -80,7 +86,7 @@ def check(result: object, kind: Kind = "runs") -> RunConfig:
     else:
         schema = FAILED
     _check_fields(result, schema, SIZES if schema is TESTED else None)
-    _check_fields(result["environment"], ENVIRONMENT, OPTIONAL)
+    _check_fields(result["environment"], ENVIRONMENT, REPLACED if kind == "replaced" else OPTIONAL)
     if result.get("status") not in ((None,) if kind == "distortion" else ("finished", "failed")):
         raise ValueError(f"`status` must be finished or failed (got {result['status']!r})")
     if "identity" in result and result["identity"] != config.identity:
@@ -99,7 +105,7 @@ def _check_fields(values: dict[str, Any], schema: Schema, optional: Schema | Non
 
 
 def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
-    """Write a result where :func:`read` finds it, in place of one of the same run; repeats are all kept.
+    """Write a result where :func:`read` finds it, in place of one of the same run; repeats and replaced are all kept.
 
     Raises:
         ResultError: If it is not a whole result, or the file cannot be read or written.
@@ -109,10 +115,10 @@ def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
         config = check(json.loads(line), kind)
     except MALFORMED as error:
         raise ResultError(f"this is not a result to publish: {error}.") from error
-    path = folder / "runs" / f"{config.dataset}.jsonl" if kind == "runs" else folder / f"{kind}.jsonl"
+    path = folder / kind / f"{config.dataset}.jsonl" if kind in BY_DATASET else folder / f"{kind}.jsonl"
     if path.exists():
         _read_file(path, kind)  # nothing is added to a file that could not be read
-    return add_line(path, config, line, repeats=kind == "repeats")
+    return add_line(path, config, line, repeats=kind in ALL_KEPT)
 
 
 def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
@@ -121,7 +127,7 @@ def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
     Raises:
         ResultError: If a line is not a whole result, or a run is there twice; names file and line.
     """
-    paths = (folder / "runs").glob("*.jsonl") if kind == "runs" else folder.glob(f"{kind}.jsonl")
+    paths = (folder / kind).glob("*.jsonl") if kind in BY_DATASET else folder.glob(f"{kind}.jsonl")
     return [entry for path in sorted(paths) for entry in _read_file(path, kind)]
 
 
@@ -136,9 +142,9 @@ def _read_file(path: Path, kind: Kind) -> list[tuple[RunConfig, Result]]:
         try:
             result = json.loads(line)
             config = check(result, kind)
-            if kind == "runs" and path.stem != config.dataset:
+            if kind in BY_DATASET and path.stem != config.dataset:
                 raise ValueError(f"a run on {config.dataset} belongs into {config.dataset}.jsonl")
-            if kind != "repeats" and config in seen:
+            if kind not in ALL_KEPT and config in seen:
                 raise ValueError(f"the same run as in line {seen[config]}")
         except MALFORMED as error:
             raise ResultError(f"{path}, line {number}: {error or type(error).__name__}.") from error

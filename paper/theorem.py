@@ -73,6 +73,23 @@ def theorem_deviation(order: float, scale: float) -> float:
     return _deviation(left, _factor(order, scale) * polar_integral(order, RADIUS * scale, 1.0, nodes=181, turns=364))
 
 
+def steering_deviation(scale: float, seed: int = 0) -> float:
+    """How far Eq. 3 is from enlarging: the layer's filter at `scale` against s^-2 W(p / s), evaluated anew at p / s.
+
+    The paper's functions with complex-normal coefficients on a window of 7 pixels. The centre pixel is left out: there
+    Eq. 1 is undefined.
+    """
+    basis, random = LogRadialBasis(), np.random.default_rng(seed)
+    steered = harmonics.steered_basis(basis, 7, scale)
+    real, imaginary = random.standard_normal((2, *basis.shape, 1, 1))
+    x, y = harmonics.grid(steered.shape[-1])
+    inside = harmonics.support(basis, 7, scale) & (np.hypot(x, y) > 0)
+    filters = (real * steered[:, :, 0] + imaginary * steered[:, :, 1]).sum((0, 1))[inside]
+    functions = harmonics.evaluate(basis, x[inside] / scale, y[inside] / scale)
+    expected = ((real + 1j * imaginary)[..., 0] * functions).sum((0, 1)).real / scale**2
+    return float(np.linalg.norm(filters - expected) / np.linalg.norm(expected))
+
+
 def grid_deviations(order: float, scale: float, pitches: Sequence[float], **broken: Any) -> list[float]:
     """How far the two sides of Theorem 1 are apart on grids; `broken` changes the theorem's power or sign."""
     factor = _factor(order, scale, **broken)

@@ -362,10 +362,63 @@ def test_released_code_preset_has_unit_parts_on_the_largest_window_and_square_cr
     assert harmonics.support(basis, 7, 1.0).all()  # a square crop of 7 x 7
     np.testing.assert_allclose(largest[:, 0], largest[:, 8], atol=1e-12)  # first and last orientation are the same
     np.testing.assert_allclose(basis.frequencies, 2 * np.pi * np.array([0.5, 1, 2]) / np.log(8 * np.sqrt(2)))
-    centre = harmonics.evaluate(basis, np.zeros(1), np.zeros(1))[0, :, 0]
-    angles = np.arange(9) * np.pi / 8
-    lobes = np.maximum(*(np.exp(-((turn - angles) ** 2) / 2 / (np.pi / 16) ** 2) for turn in (0, np.pi)))
-    np.testing.assert_allclose(centre, lobes * np.exp(-1j * np.pi / 4), atol=1e-12)
+
+
+def released_function(order, orientation, size):
+    """A function of the released program on the window of `size` pixels, real and minus imaginary part: pixel by pixel.
+
+    Written from what the program does, in its own terms: rows are counted upwards from the middle, an angle is that of
+    (row up, column), so that zero points up, and the function lives on the largest window, 17 x 17.
+    """
+    largest, reference = 17, 11
+    k = 2 * math.pi * order / math.log(math.dist((0, 0), (8, 8)))
+    parts = {}
+    for up in range(-8, 9):
+        for right in range(-8, 9):
+            r = math.hypot(up, right)
+            angle = math.atan2(right, up) if r else 0.0
+            away = abs(angle - orientation * math.pi / 8) % (2 * math.pi)
+            away = min(away, 2 * math.pi - away)
+            away = min(away, math.pi - away)  # from the nearer of the two lobes
+            strength = math.exp(-(away**2) / (2 * (math.pi / 16) ** 2)) / (r or 1.0) * (r <= 8)
+            phase = k * math.log(r or 1.0) - math.pi / 4
+            parts[up, right] = strength * math.cos(phase), strength * math.sin(phase)
+    norms = [math.sqrt(sum(both[i] ** 2 for both in parts.values())) for i in (0, 1)]
+    assert len(parts) == largest**2
+    turn = -k * math.log(size / reference)
+    found = np.zeros((2, size, size))
+    for row in range(size):
+        for column in range(size):
+            real, imaginary = (v / n for v, n in zip(parts[size // 2 - row, column - size // 2], norms, strict=True))
+            found[0, row, column] = math.cos(turn) * real - math.sin(turn) * imaginary
+            found[1, row, column] = -math.sin(turn) * real - math.cos(turn) * imaginary
+    return found
+
+
+@pytest.mark.parametrize("size", [7, 9, 11, 13, 15, 17])
+def test_released_code_has_the_functions_of_the_authors_program(size):
+    basis = LogRadialBasis.preset("released-code").resolve(17)
+    found = harmonics.steered_basis(basis, 7, size / 7)
+    expected = [[released_function(order, j, size) for j in range(9)] for order in (0.5, 1.0, 2.0)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_released_code_has_the_vertical_bar_twice_and_at_its_centre():
+    basis = LogRadialBasis.preset("released-code").resolve(17)
+    functions = np.abs(harmonics.sample(basis, 17)[0])  # (9, 17, 17)
+    np.testing.assert_allclose(functions[0, :8, 8], 1 / np.arange(8, 0, -1))  # up from the centre: K = 1, 1 / r
+    assert functions[0, 8, :8].max() < 1e-6
+    np.testing.assert_allclose(functions[4, 8, :8], 1 / np.arange(8, 0, -1))  # the horizontal bar is there once
+    np.testing.assert_allclose(functions[0], functions[8], atol=1e-12)
+    np.testing.assert_allclose(functions[[0, 1, 2, 4, 8], 8, 8], np.exp([0, -2, -8, -32, 0]), rtol=1e-9)
+
+
+def test_the_mirror_image_of_released_code_can_be_made():
+    basis = LogRadialBasis.preset("released-code").resolve(17)
+    mirrored = dataclasses.replace(basis, orientations=tuple(j * math.pi / 8 for j in range(9)), centre="right")
+    for size in (7, 17):
+        first, second = (harmonics.steered_basis(b, 7, size / 7) for b in (basis, mirrored))
+        np.testing.assert_allclose(second, first[..., ::-1, ::-1].swapaxes(-1, -2), atol=1e-12)  # up becomes right
 
 
 def test_released_code_steering_is_the_phase_alone_relative_to_size_11():
@@ -386,7 +439,7 @@ ALTERNATIVES = {
     "m": 0.5,
     "sampling": "area",
     "core": 0.5,
-    "centre": "angular",
+    "centre": "right",
     "lobes": "max",
     "order_unit": "period",
     "gain": False,
@@ -452,8 +505,8 @@ def test_samples_are_cached_and_cannot_be_changed():
         ({"m": math.nan}, ValueError, "`m` must be finite"),
         ({"m": 2, "sampling": "area"}, ValueError, r"`m` must be below 2 with sampling='area' \(got 2.0\)"),
         ({"sigma": 1e-4, "sampling": "area"}, ValueError, "`sigma` must be at least 0.001"),
-        ({"centre": "angular", "sampling": "area"}, ValueError, "applies to sampling='point' without `core` only"),
-        ({"centre": "angular", "core": 1.0}, ValueError, "applies to sampling='point' without `core` only"),
+        ({"centre": "right", "sampling": "area"}, ValueError, "applies to sampling='point' without `core` only"),
+        ({"centre": "up", "core": 1.0}, ValueError, "applies to sampling='point' without `core` only"),
         ({"core": -1}, ValueError, r"`core` must not be negative \(got -1.0\)"),
         ({"core": 0.01}, ValueError, r"`core` must be 0 or at least 0.05 pixels.*\(got core=0.01"),
         ({"core": 1, "sigma": 0.01}, ValueError, r"`sigma` at least 0.02 \(got core=1.0, sigma=0.01\)"),
@@ -490,7 +543,7 @@ def test_basis_that_needs_a_window_says_so():
 
 
 def test_function_that_vanishes_on_the_grid_is_an_error_not_a_division_by_zero():
-    basis = LogRadialBasis(orientations=(0.0, 0.3), sigma=0.01, centre="angular", normalization="unit")
+    basis = LogRadialBasis(orientations=(0.0, 0.3), sigma=0.01, centre="right", normalization="unit")
     with pytest.raises(ValueError, match=r"order 0.5 and orientation 0.3000 vanishes on the grid"):
         harmonics.steered_basis(basis, 3, 1.0)
 

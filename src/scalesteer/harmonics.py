@@ -55,7 +55,7 @@ class LogRadialBasis:
     with :math:`K(\phi, \phi_j) = \exp(-d(\phi, \phi_j)^2 / 2 \sigma^2)`, d the angle between two directions.
 
     The defaults are the paper's. ``LogRadialBasis.preset(name)`` gives the named families: ``"paper"``; ``"area"``, the
-    same averaged over pixels; ``"released-code"``, what the authors' code computes; and ``"smooth"``, which steers best
+    same averaged over pixels; ``"released-code"``, those of the authors' program; and ``"smooth"``, which steers best
     on real grids and sees the two sides of an edge: one lobe, a smooth core, and pixels averaged to the edge.
 
     Args:
@@ -67,8 +67,8 @@ class LogRadialBasis:
         m: Radial decay. Larger m concentrates the filter at its centre.
         sampling: ``"point"`` takes the value at each pixel's centre; ``"area"`` averages the continuous function over
             each pixel's square, which needs m < 2 so that the centre pixel is integrable.
-        centre: The value at r = 0 where Eq. 1 is undefined, for point sampling: ``"one"`` as the paper says, or
-            ``"angular"``, the angular factor at angle 0 times exp(i beta).
+        centre: The value at r = 0 where Eq. 1 is undefined, for point sampling: ``"one"`` as the paper says; or the
+            angular factor of one direction, ``"right"`` (angle 0) or ``"up"`` (angle pi / 2), times exp(i beta).
         lobes: ``"sum"`` of the two lobes as in Eq. 1, the ``"max"`` of them, or ``"single"``, K(phi, phi_j) alone. Two
             lobes make every filter point-symmetric; with one, a filter can tell the two sides of an edge.
         order_unit: ``"radian"`` uses k as it stands in Eq. 1; ``"period"`` means k periods of log r between 1 and the
@@ -101,7 +101,7 @@ class LogRadialBasis:
     beta: float = 0.0
     m: float = 1.0
     sampling: Literal["point", "area"] = "point"
-    centre: Literal["one", "angular"] = "one"
+    centre: Literal["one", "right", "up"] = "one"
     lobes: Literal["sum", "max", "single"] = "sum"
     order_unit: Literal["radian", "period"] = "radian"
     gain: bool = True
@@ -150,7 +150,8 @@ class LogRadialBasis:
     def preset(cls, name: str) -> LogRadialBasis:
         """Return a named family: ``"paper"``, ``"area"``, ``"released-code"`` or ``"smooth"``.
 
-        The layer of the authors' code also has no bias, and its parts-wise normalisation makes steering inexact.
+        ``"released-code"`` has the functions of the authors' program for MNIST-Scale, pixel by pixel; its parts-wise
+        normalisation makes steering inexact. The layer of that program also has no bias.
         """
         return PRESETS[_checks.choice("preset", name, tuple(PRESETS))]
 
@@ -206,10 +207,12 @@ _CHOICES = {name: get_args(t) for name, t in get_type_hints(LogRadialBasis).item
 PRESETS = {
     "paper": LogRadialBasis(),
     "area": LogRadialBasis(sampling="area"),
+    # The authors' angles begin at the top and turn clockwise: the vertical bar is there twice, as their 0 and pi, and
+    # has the largest value at the centre.
     "released-code": LogRadialBasis(
-        orientations=tuple(j * math.pi / 8 for j in range(9)),
+        orientations=tuple(math.pi / 2 - j * math.pi / 8 for j in range(9)),
         beta=-math.pi / 4,
-        centre="angular",
+        centre="up",
         lobes="max",
         order_unit="period",
         gain=False,
@@ -346,7 +349,8 @@ def evaluate(basis: LogRadialBasis, x: Float, y: Float) -> Complex:
             angular += a * np.multiply.outer(np.exp(-1j * n * np.asarray(basis.orientations)), power).real
             power *= turn
     else:
-        angular = angular_factor(basis, np.arctan2(y, x))
+        towards = {"one": 0.0, "right": 0.0, "up": math.pi / 2}[basis.centre]
+        angular = angular_factor(basis, np.where(at_centre, towards, np.arctan2(y, x)))
     with np.errstate(over="ignore", invalid="ignore"):  # an extreme m is told where a window is known
         radial = np.exp(-basis.m * log_r + 1j * (k * log_r + basis.beta))  # (K, ...)
         values = radial[:, None] * angular[None]  # (K, J, ...)

@@ -15,12 +15,14 @@ SMALL = {"upsample": 1, "widths": (4, 3, 3), "hidden": 8}
 def load(tmp_path):
     """Writes results to a folder of their own and loads them."""
 
-    def write(found=(), networks=(), again=()):
-        (tmp_path / "runs").mkdir(exist_ok=True)
-        by_dataset = {}
-        for line in found:
-            by_dataset.setdefault(line["config"]["dataset"], []).append(line)
-        files = {tmp_path / "runs" / f"{name}.jsonl": lines for name, lines in by_dataset.items()}
+    def write(found=(), networks=(), again=(), replaced=()):
+        files = {}
+        for kind, lines in (("runs", found), ("replaced", replaced)):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            for old in (tmp_path / kind).iterdir():
+                old.unlink()
+            for line in lines:
+                files.setdefault(tmp_path / kind / f"{line['config']['dataset']}.jsonl", []).append(line)
         files |= {tmp_path / "distortion.jsonl": networks, tmp_path / "repeats.jsonl": again}
         for path, lines in files.items():
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))

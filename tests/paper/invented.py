@@ -29,6 +29,12 @@ def outcome(config, error=0.02, epochs=2):
     return result | {"environment": ENVIRONMENT}
 
 
+def replaced(config, error, form=None):
+    """A result whose place another one took; of another form, if one is given."""
+    about = ENVIRONMENT | {"device": "a GPU", "replaced": "something better came"} | ({"form": form} if form else {})
+    return result(config, error, environment=about)
+
+
 def distorted(config):
     errors = {"0": 0.02, "10": 0.03}
     return {"config": config.to_dict(), "sigma": 4.0, "errors": errors, "moved": errors, "environment": ENVIRONMENT}

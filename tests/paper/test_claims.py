@@ -26,7 +26,7 @@ def test_the_pair_that_decides_is_shown(load):
     shown = claims.claims(load(table_1(errors)))
     assert (
         "| SS-CNN 1.91, Spatial Transformer 1.97 (MNIST-Scale) | SS-CNN 2.25, Spatial Transformer 3.25 (MNIST-Scale) |"
-        " **-1.00 to -1.00** | [holds](evidence/input-size.md) |"
+        " **-1.00 to -1.00** | [holds](evidence/input-size.md) | – | undecided |"
     ) in shown
     shown = claims.claims(load(table_1(errors | {"LocScaleEq-CNN": 0.01})))
     assert (

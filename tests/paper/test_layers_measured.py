@@ -118,3 +118,14 @@ def test_filters_at_scale_one_are_those_of_the_layer_and_its_first_input_channel
     expected = {steered: steered.filters()[steered.scales.index(1.0)], resizing: resizing.weight, plain: plain.weight}
     for layer, weight in expected.items():
         assert layers.unit_filters(layer) == pytest.approx(weight[:, 0].detach().numpy(), abs=1e-7)
+
+
+def test_what_is_kept_of_first_layers_are_means_over_their_filters(needed):
+    networks = {"SS-CNN": needed["ss"], "LocScaleInv-CNN": needed["lsi"]}
+    kept = layers.measure(networks)
+    for name, network in networks.items():
+        offset, share = layers.centrality(layers.unit_filters(network.first))
+        move, gain = layers.entanglement(network.first, 17 / 7)
+        assert kept["centrality"][name] == pytest.approx({"offset": offset.mean(), "share": share.mean()}, abs=0.005)
+        assert kept["entanglement"][name] == pytest.approx({"move": move.mean(), "gain": gain.mean()}, abs=0.005)
+    assert kept["centrality"]["SS-CNN"]["offset"] == 0

@@ -30,6 +30,9 @@ def test_the_guides_numbers_can_be_measured_again(again):
         assert numbers == pytest.approx(kept["sensitivity"][order], rel=1e-3)
     for name, errors in again["grid"].items():
         assert errors == pytest.approx(kept["grid"][name], rel=0.02)
+    for preset, errors in again["blobs"].items():
+        for widths, ends in errors.items():
+            assert ends == pytest.approx(kept["blobs"][preset][widths], rel=0.02)
     for name, found in again["neighbours"].items():
         assert found["rank"] == kept["neighbours"][name]["rank"]
         assert found["grid"] == pytest.approx(kept["neighbours"][name]["grid"], rel=0.02)
@@ -40,6 +43,7 @@ def test_the_guides_numbers_can_be_measured_again(again):
     assert again["core"] == kept["core"]
     assert again["theorem"]["largest"] < 1e-12
     assert kept["theorem"]["largest"] < 1e-12
+    assert max(again["eq3"]["largest"], kept["eq3"]["largest"]) < 1e-14
 
 
 def test_steering_on_the_grid_misses_by_two_percent_at_most(again):
@@ -114,10 +118,33 @@ def test_the_phase_of_an_order_turns_by_the_order_times_the_logarithm_of_the_sca
         assert numbers["turn_degrees"] == pytest.approx(np.degrees(float(order) * np.log(17 / 7)), rel=1e-2)
 
 
-def test_the_span_is_that_of_windows_of_seven_pixels(monkeypatch):
-    errors = {"7 -> 9": 0.104, "7 -> 11": 0.206, "17 -> 33": 0.9}
-    monkeypatch.setattr(measures, "guide_numbers", lambda: {"steering": {"area": errors}})
-    assert measures.steering_span("area") == "10 to 21 %"
+def test_the_span_is_that_of_all_blobs(monkeypatch):
+    errors = {"0.7 to 1": [0.067, 0.104], "1 to 2": [0.004, 0.08], "2 to 4": [0.099, 0.206]}
+    monkeypatch.setattr(measures, "guide_numbers", lambda: {"blobs": {"area": errors}})
+    assert measures.steering_span("area") == "0.4 to 21 %"
+    assert "| blobs of 0.7 to 1 pixels | 6.7 to 10 % |" in measures.guide_blobs()
+
+
+@pytest.mark.parametrize("widths", measures.BLOBS)
+def test_blobs_are_as_wide_as_asked(widths):
+    image = measures.small_blobs(200, widths, seed=3)
+    draw = torch.rand((4, 200, 3, 1, 1), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    used = widths[0] + (widths[1] - widths[0]) * draw[2, :, :, 0, 0]
+    assert widths[0] <= used.min() < used.max() <= widths[1]
+    x, y = (torch.full((1, 1), v, dtype=torch.float64) for v in (0.3, -0.2))
+    away = (0.3 - 7 * (draw[0] - 0.5)) ** 2 + (-0.2 - 7 * (draw[1] - 0.5)) ** 2
+    heights = 2 * draw[3] - 1
+    expected = (heights * torch.exp(-away / (2 * used[..., None, None] ** 2))).sum(1)
+    torch.testing.assert_close(image(x, y), expected)
+
+
+def test_wider_blobs_are_steered_more_exactly_by_the_preset_smooth(again):
+    ends = list(again["blobs"]["smooth"].values())
+    assert [low for low, _ in ends] == sorted((low for low, _ in ends), reverse=True)
+    for preset, limit in (("paper", 0.6), ("area", 0.11), ("smooth", 0.045)):
+        assert (
+            0 < min(map(min, again["blobs"][preset].values())) < max(map(max, again["blobs"][preset].values())) < limit
+        )
 
 
 def test_the_guides_tables_hold_the_recorded_numbers():

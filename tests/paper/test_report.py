@@ -10,7 +10,7 @@ import pytest
 from paper import cells, claims, distortion, grids, report
 from paper.cells import GAP
 from paper.grids import EXPERIMENTS
-from tests.paper.invented import ENVIRONMENT, LONGER, failed, longer, of_cell, result, under_distortion
+from tests.paper.invented import ENVIRONMENT, LONGER, failed, longer, of_cell, replaced, result, under_distortion
 
 ERRORS = {"spatial-transformer": 0.02, "ss-cnn": 0.018, "vector-field-cnn": 0.023, "plain-cnn": 0.022}
 
@@ -163,10 +163,25 @@ def test_releases_are_told_and_compared(load):
     lines = [result(config, 0.13) for config in EXPERIMENTS["1"].runs if config.dataset == "fmnist-scale"]
     for line in lines:
         line["environment"] = ENVIRONMENT | {"data": {"digest": "d", "source": {"release": "official"}}}
-    data = load(lines)
+    before = [
+        replaced(config, 0.12 + 0.005 * i + 0.001 * (config.split - 2.5))
+        for i, method in enumerate(grids.METHODS)
+        for config in of_cell("1", method, "FMNIST-Scale")
+    ]
+    data = load(lines, replaced=before)
     assert report.release(data, "FMNIST-Scale") == "official"
-    changes = [13 - before for before in grids.FIRST_RELEASE.values()]
-    assert report.release_change(data) == f"{min(changes):+.2f} to {max(changes):+.2f}"
+    assert report.release_change(data) == "-1.00 to +1.00"
+    assert report.release_change(load(lines, replaced=before[6:])) == GAP  # one method's are missing
+
+
+def test_what_a_name_stood_for_when_runs_were_made_is_told(load):
+    configs = of_cell("ablations", "basis released-code", "SS-CNN")
+    lines = [result(config) for config in configs]
+    for line in lines:
+        line["environment"] |= {"form": "made with a mirror image"}
+    shown = report.table(load(lines), "ablations")
+    assert shown.endswith("\n\nbasis released-code: made with a mirror image.")
+    assert "mirror" not in report.table(load(map(result, configs)), "ablations")
 
 
 def test_plots_are_drawn_from_what_there_is(load, tmp_path):

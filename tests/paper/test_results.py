@@ -63,6 +63,19 @@ def test_lines_are_sorted_and_a_run_has_one(tmp_path):
     assert [result["test_error"] for _, result in read(tmp_path, "repeats")] == [0.3, 0.1, 0.2]
 
 
+def test_runs_whose_place_others_took_are_all_kept(tmp_path):
+    config = RunConfig(split=1)
+    publish(outcome(config, 0.1), tmp_path)
+    about = ENVIRONMENT | {"replaced": "another form took its place", "form": "six numbers"}
+    for error in (0.3, 0.2):
+        path = publish(outcome(config, error) | {"environment": about}, tmp_path, "replaced")
+    assert path == tmp_path / "replaced" / "mnist-scale.jsonl"
+    assert [result["test_error"] for _, result in read(tmp_path, "replaced")] == [0.3, 0.2]
+    assert [result["test_error"] for _, result in read(tmp_path)] == [0.1]
+    with pytest.raises(ResultError, match="unknown field 'replaced'"):
+        publish(outcome(config) | {"environment": about}, tmp_path)
+
+
 BROKEN = {
     "unknown field 'depth'": {"depth": 3},
     "missing field 'seconds'": {"seconds": None},

@@ -33,3 +33,14 @@ def test_the_response_of_an_order_repeats_after_its_period(m):
     assert turned[3] == pytest.approx(1, abs=1e-3)
     assert turned[2] == pytest.approx(-1, abs=1e-3)
     assert turned[1] == pytest.approx(-1j, abs=1e-3)
+
+
+@pytest.mark.parametrize("scale", [0.8, 1.0, 17 / 7, 4.0])
+def test_steering_is_enlarging_but_at_the_centre(scale):
+    assert theorem.steering_deviation(scale, seed=1) < 1e-14
+
+
+def test_steering_by_another_phase_is_told(monkeypatch):
+    factors = theorem.harmonics.steering_factors
+    monkeypatch.setattr(theorem.harmonics, "steering_factors", lambda basis, scale: factors(basis, scale).conj())
+    assert theorem.steering_deviation(1.5) > 0.1
