@@ -140,9 +140,7 @@ def run(output: Path, *, device: str = "auto", rounds: int = 15, limit_s: float 
 
 
 def conversion_costs() -> str:
-    """How many times the network's time each contender takes, as a table; or how to measure it."""
-    if not COSTS.exists():
-        return f"Not measured yet: `{COMMAND}`."
+    """How many times the network's time each contender takes, as a table."""
     result = json.loads(COSTS.read_text())
     about = result["environment"]
     rows = [("", "training step", "ONNX Runtime, one image")]
@@ -154,13 +152,11 @@ def conversion_costs() -> str:
 
 
 def conversion_errors() -> str:
-    """The errors of examples/convert_resnet.py by size, as a table; or how to measure them."""
-    if not ERRORS.exists():
-        return f"Not measured yet: `{EXAMPLE}`."
+    """The errors of examples/convert_resnet.py by size, as a table; half-way steps (batch statistics) are left out."""
     result = json.loads(ERRORS.read_text())
     head = ("error in %, photographs of size", *result["rows"][0]["errors"], "mean", "s per epoch")
     rows = [head]
-    for row in result["rows"]:
+    for row in (row for row in result["rows"] if not row["model"].endswith("new batch statistics")):
         errors, seconds_per_epoch = row["errors"].values(), row.get("epoch_s")
         name = row["model"] + (", one epoch more" if row["epochs"] else "")
         shown = "" if seconds_per_epoch is None else f"{seconds_per_epoch:.2g}"
@@ -174,10 +170,11 @@ def conversion_times(name: str, work: str) -> str:
     return f"{json.loads(COSTS.read_text())[work][name]['times_network']:.2g}"
 
 
-def conversion_error(model: str, epochs: int = 0) -> str:
-    """The mean error of a row of examples/convert_resnet.py over all sizes, in %."""
+def conversion_error(model: str, epochs: int = 0, size: str = "") -> str:
+    """The error in % of a row of examples/convert_resnet.py at a size, by default the mean over all."""
     rows = json.loads(ERRORS.read_text())["rows"]
-    return f"{mean(next(r['errors'] for r in rows if (r['model'], r['epochs']) == (model, epochs)).values()):.1f}"
+    errors = next(r["errors"] for r in rows if (r["model"], r["epochs"]) == (model, epochs))
+    return f"{errors[size] if size else mean(errors.values()):.1f}"
 
 
 VIEWS = {

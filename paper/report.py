@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from paper import RESULTS, ROOT, anysize, cells, curves, distortion, grids
+from paper import RESULTS, anysize, cells, curves, distortion, grids
 from paper.cells import GAP, SIZES, Data, columns, interval, lines, load, mean, minus, runs, show, values
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, PAPER, STRENGTHS, Cell
 from paper.markdown import table as markdown
@@ -89,14 +89,20 @@ def chosen(data: Data) -> str:
     return markdown([["settings", *DATASETS.values()], *([m, *(used(m, name) for name in DATASETS)] for m in METHODS)])
 
 
-def _ablations(data: Data) -> str:
+def _ablations(data: Data, without: Sequence[str] = ()) -> str:
     rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
-    base, *others = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
+    base, *others = (Cell("ablations", line, "SS-CNN") for line in lines("ablations") if line not in without)
     for cell in (base, *others):
         change = "base" if cell == base else minus(data, cell, base).summary[0]
         costs = (show(data, cell._replace(measure=m)) for m in ("parameters", "seconds"))
         rows.append([cell.line, show(data, cell), change, *costs])
     return markdown(rows)
+
+
+@view
+def ablations(data: Data) -> str:
+    """What each change to SS-CNN's filters does, without those that have a like beside them."""
+    return _ablations(data, without=("support crop", "one scale: 17", "orders 0.5, 1"))
 
 
 def _sizes(data: Data) -> str:
@@ -233,13 +239,6 @@ def error(data: Data, *cell: str) -> str:
 
 
 @view
-def best_epochs(data: Data, line: str, column: str) -> str:
-    """The epochs that validation chose in a cell of Table 1, from the first split on, counted from 1."""
-    found = values(data, Cell("1", line, column, "best_epoch"), False).dropna()
-    return words([f"{epoch + 1:.0f}" for epoch in found]) or GAP
-
-
-@view
 def sizes_chosen(data: Data) -> str:
     """Which input size validation chose, and for whom."""
     found = {key: chosen_settings(data, *key) for key in grids.CHOSEN}
@@ -290,13 +289,6 @@ def training_time(data: Data, *names: str) -> str:
     made = every.drop_duplicates("run").dropna(subset="seconds")
     devices = words(sorted(made["device"].unique()))
     return f"{made['seconds'].sum() / 3600:.1f} hours on {devices}" if len(made) else GAP
-
-
-@view
-def figure(place: str, caption: str) -> str:
-    """A picture of results/ for a page of docs/evidence, or that it has not been drawn."""
-    path = (RESULTS / place).relative_to(ROOT).as_posix()
-    return f"![{caption}](../../{path})" if (RESULTS / place).exists() else f"*Not drawn yet: {caption}.*"
 
 
 # Plots
