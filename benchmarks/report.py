@@ -37,7 +37,6 @@ SITUATIONS: dict[str, tuple[str, Record]] = {  # who of ours, and which case
 }
 COLOURS = {"spectral": "#1f77b4", "auto": "#9ecae1", "direct": "#d62728", "plain": "#7f7f7f"}
 AXES = ("batch", "image, pixels per side", "scales", "largest filter")
-DOUBLED = "all six filters doubled, 7–17 → 13–33"
 Record = dict[str, Any]
 
 
@@ -206,18 +205,6 @@ def speed_layers() -> str:
 
 
 @view
-def speed_growth() -> str:
-    """How time grows along each of `AXES`, and when all filters are doubled, on each device."""
-    shown = ("auto", "direct", "plain")
-    found = {device: growth(of_group(result, "sweep")) for device, result in load().items()}
-    heads = (f"{DEVICES[device]}, {LABELS[name]}" for device in found for name in shown)
-    rows = [["forward + backward, layer 30 → 60, 28 x 28", *heads]]
-    for title in [*AXES, DOUBLED]:
-        rows.append([title, *(found[device].get(title, {}).get(name, GAP) for device in found for name in shown)])
-    return table(rows)
-
-
-@view
 def speed_compared() -> str:
     """Images per second of the compared networks in training, on images of the size that the paper has for each."""
     cases = {
@@ -246,6 +233,12 @@ def speed_sources() -> str:
     return "\n".join(said)
 
 
+@view
+def speed_times(name: str) -> str:
+    """How many times the time of the plain CNN ours takes in training, in the first case of a device."""
+    return f"{1 / _ours(name, 'training')['times_plain']:.1f}"
+
+
 def milliseconds(case: Record, name: str) -> str:
     found = case["contenders"][name]
     return number(found["ms"]) if "ms" in found else str(found["error"])
@@ -265,23 +258,6 @@ def along(sweep: list[Record]) -> dict[str, list[tuple[int, Record]]]:
     for axis, name in enumerate(AXES):
         same = [c for c in sweep if all(position(c)[i] == base[i] for i in range(len(AXES)) if i != axis)]
         found[name] = sorted(((position(c)[axis], c) for c in same), key=lambda point: point[0])
-    return found
-
-
-def growth(sweep: list[Record]) -> dict[str, dict[str, str]]:
-    """For each axis and contender, how many times the time of the first point the last one takes."""
-    spans = {name: points for name, points in along(sweep).items() if len(points) > 1}  # a run may be cut short
-    doubled = [point for point in along(sweep)[AXES[3]] if point[0] in (17, 33)]
-    if len(doubled) == 2:
-        spans[DOUBLED] = doubled
-    found: dict[str, dict[str, str]] = {}
-    for title, points in spans.items():
-        (start, first), (end, last) = points[0], points[-1]
-        where = "" if title == DOUBLED else f" ({start} → {end})"
-        for name in LABELS:
-            times = [case["contenders"][name].get("ms") for case in (first, last)]
-            known = None not in times
-            found.setdefault(title, {})[name] = f"{times[1] / times[0]:.2g} x{where}" if known else "failed"
     return found
 
 

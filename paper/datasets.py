@@ -88,15 +88,8 @@ def data_sources() -> str:
         for name, source in data.SOURCES.items()
         for release, known in source.releases.items()
     ]
+    rows += [(name, own.identity.release, f"`{own.identity.digest}`", "used") for name, own in PACKAGES.items()]
     return table([("source", "release", "pool, SHA-256", ""), *rows], left=4)
-
-
-@view
-def data_packages() -> str:
-    """Originals that come as packages: the digest that proves each."""
-    known = {name: package.identity for name, package in PACKAGES.items()}
-    rows = [(name, own.release, f"`{own.digest}`") for name, own in known.items()]
-    return table([("source", "release", "pool, SHA-256"), *rows], left=3)
 
 
 @view
@@ -132,21 +125,9 @@ def data_edges() -> str:
 
 
 @view
-def data_overlaps() -> str:
-    """How often the two digits of a pair meet."""
-    measured = recorded("data/measured.json")
-    names = {"boxes": "bounding boxes share a column", "ink": "ink shares a pixel"}
-    shares = {text: measured[f"pairs_with_overlapping_{key}"] for key, text in names.items()}
-    return percent_table(("mnist-scale-local-2", "share"), shares)
-
-
-@view
-def data_displacements() -> str:
-    """How far elastic deformation moves a pixel."""
-    measured = recorded("data/measured.json")
-    both = zip(measured["elastic_rms_px"].items(), measured["elastic_max_px"].values(), strict=True)
-    rows = [(alpha, f"{rms:.2f} px", f"{largest:.1f} px") for (alpha, rms), largest in both]
-    return table([("elastic, alpha", "displacement, rms", "largest in 2,000 images"), *rows])
+def data_overlap() -> str:
+    """The share of pairs, in %, whose ink meets in a pixel."""
+    return f"{100 * recorded('data/measured.json')['pairs_with_overlapping_ink']:.1f}"
 
 
 # Sheets

@@ -279,16 +279,6 @@ def guide_grid() -> str:
 
 
 @view
-def guide_neighbours() -> str:
-    """Rank and steering error of what was weighed for the preset `smooth`."""
-    rows: list[tuple[object, ...]] = [("set", "real functions", "rank, 1e-2", "rank, 1e-3", "steering error")]
-    for name, found in guide_numbers()["neighbours"].items():
-        span = f"{100 * min(found['grid'].values()):.1f} to {100 * max(found['grid'].values()):.1f} %"
-        rows.append((name, found["functions"], found["rank"]["0.01"], found["rank"]["0.001"], span))
-    return table(rows)
-
-
-@view
 def guide_equivariance() -> str:
     """How far fresh layers are from scale equivariance, and what that costs."""
     head = ("fresh layer, kernel 7", "scales", "taps", *(f"enlarged by {s:g}" for s in MOVES))
@@ -301,7 +291,7 @@ def guide_equivariance() -> str:
 
 @view
 def guide_trained() -> str:
-    """The same of first layers of networks that were trained, and how often the networks err."""
+    """The same of first layers of networks that were trained, and how many digits the networks get wrong."""
     moves = [f"{when}, enlarged by {s:g}" for when in ("fresh", "trained") for s in MOVES]
     rows: list[tuple[object, ...]] = [("first layer, kernel 7", "wrong digits", *moves)]
     for name, row in trained_numbers()["layers"].items():

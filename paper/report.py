@@ -78,17 +78,6 @@ def _tuning(data: Data) -> str:
     return markdown(rows)
 
 
-@view
-def chosen(data: Data) -> str:
-    """What each method uses, and whether validation chose it."""
-
-    def used(method: str, dataset: str) -> str:
-        ours, best = grids.CHOSEN[method, dataset], chosen_settings(data, method, dataset)
-        return f"{ours}{' (not tuned yet)' if best is None else '' if best == ours else f' (validation chose {best})'}"
-
-    return markdown([["settings", *DATASETS.values()], *([m, *(used(m, name) for name in DATASETS)] for m in METHODS)])
-
-
 def _ablations(data: Data, without: Sequence[str] = ()) -> str:
     rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
     base, *others = (Cell("ablations", line, "SS-CNN") for line in lines("ablations") if line not in without)
@@ -159,14 +148,6 @@ def effects(data: Data) -> str:
             changes += list(values(data, changed) - values(data, unchanged))
         rows.append([f"{other} instead of {ours}", *interval(changes).summary])
     return markdown(rows)
-
-
-@view
-def by_scale(data: Data, column: str) -> str:
-    """Error by scale of the object in a column of Table 1, mean over splits."""
-    return cells.numbers_table(
-        data, f"{column}, error in %", {method: Cell("1", method, column) for method in METHODS}, SIZES
-    )
 
 
 @view
