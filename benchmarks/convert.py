@@ -152,11 +152,18 @@ def conversion_costs() -> str:
 
 
 def conversion_errors() -> str:
-    """The errors of examples/convert_resnet.py by size, as a table; half-way steps (batch statistics) are left out."""
+    """The errors of examples/convert_resnet.py by size, as a table: the network, and what each way ends with.
+
+    Conversions that nobody trained further are left out, and so are steps half-way (new batch statistics).
+    """
     result = json.loads(ERRORS.read_text())
     head = ("error in %, photographs of size", *result["rows"][0]["errors"], "mean", "s per epoch")
     rows = [head]
-    for row in (row for row in result["rows"] if not row["model"].endswith("new batch statistics")):
+    for row in result["rows"]:
+        if row["model"].endswith("new batch statistics") or (
+            row["model"].startswith("converted") and not row["epochs"]
+        ):
+            continue
         errors, seconds_per_epoch = row["errors"].values(), row.get("epoch_s")
         name = row["model"] + (", one epoch more" if row["epochs"] else "")
         shown = "" if seconds_per_epoch is None else f"{seconds_per_epoch:.2g}"

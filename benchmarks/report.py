@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench import COMPILED, RIVALS, describe
+from benchmarks.bench import COMPILED, describe
 from paper.curves import empty
 from paper.markdown import GAP, table, view, words
 
@@ -163,60 +162,38 @@ def speed_gain(device: str, work: str = "training") -> str:
     return f"{_ours(device, work)['times_direct']:.2g}"
 
 
+SHOWN = ("auto", "direct", "plain")
+
+
 @view
 def speed_networks() -> str:
-    """The whole network on each device: a row for each contender, with everything that was measured."""
-    rivals = [f"x {LABELS.get(name, name)}" for name in RIVALS]
-    kept = [name for name in LABELS if name != "spectral"]
-    rows = [["SS-CNN", "", "images/s", "ms (quartiles)", *rivals[:2], "memory"]]
+    """The whole network on each device: images per second of each contender, and time and memory of ours."""
+    heads = (f"{LABELS[name]}, images/s" for name in SHOWN)
+    rows = [["SS-CNN", *heads, "ours x `direct`", "ours x plain", "ours, ms (quartiles)", "ours, memory"]]
     for device, train in itertools.product(load(), (True, False)):
         case = _first(device, train)
+        found = case["contenders"]
+        ours = found["auto"]
+        times = f"{number(ours['ms'])} ({number(ours['q1'])}–{number(ours['q3'])})"
+        ratios = (f"{ours[f'times_{other}']:.3g}" for other in SHOWN[1:])
         what = f"{DEVICES[device]}, {describe(case).removeprefix('network, ')}"
-        for name in kept:
-            rows.append([what, LABELS[name], *_measured(case["contenders"][name], RIVALS[:2])])
-            what = ""
-    return table(rows, left=2)
-
-
-def _measured(found: Record, rivals: Sequence[str]) -> list[str]:
-    """Rate, times, ratios and memory of a contender; or its error."""
-    if "error" in found:
-        return [found["error"], *[""] * (len(rivals) + 2)]
-    times = f"{number(found['ms'])} ({number(found['q1'])}–{number(found['q3'])})"
-    ratios = [f"{found[key]:.3g}" if (key := f"times_{other}") in found else "" for other in rivals]
-    memory = f"{found['memory_mib']:,.0f} MiB" if "memory_mib" in found else ""
-    return [number(found["images_per_s"]), times, *ratios, memory]
-
-
-@view
-def speed_layers() -> str:
-    """Single layers, forward and backward: a row for each case and device; where ours loses, the ratio says so."""
-    shown = ("auto", "direct", "plain")
-    rows = [["milliseconds, forward + backward", *(LABELS[name] for name in shown), "ours x `direct`"]]
-    for device, result in load().items():
-        for case in of_group(result, "layer"):
-            if not case["train"]:
-                continue
-            ours, direct = (case["contenders"][name].get("ms") for name in shown[:2])
-            ratio = f"{direct / ours:.2g}{' (slower)' * (direct < ours)}" if ours and direct else ""
-            what = describe(case).removeprefix("layer ").replace(" forward + backward,", "")
-            rows.append([f"{DEVICES[device]}, {what}", *(milliseconds(case, name) for name in shown), ratio])
+        rates = (number(found[name]["images_per_s"]) for name in SHOWN)
+        rows.append([what, *rates, *ratios, times, f"{ours['memory_mib']:,.0f} MiB"])
     return table(rows)
 
 
 @view
-def speed_compared() -> str:
-    """Images per second of the compared networks in training, on images of the size that the paper has for each."""
-    cases = {
-        f"{DEVICES[device]}{' recorded' * case['graph']}": case["contenders"]
-        for device, result in load().items()
-        for case in of_group(result, "baselines")
-    }
-    names = next(iter(cases.values()))
-    rates = ([number(case[name]["images_per_s"]) for case in cases.values()] for name in names)
-    return table(
-        [["training, images per second", *cases], *([name, *own] for name, own in zip(names, rates, strict=True))]
-    )
+def speed_layers() -> str:
+    """Single layers, forward and backward, on each device; where ours loses, the ratio says so."""
+    found: dict[str, list[str]] = {}
+    for result in load().values():
+        for case in (case for case in of_group(result, "layer") if case["train"]):
+            ours, direct = (case["contenders"][name].get("ms") for name in SHOWN[:2])
+            ratio = f"{direct / ours:.2g}{' (slower)' * (direct < ours)}" if ours and direct else ""
+            row = found.setdefault(describe(case).split(", forward")[0].removeprefix("layer "), [])
+            row += [*(milliseconds(case, name) for name in SHOWN), ratio]
+    heads = (f"{DEVICES[d]}, {name}" for d in load() for name in (*(LABELS[n] for n in SHOWN), "ours x `direct`"))
+    return table([["milliseconds, forward + backward", *heads], *([what, *row] for what, row in found.items())])
 
 
 @view

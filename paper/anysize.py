@@ -6,7 +6,6 @@ are there, and name those that are left out; `python -m paper table` shows every
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ import pandas as pd
 import paper
 from paper import RESULTS, cells, curves, grids, recorded
 from paper.cells import GAP, Data, lines, values
-from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, OURS, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
+from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
 from paper.markdown import table, view, words
 from scalesteer.data import SIZED_DATASETS
 from scalesteer.training.config import RunConfig
@@ -224,18 +223,6 @@ def new_networks(data: Data, whole: bool = False) -> str:
         rows += [(f"{line} (Table 1, the paper's)", *found.values(), GAP) for line, found in PAPER["1"].items()]
     others = _published_rows("new-networks", [*DATASETS.values()], resized=whole)
     return table([*rows, *((*found, GAP) for found in others)])
-
-
-@view
-def size_correlations(data: Data) -> str:
-    """Rank correlation of the estimated size with the true size, by protocol of STIR."""
-    rows: list[Sequence[str]] = [("rank correlation with the true size", *PROTOCOLS, "seeds")]
-    for title, line in itertools.product(STIR, (*OURS, LEADING["stir"] + AUGMENTED)):
-        if complete(data, "stir", line, title):
-            every = (Cell("stir", line, f"{title} {protocol}", "1 - size correlation") for protocol in PROTOCOLS)
-            found = (spread(data, cell, 1, 2) for cell in every)
-            rows.append((f"{title}, {shown(line)}", *found, repeats_of("stir", line)))
-    return table(rows)
 
 
 def _own_name(run: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paper import RESULTS, recorded
-from paper.markdown import percent_table, table, view
+from paper.markdown import table, view
 from scalesteer import data
 from scalesteer.data import sheets
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
@@ -104,24 +104,6 @@ def data_sized() -> str:
         counts = " / ".join(f"{count:,}" for count in own.counts)
         rows.append((f"`{name}`", image, len(own.classes), counts, span, f"{low:g}" if low == high else "all"))
     return table(rows, left=2)
-
-
-@view
-def data_digests() -> str:
-    """The splits of each dataset, and the standard deviation of training pixels."""
-    measured = recorded("data/measured.json")
-    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "standard deviation of training pixels")]
-    for dataset, digests in measured["digests"].items():
-        shown = " ".join(f"`{digest[:12]}`" for digest in digests)
-        rows.append((dataset, shown, f"{measured['train_std'][dataset]:.4f}"))
-    return table(rows, left=2)
-
-
-@view
-def data_edges() -> str:
-    """How often the ink ends where its drawn scale says."""
-    head = ("dataset, resampler", "edges of the ink within a pixel of the drawn scale")
-    return percent_table(head, recorded("data/measured.json")["edges_within_a_pixel"])
 
 
 @view

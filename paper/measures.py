@@ -264,14 +264,6 @@ def _windows(errors: dict[str, float]) -> list[str]:
 
 
 @view
-def guide_ranks() -> str:
-    """How many of the functions are independent on the window of 7 x 7."""
-    rank = guide_numbers()["rank"]
-    rows = [(f"`{name}`", *found.values()) for name, found in rank.items()]
-    return table([("singular values above", *rank["paper"]), *rows])
-
-
-@view
 def guide_grid() -> str:
     """The steering error of small blobs, from the paper's sampling to ours."""
     steps = guide_numbers()["grid"]
