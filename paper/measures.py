@@ -264,10 +264,10 @@ def _windows(errors: dict[str, float]) -> list[str]:
 
 
 @view
-def guide_grid() -> str:
-    """The steering error of small blobs, from the paper's sampling to ours."""
-    steps = guide_numbers()["grid"]
-    return percent_table(_windows(steps["`paper`"]), {name: errors.values() for name, errors in steps.items()})
+def steering_of_blobs(name: str) -> str:
+    """The smallest and the largest steering error of small blobs over the windows, in %, of one of `GRID_STEPS`."""
+    errors = [100 * error for error in guide_numbers()["grid"][name].values()]
+    return f"{min(errors):.1f} to {max(errors):.1f}"
 
 
 @view

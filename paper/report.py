@@ -150,19 +150,6 @@ def effects(data: Data) -> str:
     return markdown(rows)
 
 
-@view
-def costs(data: Data) -> str:
-    """Parameters and training time by method."""
-    every = [Cell("1", "", column, measure) for column in columns("1") for measure in ("parameters", "seconds")]
-    rows = [["mean over splits", *(f"{c.column}, {c.measure}" for c in every), "all runs, minutes"]]
-    for line in lines("1"):
-        times = [values(data, cell._replace(line=line), False) for cell in every if cell.measure == "seconds"]
-        seconds = pd.concat(times).dropna()
-        total = f"{seconds.sum() / 60:.1f} ({len(seconds)} runs)" if len(seconds) else GAP
-        rows.append([line, *(show(data, cell._replace(line=line)) for cell in every), total])
-    return markdown(rows)
-
-
 LAYOUTS: dict[str, Callable[[Data], str]] = {
     "2": _table_2,
     "tuning": _tuning,

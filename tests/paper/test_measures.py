@@ -128,3 +128,5 @@ def test_the_guides_tables_hold_the_recorded_numbers():
     head, rows = cells(measures.guide_steering())
     assert head[1:] == [window.replace("->", "→") for window in numbers["steering"]["area"]]
     assert rows["area (`area`)"] == [f"{100 * error:.1f} %" for error in numbers["steering"]["area"].values()]
+    errors = [100 * error for error in numbers["grid"]["`area`"].values()]
+    assert measures.steering_of_blobs("`area`") == f"{min(errors):.1f} to {max(errors):.1f}"

@@ -31,7 +31,7 @@ def test_without_results_there_are_gaps_only(tmp_path):
         for row in body.splitlines()[2:]:
             assert {cell.strip() for cell in row.strip("|").split("|")[1:]} <= {GAP, "base", *paper}
     papers = {row.get("MNIST-Scale") for row in grids.PAPER["1"].values()}
-    tables = [report.paper_sizes, report.effects, report.costs, report.repeats, partial(report.pairs, name="1")]
+    tables = [report.paper_sizes, report.effects, report.repeats, partial(report.pairs, name="1")]
     tables += [distortion.distorted, distortion.distorted_pairs, distortion.longer_pairs]
     for view in tables:
         for row in view(data).splitlines()[2:]:
@@ -51,7 +51,6 @@ def test_tables_show_mean_and_deviation_beside_the_papers(load):
     assert shown[0] == "**Table 1. Error rates on MNIST-Scale and FMNIST-Scale**"
     assert f"| SS-CNN | 2.05 ± {deviation:.2f} | 1.91 ± 0.04 | 18.25 ± {deviation:.2f} | 14.24 ± 0.31 |" in shown
     assert f"| LocScaleInv-CNN | {GAP} | 2.75 ± 0.09 | {GAP} | 15.91 ± 0.41 |" in shown
-    assert "| SS-CNN | 10 | 6 | 10 | 6 | 1.2 (12 runs) |" in report.costs(data)
     assert "| Plain CNN, MNIST-Scale | -0.40 ± 0.00 | **-0.40 to -0.40** | 6 of 6 |" in report.pairs(data, "1")
     assert report.error(data, "1", "SS-CNN", "MNIST-Scale") == "2.05"
     assert report.training_time(data, "1", "2") == f"{48 * 6 / 3600:.1f} hours on a GPU"  # each run once
