@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.bench import environment, seconds
-from benchmarks.report import number
 from examples.convert_resnet import resnet
 from paper.markdown import table
 from scalesteer import PAPER_SCALES, FoldedScaleConv2d, ScaleChannels, convert, fold
@@ -139,18 +138,6 @@ def run(output: Path, *, device: str = "auto", rounds: int = 15, limit_s: float 
     return result
 
 
-def conversion_costs() -> str:
-    """How many times the network's time each contender takes, as a table."""
-    result = json.loads(COSTS.read_text())
-    about = result["environment"]
-    rows = [("", "training step", "ONNX Runtime, one image")]
-    for name in result["training"]:
-        found = [result[work][name] for work in ("training", "inference")]
-        rows.append((name, *(f"x {one['times_network']:.3g} ({number(one['ms'])} ms)" for one in found)))
-    where = f"{about['device']}, CPU threads: {about['threads']}, torch {about['torch']}; `{COMMAND}`."
-    return f"{table(rows)}\n\n{result['method']} {where}"
-
-
 def conversion_errors() -> str:
     """The errors of examples/convert_resnet.py by size, as a table: the network, and what each way ends with.
 
@@ -185,7 +172,6 @@ def conversion_error(model: str, epochs: int = 0, size: str = "") -> str:
 
 
 VIEWS = {
-    "conversion_costs": conversion_costs,
     "conversion_errors": conversion_errors,
     "conversion_times": conversion_times,
     "conversion_error": conversion_error,
