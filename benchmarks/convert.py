@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.bench import environment, seconds
-from benchmarks.report import number
 from examples.convert_resnet import resnet
 from paper.markdown import table
 from scalesteer import PAPER_SCALES, FoldedScaleConv2d, ScaleChannels, convert, fold
@@ -139,28 +138,19 @@ def run(output: Path, *, device: str = "auto", rounds: int = 15, limit_s: float 
     return result
 
 
-def conversion_costs() -> str:
-    """How many times the network's time each contender takes, as a table; or how to measure it."""
-    if not COSTS.exists():
-        return f"Not measured yet: `{COMMAND}`."
-    result = json.loads(COSTS.read_text())
-    about = result["environment"]
-    rows = [("", "training step", "ONNX Runtime, one image")]
-    for name in result["training"]:
-        found = [result[work][name] for work in ("training", "inference")]
-        rows.append((name, *(f"x {one['times_network']:.3g} ({number(one['ms'])} ms)" for one in found)))
-    where = f"{about['device']}, CPU threads: {about['threads']}, torch {about['torch']}; `{COMMAND}`."
-    return f"{table(rows)}\n\n{result['method']} {where}"
-
-
 def conversion_errors() -> str:
-    """The errors of examples/convert_resnet.py by size, as a table; or how to measure them."""
-    if not ERRORS.exists():
-        return f"Not measured yet: `{EXAMPLE}`."
+    """The errors of examples/convert_resnet.py by size, as a table: the network, and what each way ends with.
+
+    Conversions that nobody trained further are left out, and so are steps half-way (new batch statistics).
+    """
     result = json.loads(ERRORS.read_text())
     head = ("error in %, photographs of size", *result["rows"][0]["errors"], "mean", "s per epoch")
     rows = [head]
     for row in result["rows"]:
+        if row["model"].endswith("new batch statistics") or (
+            row["model"].startswith("converted") and not row["epochs"]
+        ):
+            continue
         errors, seconds_per_epoch = row["errors"].values(), row.get("epoch_s")
         name = row["model"] + (", one epoch more" if row["epochs"] else "")
         shown = "" if seconds_per_epoch is None else f"{seconds_per_epoch:.2g}"
@@ -174,14 +164,14 @@ def conversion_times(name: str, work: str) -> str:
     return f"{json.loads(COSTS.read_text())[work][name]['times_network']:.2g}"
 
 
-def conversion_error(model: str, epochs: int = 0) -> str:
-    """The mean error of a row of examples/convert_resnet.py over all sizes, in %."""
+def conversion_error(model: str, epochs: int = 0, size: str = "") -> str:
+    """The error in % of a row of examples/convert_resnet.py at a size, by default the mean over all."""
     rows = json.loads(ERRORS.read_text())["rows"]
-    return f"{mean(next(r['errors'] for r in rows if (r['model'], r['epochs']) == (model, epochs)).values()):.1f}"
+    errors = next(r["errors"] for r in rows if (r["model"], r["epochs"]) == (model, epochs))
+    return f"{errors[size] if size else mean(errors.values()):.1f}"
 
 
 VIEWS = {
-    "conversion_costs": conversion_costs,
     "conversion_errors": conversion_errors,
     "conversion_times": conversion_times,
     "conversion_error": conversion_error,

@@ -1,26 +1,25 @@
-"""What docs/speed.md and README show of the times in results/bench/: tables, sentences and plots."""
+"""What docs/speed.md, docs/evidence/speed.md and README show of the times in results/bench/: tables, numbers, plots."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench import COMPILED, RIVALS, describe
+from benchmarks.bench import COMPILED, describe
 from paper.curves import empty
-from paper.markdown import PENDING, table, view
+from paper.markdown import GAP, table, view, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
-COMMANDS = {
-    "cpu": "python -m benchmarks bench --device cpu --output results/bench/cpu.json",
-    "h200": "python -m benchmarks bench --device cuda --output results/bench/h200.json",
-}
+DEVICES = {"cpu": "two CPU threads", "h200": "H200"}
+"""By the name of their file in results/bench/, which `python -m benchmarks bench --output` writes."""
 # Contenders as results/bench names them, and as they are shown: "spectral" is the old name of the backend "fast".
-LABELS = {"spectral": "ours, `fast`", "auto": "ours, `auto`", "direct": "`direct`", "plain": "plain"}
+LABELS = {"spectral": "ours, `fast`", "auto": "ours", "direct": "`direct`", "plain": "plain"}
 _GPU = {"device": "h200", "group": "network", "precision": "tf32", "graph": False}
 SITUATIONS: dict[str, tuple[str, Record]] = {  # who of ours, and which case
     "two CPU threads, training, batch 64": ("auto", {"device": "cpu", "group": "network", "train": True}),
@@ -29,7 +28,8 @@ SITUATIONS: dict[str, tuple[str, Record]] = {  # who of ours, and which case
     "H200, training, batch 128, recorded step": ("auto", {**_GPU, "train": True, "graph": True}),
     "H200, training, `torch.compile`": (COMPILED, {**_GPU, "train": True}),
     "H200, training, as it comes": ("auto", {**_GPU, "train": True}),
-    "H200, inference, batch 512": ("auto", {**_GPU, "train": False, "batch": 512}),
+    "H200, inference, batch 512, recorded step": ("auto", {**_GPU, "train": False, "batch": 512, "graph": True}),
+    "H200, inference, batch 512, as it comes": ("auto", {**_GPU, "train": False, "batch": 512}),
     "H200, inference in bfloat16": ("auto", {**_GPU, "precision": "bf16", "batch": 512}),
     "H200, one image": ("auto", {**_GPU, "batch": 1}),
     "H200, training `steered-resnet` in five channels": ("steered-resnet", {"device": "h200", "group": "channels"}),
@@ -41,7 +41,7 @@ Record = dict[str, Any]
 
 def load() -> dict[str, Record]:
     """What was measured, by device. `<device>-<group>.json` is a group measured again later, in place of the first."""
-    found = {name: json.loads(path.read_text()) for name in COMMANDS if (path := RESULTS / f"{name}.json").exists()}
+    found = {name: json.loads(path.read_text()) for name in DEVICES if (path := RESULTS / f"{name}.json").exists()}
     for name, result in found.items():
         result["later"] = {}
         for path in sorted(RESULTS.glob(f"{name}-*.json")):
@@ -51,13 +51,6 @@ def load() -> dict[str, Record]:
             result["measurements"] = kept + again["measurements"]
             result["later"] |= dict.fromkeys(groups, again["environment"])
     return found
-
-
-@view
-def speed_section(name: str) -> str:
-    """All about one device of `COMMANDS`, or how to measure it."""
-    results = load()
-    return section(results[name], name) if name in results else f"Not measured yet: `{COMMANDS[name]}`."
 
 
 @view
@@ -77,7 +70,7 @@ def speed_situations() -> str:
         case = next((case for case in cases if case.items() >= wanted.items()), {"contenders": {}})
         found = case["contenders"].get(ours, {})
         if "ms" not in found:
-            rows.append((what, PENDING, "", ""))
+            rows.append((what, GAP, "", ""))
             continue
         one = case["batch"] == 1
         rate = f"{number(found['ms'])} ms" if one else f"{number(found['images_per_s'])} images/s"
@@ -114,45 +107,6 @@ def of_group(result: Record, group: str) -> list[Record]:
     return [case for case in result["measurements"] if case["group"] == group]
 
 
-def section(result: Record, name: str) -> str:
-    """All about one device."""
-    about = result["environment"]
-    blocks = [f"{about['device']}, CPU threads: {about['threads']}; {origin(about)}"]
-    if about["load"] > 0.5 * about["threads"]:
-        blocks.append(f"Provisional: other work kept the machine busy (load {about['load']}), which spoils times.")
-
-    def titled(title: str, group: str) -> str:
-        later = result["later"].get(group)
-        return f"{title} {origin(later)}" if later else title
-
-    if networks := of_group(result, "network"):
-        blocks += [
-            titled("**The whole network:**", "network"),
-            f"![Images per second of the whole network](../../results/bench/{name}-network.png)",
-        ]
-        blocks.append(contender_table(networks))
-    if layers := of_group(result, "layer"):
-        blocks += [titled("**One layer**, milliseconds:", "layer"), layer_table(layers)]
-        blocks.append(choices([*layers, *of_group(result, "sweep")]))
-    if sweep := of_group(result, "sweep"):
-        blocks.append("**How time grows** with one thing at a time, forward + backward, layer 30 → 60, 28 x 28:")
-        blocks += [
-            f"![Time against each](../../results/bench/{name}-growth.png)",
-            growth_table(sweep),
-            batch_gain(sweep),
-        ]
-    titles = {
-        "channels": "**Residual networks at five sizes**, 0.5 to 2, images of 32 x 32:",
-        "lobes": "**One lobe**, so that filters are not point-symmetric, beside two, forward + backward:",
-        "large": "**A large image:**",
-        "baselines": "**The compared networks:**",
-    }
-    for group, title in titles.items():
-        if cases := of_group(result, group):
-            blocks += [titled(title, group), contender_table(cases)]
-    return "\n\n".join(filter(None, blocks))
-
-
 def origin(about: Record) -> str:
     """Where numbers come from, with the command that measures them again."""
     command = about["command"].replace("scalesteer bench", "python -m benchmarks bench")  # its name until 2026
@@ -180,76 +134,86 @@ def rates(networks: list[Record], train: bool) -> dict[str, str]:
     return {key: number(ours[key]) for key in keys} if ours.keys() >= set(keys) else {}
 
 
-def contender_table(cases: list[Record]) -> str:
-    """A row for each case and contender, with everything that was measured; a column without any number is left out."""
-    rivals = [f"x {LABELS.get(name, name)}" for name in RIVALS]
-    rows = [["", "", "images/s", "ms (quartiles)", *rivals, "memory"]]
-    for case in cases:
-        what = describe(case)
-        for name, found in case["contenders"].items():
-            if "error" in found:
-                cells = [found["error"], *[""] * (len(rows[0]) - 3)]
-            else:
-                times = f"{number(found['ms'])} ({number(found['q1'])}–{number(found['q3'])})"
-                keys = (f"times_{other}" for other in RIVALS)
-                ratios = [f"{found[key]:.3g}" if key in found else "" for key in keys]
-                memory = f"{found['memory_mib']:,.0f} MiB" if "memory_mib" in found else ""
-                cells = [number(found["images_per_s"]), times, *ratios, memory]
-            rows.append([what, "ours, compiled" if name == COMPILED else LABELS.get(name, name), *cells])
-            what = ""
-    kept = [i for i in range(len(rows[0])) if i < 2 or any(row[i] for row in rows[1:])]
-    return table([[row[i] for i in kept] for row in rows], left=2)
+def _first(device: str, train: bool) -> Record:
+    """The whole network's first case of training or of inference: on a GPU as a CUDA graph."""
+    return next(case for case in of_group(load()[device], "network") if case["train"] == train)
 
 
-def layer_table(cases: list[Record]) -> str:
-    """A row for each case; where ours loses, the ratio says so."""
-    rows = [["", *LABELS.values(), "`fast` x `direct`"]]
-    for case in cases:
-        ratio = case["contenders"]["spectral"].get("times_direct")
-        shown = "" if ratio is None else f"{ratio:.3g}" + (" (slower)" if ratio < 1 else "")
-        rows.append([describe(case), *(milliseconds(case, name) for name in LABELS), shown])
+def _ours(device: str, work: str) -> Record:
+    found: Record = _first(device, work == "training")["contenders"]["auto"]
+    return found
+
+
+@view
+def speed_rate(device: str, work: str = "training") -> str:
+    """Images per second of SS-CNN on "cpu" or "h200", in "training" or "inference"."""
+    return number(_ours(device, work)["images_per_s"])
+
+
+@view
+def speed_share(device: str, work: str = "training") -> str:
+    """Its share of the plain CNN's rate, in %."""
+    return f"{100 * _ours(device, work)['times_plain']:.0f}"
+
+
+@view
+def speed_gain(device: str, work: str = "training") -> str:
+    """How many times the rate of one convolution for each scale it reaches."""
+    return f"{_ours(device, work)['times_direct']:.2g}"
+
+
+SHOWN = ("auto", "direct", "plain")
+
+
+@view
+def speed_networks() -> str:
+    """The whole network on each device: images per second of each contender, and time and memory of ours."""
+    heads = (f"{LABELS[name]}, images/s" for name in SHOWN)
+    rows = [["SS-CNN", *heads, "ours x `direct`", "ours x plain", "ours, ms (quartiles)", "ours, memory"]]
+    for device, train in itertools.product(load(), (True, False)):
+        case = _first(device, train)
+        found = case["contenders"]
+        ours = found["auto"]
+        times = f"{number(ours['ms'])} ({number(ours['q1'])}–{number(ours['q3'])})"
+        ratios = (f"{ours[f'times_{other}']:.3g}" for other in SHOWN[1:])
+        what = f"{DEVICES[device]}, {describe(case).removeprefix('network, ')}"
+        rates = (number(found[name]["images_per_s"]) for name in SHOWN)
+        rows.append([what, *rates, *ratios, times, f"{ours['memory_mib']:,.0f} MiB"])
     return table(rows)
 
 
-def choices(cases: list[Record]) -> str:
-    """How good the choices of "auto" were: its time against that of the faster backend."""
-    names = ("auto", "spectral", "direct")
-    whole = [case for case in cases if all("ms" in case["contenders"][name] for name in names)]
-    losses = []
-    for case in whole:
-        auto, *backends = (case["contenders"][name]["ms"] for name in names)
-        losses.append((auto / min(backends), describe(case)))
-    loss, where = max(losses, default=(0, ""))
-    return where and (
-        f"In the {len(losses)} cases of this table and the next, `auto` takes at most {loss:.2f} times the time of the "
-        f"faster backend (in {where})."
-    )
+@view
+def speed_layers() -> str:
+    """Single layers, forward and backward, on each device; where ours loses, the ratio says so."""
+    found: dict[str, list[str]] = {}
+    for result in load().values():
+        for case in (case for case in of_group(result, "layer") if case["train"]):
+            ours, direct = (case["contenders"][name].get("ms") for name in SHOWN[:2])
+            ratio = f"{direct / ours:.2g}{' (slower)' * (direct < ours)}" if ours and direct else ""
+            row = found.setdefault(describe(case).split(", forward")[0].removeprefix("layer "), [])
+            row += [*(milliseconds(case, name) for name in SHOWN), ratio]
+    heads = (f"{DEVICES[d]}, {name}" for d in load() for name in (*(LABELS[n] for n in SHOWN), "ours x `direct`"))
+    return table([["milliseconds, forward + backward", *heads], *([what, *row] for what, row in found.items())])
+
+
+@view
+def speed_sources() -> str:
+    """Where the numbers of each device come from, as a list."""
+    said = []
+    for device, result in load().items():
+        about = result["environment"]
+        later: dict[str, list[str]] = {}
+        for group, own in result["later"].items():
+            later.setdefault(f"{own['device']}, commit {own['commit'][:7]}", []).append(group)
+        again = "".join(f"; {words(groups)} again on {where}" for where, groups in later.items())
+        said.append(f"- {DEVICES[device]}: {about['device']}, {origin(about).removesuffix('.')}{again}.")
+    return "\n".join(said)
 
 
 @view
 def speed_times(name: str) -> str:
     """How many times the time of the plain CNN ours takes in training, in the first case of a device."""
-    found = rates(of_group(load()[name], "network"), train=True)
-    return f"{1 / float(found['times_plain']):.1f}"
-
-
-@view
-def shapes_table(name: str) -> str:
-    """Layers of every shape on one device, the fastest of all rounds in milliseconds; or how to measure them."""
-    path = RESULTS / f"shapes-{name}.json"
-    if not path.exists():
-        device = "cpu" if name == "cpu" else "cuda"
-        return f"Not measured yet: `python -m benchmarks bench --device {device} --only shapes --output {path.name}`."
-    result = json.loads(path.read_text())
-    rows = [["", "`fast`", "`direct`", "`auto`", "`auto` / faster"]]
-    for case in result["measurements"]:
-        found = case["contenders"]
-        if failed := [f"{backend}: {about['error']}" for backend, about in found.items() if "error" in about]:
-            rows.append([describe(case), "; ".join(failed), "", "", ""])
-            continue
-        fast, direct, auto = (found[backend]["fastest"] for backend in ("fast", "direct", "auto"))
-        rows.append([describe(case), *map(number, (fast, direct, auto)), f"{auto / min(fast, direct):.2f}"])
-    return f"{table(rows)}\n\n{result['environment']['device']}, {origin(result['environment'])}"
+    return f"{1 / _ours(name, 'training')['times_plain']:.1f}"
 
 
 def milliseconds(case: Record, name: str) -> str:
@@ -272,34 +236,6 @@ def along(sweep: list[Record]) -> dict[str, list[tuple[int, Record]]]:
         same = [c for c in sweep if all(position(c)[i] == base[i] for i in range(len(AXES)) if i != axis)]
         found[name] = sorted(((position(c)[axis], c) for c in same), key=lambda point: point[0])
     return found
-
-
-def growth_table(sweep: list[Record]) -> str:
-    """How many times the time of the first point the last one takes; the doubling of all filters is its own row."""
-    rows = [["", *LABELS.values()]]
-    spans = [(f"{name} {found[0][0]} → {found[-1][0]}", found) for name, found in along(sweep).items() if found]
-    doubled = [point for point in along(sweep)[AXES[3]] if point[0] in (17, 33)]
-    spans.append(("**all six filters doubled**, 7–17 → 13–33", doubled))
-    for title, found in spans:
-        if len(found) < 2:  # of a run that was cut short
-            continue
-        cells = []
-        for name in LABELS:
-            first, last = (found[i][1]["contenders"][name].get("ms") for i in (0, -1))
-            known = first is not None and last is not None
-            cells.append(f"{last / first:.3g} x ({number(first)} → {number(last)} ms)" if known else "failed")
-        rows.append([title, *cells])
-    return table(rows)
-
-
-def batch_gain(sweep: list[Record]) -> str:
-    """What twice the batch gains."""
-    rates = {batch: case["contenders"]["spectral"].get("images_per_s") for batch, case in along(sweep)[AXES[0]]}
-    last = max(rates, default=0)
-    if not rates.get(last) or not rates.get(last // 2):
-        return ""
-    gain = rates[last] / rates[last // 2]
-    return f"Twice the batch, {last // 2} → {last}, is {gain:.2f} times the images per second in this layer."
 
 
 def number(value: float) -> str:

@@ -98,6 +98,21 @@ class Table:
         print("\n\n".join(shown if self.markdown else map(aligned, shown)))
 
 
+@app.command("targets")
+@dataclass(frozen=True)
+class Targets:
+    """Print our own targets for networks at sizes that training did not show, and whether the results meet them.
+
+    Example: python -m paper targets
+    """
+
+    def run(self) -> None:
+        """Print them."""
+        from paper import cells, claims
+
+        print(aligned(claims.targets(cells.published())))
+
+
 @app.command("report")
 @dataclass(frozen=True)
 class Report:

@@ -1,23 +1,25 @@
 """Networks at sizes that training did not show: the views, tables and plots of these experiments.
 
-Their runs stand in `paper.grids`, numbers of others in ``results/published``. A cell that has no result yet says so.
+Their runs stand in `paper.grids`, numbers of others in ``results/published``. Pages show a line once all of its runs
+are there, and name those that are left out; `python -m paper table` shows every line.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterable
-from functools import cache
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+import paper
 from paper import RESULTS, cells, curves, grids, recorded
 from paper.cells import GAP, Data, lines, values
-from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, OURS, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
-from paper.markdown import PENDING, table, view, words
+from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
+from paper.markdown import table, view, words
 from scalesteer.data import SIZED_DATASETS
 from scalesteer.training.config import RunConfig
 
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BEST_PUBLISHED = {"MNIST": "Pyramid ensemble", "Emoji": "PixelPool"}  # in the figures
+PUBLISHED_SHOWN = ("Pyramid ensemble", "PixelPool", "DISCO", "Plain CNN")
+"""Of the networks of Altstidl et al.: the best on digits and on icons, one that resizes filters, and the control."""
 STIR_PLAIN = "STIR's plain CNN"  # two convolutions, 7 x 7, of 16 and 32 channels; global maximum; a linear layer
+AS_LONG = ", as long as ours"  # ends the name of the rival that trains as long as scale channels do
 
 
 @cache
@@ -34,66 +39,106 @@ def published(name: str) -> Any:
     return recorded(f"published/{name}.json")
 
 
+# Lines
+
+
+def shown(line: str) -> str:
+    """The name of a line for readers: the grids call the network without scale channels a twin.
+
+    Example:
+        >>> shown("Plain twin, random resizing")
+        'Plain network, random resizing'
+    """
+    return line.replace(TWIN, "Plain network")
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Lines in the order of tables: first the rival that wins in practice, random resizing for as long as ours."""
+    return sorted(names, key=lambda name: not name.endswith(AS_LONG))
+
+
+def complete(data: Data, name: str, line: str, start: str = "") -> bool:
+    """Whether all runs of a line are there, in the columns that begin so."""
+    found = cells.runs(data, name)
+    mine = found[(found["line"] == line) & found["column"].str.startswith(start)]
+    return bool(len(mine)) and bool(mine["test error"].notna().all())
+
+
+def _lines(data: Data, name: str, whole: bool, start: str = "") -> list[str]:
+    """The lines of a table: all if it is to be `whole`, else those that are complete."""
+    return ordered(line for line in lines(name) if whole or complete(data, name, line, start))
+
+
+@view
+def left_out(data: Data, name: str, start: str = "") -> str:
+    """Names the lines whose runs are not all there, for the foot of a page; empty if there are none."""
+    names = [shown(line) for line in ordered(lines(name)) if not complete(data, name, line, start)]
+    return f"Left out, because some of their runs have not been made: {'; '.join(names)}." if names else ""
+
+
 # Cells
 
 
 def numbers(data: Data, cell: Cell, whole: float = 0) -> list[float]:
     """A cell's numbers as tables show them: of a run that was made more than once, the first.
 
-    With `whole`, what they lack of it: 100 makes accuracies of errors in %.
+    With `whole`, what they lack of it: 100 makes accuracies of errors in %. A cell without runs has no numbers.
     """
+    if cell[:3] not in _cells_of(cell.experiment):
+        return []
     return [whole - number if whole else number for number in values(data, cell, averaged=False)]
 
 
+@cache
+def _cells_of(name: str) -> frozenset[tuple[str, str, str]]:
+    return frozenset((name, row.line, row.column) for row in grids.EXPERIMENTS[name].rows)
+
+
 def mean(data: Data, cell: Cell, whole: float = 0, digits: int = 1) -> str:
-    """The mean of :func:`numbers`, or that nothing has been measured."""
-    return cells.mean(numbers(data, cell, whole), f".{digits}f").replace(GAP, PENDING)
+    """The mean of :func:`numbers`."""
+    return cells.mean(numbers(data, cell, whole), f".{digits}f")
 
 
 def spread(data: Data, cell: Cell, whole: float = 0, digits: int = 1) -> str:
     """The same, ± standard deviation."""
-    return cells.spread(numbers(data, cell, whole), f".{digits}f", digits).replace(GAP, PENDING)
+    return cells.spread(numbers(data, cell, whole), f".{digits}f", digits)
 
 
 def _weights(data: Data, cell: Cell) -> str:
-    return cells.show(data, cell._replace(measure="parameters")).replace(GAP, PENDING)
-
-
-def _row(line: str, shown: Iterable[str]) -> list[str]:
-    """A line of a table; one without any number says so once."""
-    found = list(shown)
-    return [line, *(found if set(found) - {PENDING} else [PENDING, *[""] * (len(found) - 1)])]
+    return cells.show(data, cell._replace(measure="parameters"))
 
 
 # Tables
 
 
 @view
-def stir(data: Data, title: str) -> str:
-    """STIR in its four protocols: ours, rivals trained by us, and every published row.
+def stir(data: Data, title: str, whole: bool = False) -> str:
+    """STIR in its four protocols: ours, rivals trained by us, and published networks.
 
     Args:
         data: All results.
         title: "MNIST" or "Emoji".
+        whole: Every line and every published network.
     """
     others = published("stir")["networks"]
     base = others["Plain CNN"]["seconds_per_epoch"]
-    rows = [[f"{title}, accuracy in %", *PROTOCOLS, "weights", "time of an epoch, plain CNN = 1"]]
-    for line in lines("stir"):
+    head = (f"{title}, accuracy in %", *PROTOCOLS, "seeds", "weights", "time of an epoch, plain CNN = 1")
+    rows: list[Sequence[str]] = [head]
+    for line in _lines(data, "stir", whole, title):
         every = [Cell("stir", line, f"{title} {protocol}") for protocol in PROTOCOLS]
-        shown = [_outside_inside(data, cell) for cell in every]
-        rows.append(_row(line, [*shown, _weights(data, every[0]), epoch_time(line)]))
-    for name, other in others.items():
-        found = {
-            protocol: {key: _rounded(number) for key, number in own.items() if key != "by_size"}
-            for protocol, own in other["accuracy"][title].items()
-        }
-        shown = [
-            f"{own['outside']} ± {own['outside_std']}" + f" ({own['inside']})" * (protocol in SOME_SIZES)
+        accuracies = [_outside_inside(data, cell) for cell in every]
+        about = (repeats_of("stir", line), _weights(data, every[0]), epoch_time(line))
+        rows.append((shown(line), *accuracies, *about))
+    for name in others if whole else PUBLISHED_SHOWN:
+        found = others[name]["accuracy"][title]
+        accuracies = [
+            f"{_rounded(own['outside'])} ± {_rounded(own['outside_std'])}"
+            + f" ({_rounded(own['inside'])})" * (protocol in SOME_SIZES)
             for protocol, own in found.items()
         ]
-        seconds = other["seconds_per_epoch"]
-        rows.append([f"{name} (published)", *shown, GAP, f"{seconds / base:.1f}" if seconds else GAP])
+        seconds, seeds = others[name]["seconds_per_epoch"], {own["seeds"] for own in found.values()}
+        many = "–".join(sorted({str(min(seeds)), str(max(seeds))}, key=int))
+        rows.append((f"{name} (published)", *accuracies, many, GAP, f"{seconds / base:.1f}" if seconds else GAP))
     return table(rows)
 
 
@@ -108,73 +153,76 @@ def _outside_inside(data: Data, cell: Cell) -> str:
     if cell.column.endswith("All2All"):
         return spread(data, inside, 100)
     text = spread(data, outside, 100)
-    return text if text == PENDING else f"{text} ({mean(data, inside, 100)})"
+    return text if text == GAP else f"{text} ({mean(data, inside, 100)})"
 
 
 @view
-def epoch_time(line: str) -> str:
-    """The time of a training epoch on STIR-MNIST over that of STIR's plain CNN in the same process.
+def epoch_time(line: str, beside: str = STIR_PLAIN) -> str:
+    """The time of a training epoch on STIR-MNIST over that of another line in the same process.
 
-    It is read from ``results/bench/stir-epoch.json``, whose `seconds` are by line, with `STIR_PLAIN` among them.
+    It is read from ``results/bench/stir-epoch.json``, whose `seconds` are by line, with `STIR_PLAIN` among them. A line
+    that trains for more epochs has the epochs of the line that it is named after.
     """
-    found = (recorded("bench/stir-epoch.json") or {"seconds": {}})["seconds"]
-    return f"{found[line] / found[STIR_PLAIN]:.1f}" if line in found else PENDING
+    found = recorded("bench/stir-epoch.json")["seconds"]
+    own, other = (_line("stir", name.removesuffix(AS_LONG)) for name in (line, beside))
+    return f"{found[own] / found[other]:.1f}" if own in found else GAP
 
 
 @view
-def large_scale(data: Data) -> str:
+def large_scale(data: Data, whole: bool = False) -> str:
     """MNIST Large Scale at the sizes that have published numbers."""
-    rows = [["accuracy in % at size", *(f"{size:g}" for size in LARGE_SIZES), "weights"]]
-    for line in lines("large-scale"):
-        every = [Cell("large-scale", line, "", f"size {size:g}") for size in LARGE_SIZES]
-        rows.append(_row(line, [*(spread(data, cell, 100, 2) for cell in every), _weights(data, every[0])]))
-    return table(rows + _published_rows("large-scale", [f"{size:g}" for size in LARGE_SIZES]))
+    sizes = [f"{size:g}" for size in LARGE_SIZES]
+    rows: list[Sequence[str]] = [("accuracy in % at size", *sizes, "seeds", "weights")]
+    for line in _lines(data, "large-scale", whole):
+        every = [Cell("large-scale", line, "", f"size {size}") for size in sizes]
+        about = (repeats_of("large-scale", line), _weights(data, every[0]))
+        rows.append((shown(line), *(spread(data, cell, 100, 2) for cell in every), *about))
+    others = ((name, *found, GAP, GAP) for name, *found in _published_rows("large-scale", sizes))
+    return table([*rows, *others])
 
 
-def _published_rows(name: str, columns: Iterable[str]) -> list[list[str]]:
-    """Numbers of others on the data of an experiment, with two digits; their weights are not known."""
+def _published_rows(name: str, columns: Sequence[str], resized: bool = True) -> list[list[str]]:
+    """Numbers of others on the data of an experiment, with two digits; `resized` ones only if asked for."""
     rows = []
     for own in published("others")[name]["rows"]:
+        if "random resizing" in own.get("setting", "") and not resized:
+            continue
         line = f"{own['network']}{', ' * ('setting' in own)}{own.get('setting', '')}"
         found = (own["numbers"].get(column) for column in columns)
         shown = (GAP if number is None else f"{number:.2f}" for number in found)
-        rows.append([f"{line} (published{'' if own['checked'] else ', not checked'})", *shown, GAP])
+        rows.append([f"{line} (published{'' if own['checked'] else ', not checked'})", *shown])
     return rows
 
 
 @view
-def rescaled_cifar10(data: Data) -> str:
+def rescaled_cifar10(data: Data, whole: bool = False) -> str:
     """Rescaled CIFAR-10: error at each size, and the mean over those never seen."""
     sizes = [f"{size:.3g}" for size in SIZED_DATASETS["rescaled-cifar10"].sizes]
-    rows = [["error in % at size", *sizes, "mean at sizes never seen", "weights"]]
-    for line in lines("rescaled-cifar10"):
+    rows: list[Sequence[str]] = [("error in % at size", *sizes, "mean at sizes never seen", "seeds", "weights")]
+    for line in _lines(data, "rescaled-cifar10", whole):
         cell = Cell("rescaled-cifar10", line, "", "outside")
-        shown = [mean(data, cell._replace(measure=f"size {size}")) for size in sizes]
-        rows.append(_row(line, [*shown, spread(data, cell), _weights(data, cell)]))
+        errors = [mean(data, cell._replace(measure=f"size {size}")) for size in sizes]
+        about = (repeats_of("rescaled-cifar10", line), _weights(data, cell))
+        rows.append((shown(line), *errors, spread(data, cell), *about))
     return table(rows)
 
 
 @view
-def new_networks(data: Data) -> str:
-    """MNIST-Scale and FMNIST-Scale: the new networks, Table 1's methods, and later papers."""
-    rows = [["error in %", *DATASETS.values(), "weights"]]
-    for name, note in (("new-networks", ""), ("1", " (Table 1, ours)")):
-        for line in lines(name):
+def new_networks(data: Data, whole: bool = False) -> str:
+    """MNIST-Scale and FMNIST-Scale: the new networks, and later papers beside two methods of Table 1."""
+    rows: list[Sequence[str]] = [("error in %", *DATASETS.values(), "weights")]
+    kept = (LEADING["new-networks"], TWIN)  # what one table has room for
+    own = [line for line in _lines(data, "new-networks", whole) if whole or line in kept]
+    table_1 = lines("1") if whole else ["SS-CNN", "Spatial Transformer"]
+    for name, names, note in (("new-networks", own, ""), ("1", table_1, " (Table 1, ours)")):
+        for line in names:
             every = [Cell(name, line, title) for title in DATASETS.values()]
-            shown = [spread(data, cell, digits=2) for cell in every]
-            rows.append(_row(line + note, [*shown, _weights(data, every[0])]))
-    rows += [[f"{line} (Table 1, the paper's)", *own.values(), GAP] for line, own in PAPER["1"].items()]
-    return table(rows + _published_rows("new-networks", DATASETS.values()))
-
-
-@view
-def size_correlations(data: Data) -> str:
-    """Rank correlation of the size that answered with the true size, by protocol of STIR."""
-    rows = [["rank correlation with the true size", *PROTOCOLS]]
-    for title, line in itertools.product(STIR, (*OURS, LEADING["stir"] + AUGMENTED)):
-        every = (Cell("stir", line, f"{title} {protocol}", "1 - size correlation") for protocol in PROTOCOLS)
-        rows.append(_row(f"{title}, {line}", (spread(data, cell, 1, 2) for cell in every)))
-    return table(rows)
+            errors = [spread(data, cell, digits=2) for cell in every]
+            rows.append((shown(line) + note, *errors, _weights(data, every[0])))
+    if whole:
+        rows += [(f"{line} (Table 1, the paper's)", *found.values(), GAP) for line, found in PAPER["1"].items()]
+    others = _published_rows("new-networks", [*DATASETS.values()], resized=whole)
+    return table([*rows, *((*found, GAP) for found in others)])
 
 
 def _own_name(run: dict[str, Any]) -> str:
@@ -199,18 +247,21 @@ def _own_errors() -> pd.DataFrame:
 def more_sizes(size: float) -> str:
     """Errors of the network `digits` on digits of a size, in each way to look at the image, as a sentence."""
     found = recorded("guide/more-sizes.json")
-    if found is None:
-        return f"Its errors: {PENDING}."
-    errors = [f"{100 * own[found['sizes'].index(size)]:.1f} % {way}" for way, own in found["errors"].items()]
+    errors = [f"{more_sizes_error(size, way)} % {way}" for way in found["errors"]]
     return f"Of {found['images']:,} digits {size:g} times as large as those of MNIST, it misses {words(errors)}."
+
+
+@view
+def more_sizes_error(size: float, way: str) -> str:
+    """One of these errors in %: "at one size", "at its own sizes" or "at more sizes"."""
+    found = recorded("guide/more-sizes.json")
+    return f"{100 * found['errors'][way][found['sizes'].index(size)]:.1f}"
 
 
 @view
 def more_sizes_table() -> str:
     """The same for all sizes, as a table, and what it rests on."""
     found = recorded("guide/more-sizes.json")
-    if found is None:
-        return f"*{PENDING.capitalize()}: python examples/more_sizes.py.*"
     rows = [[way, *(f"{100 * error:.1f}" for error in own)] for way, own in found["errors"].items()]
     head = ["error in %, digits of size", *(f"{size:g}" for size in found["sizes"])]
     return f"{table([head, *rows])}\n\n{found['images']:,} test digits; `python examples/more_sizes.py`."
@@ -227,33 +278,46 @@ def own_images() -> str:
 
 
 @view
-def own_images_outside(name: str) -> str:
-    """The mean error at sizes that training did not show, of the one line that is called or begins so."""
-    found = _own_errors()["others"]
+def own_images_error(name: str, size: str = "others") -> str:
+    """The error in % at a size, or the mean at those that training did not show, of the line that begins so."""
+    found = _own_errors()[size]
     if name not in found:
         (name,) = (line for line in found.index if line.startswith(name))
     return str(found[name])
 
 
-# Words and numbers of sentences
+# Numbers of sentences
+
+
+def _line(name: str, line: str) -> str:
+    """The name of a line in the grids; "ours" is the leading one, and lines are known by their shown names too."""
+    named = {"ours": LEADING.get(name, line)} | {shown(own): own for own in lines(name)}
+    return named.get(line, line)
 
 
 @view
 def leading(name: str) -> str:
-    """The line of ours that targets are about."""
-    return LEADING[name]
+    """The line of ours that is compared with rivals, as the tables name it."""
+    return shown(LEADING[name])
 
 
 @view
-def accuracy(data: Data, name: str, line: str, column: str, measure: str = "outside") -> str:
+def accuracy(data: Data, name: str, line: str, column: str = "", measure: str = "outside", digits: int = 1) -> str:
     """The mean accuracy of a cell in %; `line` may be "ours"."""
-    return mean(data, Cell(name, LEADING[name] if line == "ours" else line, column, measure), 100)
+    return mean(data, Cell(name, _line(name, line), column, measure), 100, digits)
 
 
 @view
 def mean_error(data: Data, name: str, line: str, column: str = "", measure: str = "outside", digits: int = 1) -> str:
     """The mean error of a cell in %; `line` may be "ours"."""
-    return mean(data, Cell(name, LEADING[name] if line == "ours" else line, column, measure), digits=digits)
+    return mean(data, Cell(name, _line(name, line), column, measure), digits=digits)
+
+
+@view
+def difference(data: Data, name: str, first: str, second: str, column: str = "", measure: str = "outside") -> str:
+    """The 95 % interval of the first line's error minus the second's, in points."""
+    pair = (Cell(name, _line(name, line), column, measure) for line in (first, second))
+    return str(cells.minus(data, *pair)).strip("*")
 
 
 @view
@@ -263,43 +327,46 @@ def correlation(data: Data, column: str) -> str:
 
 
 @view
-def best_rival(data: Data, name: str, column: str = "", measure: str = "outside") -> str:
-    """The rival with the lowest mean error in a column, of those that were measured."""
-    means = {line: values(data, Cell(name, line, column, measure)).mean() for line in grids.RIVALS}
-    return min((line for line in means if not math.isnan(means[line])), key=means.__getitem__, default=PENDING)
-
-
-@view
 def best_published(title: str, protocol: str) -> str:
-    """The highest published accuracy outside the training sizes of STIR, in %."""
+    """The highest accuracy outside the training sizes of STIR in Altstidl et al. 2023, in %."""
     rows = published("stir")["networks"].values()
     return _rounded(max(row["accuracy"][title][protocol]["outside"] for row in rows))
 
 
 @view
+def published_accuracy(network: str, title: str, protocol: str) -> str:
+    """The accuracy outside the training sizes of STIR of one of their networks, in %."""
+    return _rounded(published("stir")["networks"][network]["accuracy"][title][protocol]["outside"])
+
+
+@view
 def larger_experiments(data: Data) -> str:
-    """Ours, its rivals and the best published number, all in % at sizes that training did not show, for README."""
-    rivals = (grids.RESIZED, grids.TWIN)
-    rows = [["in %", "scale channels", "same network, random resizing", "same network, plain", "best published"]]
-    for protocol in SOME_SIZES:
-        shown = [accuracy(data, "stir", line, f"MNIST {protocol}") for line in ("ours", *rivals)]
-        what = f"accuracy on [STIR's digits](docs/evidence/stir.md), {protocol}"
-        rows.append([what, *shown, best_published("MNIST", protocol)])
-    shown = [accuracy(data, "large-scale", line, "", "size 4") for line in ("ours", *rivals)]
-    best = max(published("others")["large-scale"]["rows"], key=lambda row: row["numbers"]["4"])
-    checked = "" if best["checked"] else " (not checked)"
+    """Ours and its rivals at sizes that training did not show, with seeds and intervals, for README."""
+    long = next((line for line in lines("stir") if line.endswith(AS_LONG)), "")
+    found = [
+        (f"accuracy on [STIR's digits](docs/evidence/stir.md), {protocol}", "stir", f"MNIST {protocol}", "outside")
+        for protocol in SOME_SIZES
+    ]
     what = "accuracy on [digits four times as large](docs/evidence/large-scale.md) as those of training"
-    rows.append([what, *shown, _rounded(best["numbers"]["4"]) + checked])
-    shown = [mean_error(data, "rescaled-cifar10", line) for line in ("ours", *rivals)]
-    what = "error on [colour photographs](docs/evidence/rescaled-cifar10.md) of half to twice the size of training"
-    rows.append([what, *shown, GAP])
+    found.append((what, "large-scale", "", "size 4"))
+    what = "error on [colour photographs](docs/evidence/photographs.md) of half to twice the size of training"
+    found.append((what, "rescaled-cifar10", "", "outside"))
+    rivals = [line for line in (long, grids.RESIZED, TWIN) if line]
+    rivals = [line for line in rivals if all(complete(data, name, line) for _, name, *_ in found)]
+    heads = ("scale channels", *(shown(line) for line in rivals))
+    rows: list[Sequence[str]] = [("mean in % (seeds)", *heads, "ours minus random resizing, errors")]
+    for what, name, column, measure in found:
+        ours = LEADING[name]
+        read = mean_error if what.startswith("error") else accuracy
+        every = [f"{read(data, name, line, column, measure)} ({repeats_of(name, line)})" for line in (ours, *rivals)]
+        rows.append((what, *every, difference(data, name, ours, rivals[0], column, measure)))
     return table(rows)
 
 
 @view
 def repeats_of(name: str, line: str) -> str:
-    """How many runs a cell of a line has."""
-    rows = [row for row in grids.EXPERIMENTS[name].rows if row.line == line]
+    """How many runs the first cell of a line has."""
+    rows = [row for row in grids.EXPERIMENTS[name].rows if row.line == _line(name, line)]
     return str(sum(row.column == rows[0].column for row in rows))
 
 
@@ -312,8 +379,15 @@ def published_source(name: str) -> str:
 @view
 def run_of(name: str, line: str = "", column: str = "") -> RunConfig:
     """The configuration of the first run of a line, by default of the leading one, and of a column, if one is named."""
-    rows = (row for row in grids.EXPERIMENTS[name].rows if row.line == (line or LEADING[name]))
+    wanted = _line(name, line or "ours")
+    rows = (row for row in grids.EXPERIMENTS[name].rows if row.line == wanted)
     return next(row.config for row in rows if column in ("", row.column))
+
+
+@view
+def setting(name: str, key: str, line: str = "", column: str = "") -> str:
+    """One number of the configuration of a line, such as its epochs."""
+    return f"{getattr(run_of(name, line, column), key):g}"
 
 
 @view
@@ -338,13 +412,23 @@ def resizing_of(name: str, line: str = grids.RESIZED) -> str:
 
 
 @view
-def protocol(name: str) -> str:
-    """How the lines of an experiment are trained, in words."""
-    own = run_of(name)
-    return (
-        f"{own.epochs} epochs of AdamW with batches of {own.batch_size}, a {own.schedule} learning rate of at most "
-        f"{own.lr:g}, weight decay {own.weight_decay:g} and label smoothing {own.label_smoothing:g}"
-    )
+def first_form(dataset: str, line: str, digits: int = 1) -> str:
+    """The mean error in % at sizes never seen of the first form of an experiment, which another one replaced.
+
+    Its runs stand in ``results/replaced``: fewer epochs and images, no border, and on photographs four channels in
+    place of five and the rivals' range of random resizing.
+    """
+    path = paper.RESULTS / "replaced" / f"{dataset}.jsonl"
+    runs = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    errors = [100 * run["test_error_outside"] for run in runs if _replaced_line(run["config"]) == line]
+    return f"{statistics.fmean(errors):.{digits}f}"
+
+
+def _replaced_line(config: dict[str, Any]) -> str:
+    """The line that a replaced run belonged to, by its shown name."""
+    if config["channels"]:
+        return grids.PLAIN + AUGMENTED * bool(config["resize"])
+    return shown(grids.SEVERAL if config["test_channels"] else TWIN + AUGMENTED * bool(config["resize"]))
 
 
 # Plots
@@ -382,13 +466,14 @@ def errors_by_size(data: Data, name: str, column: str = "") -> dict[str, list[li
     measures = [f"size {size:.3g}" for size in _tested(name)]
     found = cells.runs(data, name)
     ended = found[found["column"] == column].dropna(subset=measures).groupby("line")[measures]
-    order = [line for line in (LEADING[name], TWIN, grids.RESIZED) if line in ended.groups]
-    return {line: (ended.get_group(line) / 100).to_numpy().tolist() for line in order}
+    long = tuple(line for line in lines(name) if line.endswith(AS_LONG))
+    order = [line for line in (LEADING[name], *long, TWIN, grids.RESIZED) if line in ended.groups]
+    return {shown(line): (ended.get_group(line) / 100).to_numpy().tolist() for line in order}
 
 
 LAYOUTS: dict[str, Callable[[Data], str]] = {
-    "stir": lambda data: "\n\n".join(stir(data, title) for title in STIR),
-    "large-scale": large_scale,
-    "rescaled-cifar10": rescaled_cifar10,
-    "new-networks": new_networks,
+    "stir": lambda data: "\n\n".join(stir(data, title, whole=True) for title in STIR),
+    "large-scale": partial(large_scale, whole=True),
+    "rescaled-cifar10": partial(rescaled_cifar10, whole=True),
+    "new-networks": partial(new_networks, whole=True),
 }

@@ -15,13 +15,12 @@ from scipy.special import stdtrit
 
 from paper import RESULTS, results
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, MOVED, STRENGTHS, Cell
-from paper.markdown import table
+from paper.markdown import GAP, table
 from scalesteer.data import SIZED_DATASETS
 from scalesteer.data.scale import SPLITS
 from scalesteer.training.config import RunConfig
 from scalesteer.training.loop import SCALE_BINS
 
-GAP = "–"
 SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())
 OBJECT_SIZES = tuple(

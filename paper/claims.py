@@ -10,7 +10,7 @@ from paper import grids
 from paper.cells import GAP, Data, Interval, Summary, between, columns, lines, mean, minus, values
 from paper.distortion import MORE_EPOCHS, VALIDATION_CHOSE, epochs_of
 from paper.grids import EXPERIMENTS, FEW_IMAGES, OTHERS, PAPER, PAR, SOME_SIZES, STRENGTHS, Cell
-from paper.markdown import PENDING, table, view, words
+from paper.markdown import table, view, words
 from scalesteer.data.scale import SPLITS
 
 
@@ -124,20 +124,20 @@ TARGETS: dict[str, Claim] = {
     ),
     "cifar": Claim(
         "Rescaled CIFAR-10: error at sizes never seen at most 0.8 times that of every rival",
-        "rescaled-cifar10",
+        "photographs",
         tuple(
             Pair(ours("rescaled-cifar10"), Cell("rescaled-cifar10", rival, "", "outside"), 0.8)
             for rival in grids.RIVALS
         ),
     ),
     "cifar inside": Claim(
-        "Rescaled CIFAR-10: at the size of training, an error below the plain twin's",
-        "rescaled-cifar10",
+        "Rescaled CIFAR-10: at the size of training, an error below the plain network's",
+        "photographs",
         (Pair(ours("rescaled-cifar10", measure="inside"), Cell("rescaled-cifar10", grids.TWIN, "", "inside")),),
     ),
     "new mnist": Claim(
         "MNIST-Scale: error at most 1.45 % without and 1.35 % with random resizing",
-        "new-networks",
+        "split-by-split",
         tuple(
             Pair(ours("new-networks", "MNIST-Scale", "test error", augmented=more), limit)
             for more, limit in ((False, 1.45), (True, 1.35))
@@ -145,12 +145,12 @@ TARGETS: dict[str, Claim] = {
     ),
     "new fmnist": Claim(
         "FMNIST-Scale: error at most 12.0 %",
-        "new-networks",
+        "split-by-split",
         (Pair(ours("new-networks", "FMNIST-Scale", "test error"), 12.0),),
     ),
     "size": Claim(
-        "STIR MNIST: rank correlation of the size that answered with the true one at least 0.9, whatever was trained",
-        "size-that-answered",
+        "STIR MNIST: rank correlation of the estimated size with the true one at least 0.9, whatever was trained",
+        "stir",
         tuple(Pair(ours("stir", f"MNIST {protocol}", "1 - size correlation"), 0.1) for protocol in SOME_SIZES),
     ),
 }
@@ -349,15 +349,12 @@ def standing(data: Data, name: str, column: str) -> str:
     return words([text.format(words(found[word])) for word, text in kinds.items() if found[word]])
 
 
-@view
-def targets(data: Data, evidence: str = "") -> str:
-    """Targets, those of one page or all: the pair that decides, its interval, and the verdict."""
+def targets(data: Data) -> str:
+    """Our own targets, an internal check: the pair that decides, its interval, and the verdict."""
     rows = [["target", "here", "95 % interval of the difference of errors", "verdict"]]
-    for claim in (claim for claim in TARGETS.values() if evidence in ("", claim.evidence)):
+    for claim in TARGETS.values():
         word, pair, found = decide(data, claim.pairs)
-        said = word if evidence else f"[{word}](evidence/{claim.evidence}.md)"
-        shown = [PENDING, "", ""] if word == GAP else [_here(data, pair), difference(pair, found), said]
-        rows.append([claim.text, *shown])
+        rows.append([claim.text, *([GAP] * 3 if word == GAP else [_here(data, pair), difference(pair, found), word])])
     return table(rows, left=4)
 
 
@@ -371,18 +368,7 @@ def _here(data: Data, pair: Pair) -> str:
     shown = [f"{whole - number if whole else number:.2f}" for number in numbers]
     where = ", ".join(filter(None, (kind, first.column, first.measure if first.measure.startswith("size") else "")))
     other = second.line if isinstance(second, Cell) else f"at {'most' if kind == 'error' else 'least'}"
-    return f"{first.line} {shown[0]}, {other} {shown[1]} ({where})"
-
-
-@view
-def outcome(data: Data, evidence: str) -> str:
-    """How many targets of a page hold, in words."""
-    found = [decide(data, claim.pairs)[0] for claim in TARGETS.values() if claim.evidence == evidence]
-    if all(word == GAP for word in found):
-        return "No target can be judged yet"
-    if len(found) == 1:
-        return f"The target {SENTENCE[found[0]]}"
-    return f"Of {len(found)} targets, {_tally(found)}"
+    return f"{first.line} {shown[0]}, {other} {shown[1]} ({where})".replace(grids.TWIN, "Plain network")
 
 
 def _tally(verdicts: list[str]) -> str:

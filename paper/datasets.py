@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paper import RESULTS, recorded
-from paper.markdown import percent_table, table, view
+from paper.markdown import table, view
 from scalesteer import data
 from scalesteer.data import sheets
 from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
@@ -88,15 +88,8 @@ def data_sources() -> str:
         for name, source in data.SOURCES.items()
         for release, known in source.releases.items()
     ]
+    rows += [(name, own.identity.release, f"`{own.identity.digest}`", "used") for name, own in PACKAGES.items()]
     return table([("source", "release", "pool, SHA-256", ""), *rows], left=4)
-
-
-@view
-def data_packages() -> str:
-    """Originals that come as packages: the digest that proves each."""
-    known = {name: package.identity for name, package in PACKAGES.items()}
-    rows = [(name, own.release, f"`{own.digest}`") for name, own in known.items()]
-    return table([("source", "release", "pool, SHA-256"), *rows], left=3)
 
 
 @view
@@ -114,39 +107,9 @@ def data_sized() -> str:
 
 
 @view
-def data_digests() -> str:
-    """The splits of each dataset, and the standard deviation of training pixels."""
-    measured = recorded("data/measured.json")
-    rows = [("dataset", "splits 0 to 5, first digits of SHA-256", "standard deviation of training pixels")]
-    for dataset, digests in measured["digests"].items():
-        shown = " ".join(f"`{digest[:12]}`" for digest in digests)
-        rows.append((dataset, shown, f"{measured['train_std'][dataset]:.4f}"))
-    return table(rows, left=2)
-
-
-@view
-def data_edges() -> str:
-    """How often the ink ends where its drawn scale says."""
-    head = ("dataset, resampler", "edges of the ink within a pixel of the drawn scale")
-    return percent_table(head, recorded("data/measured.json")["edges_within_a_pixel"])
-
-
-@view
-def data_overlaps() -> str:
-    """How often the two digits of a pair meet."""
-    measured = recorded("data/measured.json")
-    names = {"boxes": "bounding boxes share a column", "ink": "ink shares a pixel"}
-    shares = {text: measured[f"pairs_with_overlapping_{key}"] for key, text in names.items()}
-    return percent_table(("mnist-scale-local-2", "share"), shares)
-
-
-@view
-def data_displacements() -> str:
-    """How far elastic deformation moves a pixel."""
-    measured = recorded("data/measured.json")
-    both = zip(measured["elastic_rms_px"].items(), measured["elastic_max_px"].values(), strict=True)
-    rows = [(alpha, f"{rms:.2f} px", f"{largest:.1f} px") for (alpha, rms), largest in both]
-    return table([("elastic, alpha", "displacement, rms", "largest in 2,000 images"), *rows])
+def data_overlap() -> str:
+    """The share of pairs, in %, whose ink meets in a pixel."""
+    return f"{100 * recorded('data/measured.json')['pairs_with_overlapping_ink']:.1f}"
 
 
 # Sheets

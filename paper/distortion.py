@@ -11,8 +11,8 @@ import pandas as pd
 
 from paper import RESULTS, cells, curves, grids
 from paper.cells import DISTORTIONS, GAP, Data, columns, lines, load, runs, values
-from paper.grids import EXPERIMENTS, PAPER, STRENGTHS, Cell
-from paper.markdown import view, words
+from paper.grids import PAPER, STRENGTHS, Cell
+from paper.markdown import view
 from scalesteer.data import ELASTIC_ALPHAS
 
 if TYPE_CHECKING:
@@ -46,15 +46,6 @@ def distorted_pairs(data: Data) -> str:
     return cells.intervals_table(data, "SS-CNN minus", {other.line: (ours, other) for other in others}, DISTORTIONS)
 
 
-@view
-def other_networks(data: Data) -> str:
-    """Whose networks under distortion are of another run than the one in the tables: their errors without differ."""
-    found = runs(data, "2")
-    other = found[(found["α = 0"] - found["test error"]).abs() > 0.02]  # rounding is less
-    said = [f"{line} in splits {words(list(map(str, g['split'])))}" for line, g in other.groupby("line", sort=False)]
-    return "; ".join(said) or "none"
-
-
 # After more epochs
 
 
@@ -83,37 +74,20 @@ def epochs_of(data: Data, way: str) -> dict[str, str]:
 
 
 @view
-def epochs_chosen(data: Data) -> str:
-    """What validation chose for each method of Table 2, and by how many validation images."""
-    said = []
-    for line, means in validation_means(data).items():
-        best, second, *_ = sorted(means, key=means.__getitem__)
-        runs_of = [row.config for row in EXPERIMENTS["longer"].rows if (row.line, row.column) == (line, best)]
-        images = sum(config.data.sizes[1] for config in runs_of)
-        more = (means[second] - means[best]) / 100 * images
-        said.append(f"{line} {best} ({more:.0f} errors fewer in {images:,} than with {second})")
-    return "; ".join(said) or GAP
-
-
-@view
-def longer_changes(data: Data) -> str:
-    """What more epochs do to each method, as intervals."""
-    few, *more = columns("longer")
-    both = itertools.product(lines("longer"), more)
-    pairs = {f"{m}, {column}": (Cell("longer", m, column), Cell("longer", m, few)) for m, column in both}
-    return cells.intervals_table(data, f"minus its error after {few}", pairs, ("val error", *DISTORTIONS))
+def epochs_chosen(data: Data, line: str) -> str:
+    """How many epochs validation chose for a method of Table 2."""
+    return epochs_of(data, VALIDATION_CHOSE).get(line, GAP).split()[0]
 
 
 @view
 def longer_pairs(data: Data) -> str:
-    """SS-CNN against the others after the same number of epochs, and after those that validation chose for each."""
+    """SS-CNN against the paper's methods after as many epochs, and after those that validation chose for each."""
     pairs: dict[str, tuple[Cell, Cell] | None] = {}
-    for line, way in itertools.product(lines("longer"), MORE_EPOCHS):
-        if line != "SS-CNN":
-            own = epochs_of(data, way)
-            both = [Cell("longer", m, own[m]) for m in ("SS-CNN", line) if m in own]
-            pairs[f"{line}, {way}"] = (both[0], both[1]) if len(both) == 2 else None
-    return cells.intervals_table(data, "SS-CNN, trained likewise, minus", pairs, DISTORTIONS)
+    for line, way in itertools.product((line for line in lines("longer") if line in grids.OTHERS), MORE_EPOCHS):
+        own = epochs_of(data, way)
+        both = [Cell("longer", m, own[m]) for m in ("SS-CNN", line) if m in own]
+        pairs[f"{line}, {way}"] = (both[0], both[1]) if len(both) == 2 else None
+    return cells.intervals_table(data, "SS-CNN, trained likewise, minus", pairs, STRENGTHS)
 
 
 # Ratios of errors

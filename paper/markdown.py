@@ -1,7 +1,7 @@
 """Numbers and names as Markdown, and the register of views.
 
-A view is a function that gives what a page shows: a Markdown table, or words and numbers of a sentence. The templates
-in `paper/pages` call views by their names.
+A view is a function that gives what a page shows: a Markdown table, or a number of a sentence. Markers in the pages
+call views by their names.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-PENDING = "not measured yet"  # in the place of a number
+GAP = "–"  # in the place of a number that nobody has
 View = TypeVar("View", bound=Callable[..., Any])
 VIEWS: dict[str, Callable[..., Any]] = {}
 
 
 def view(function: View) -> View:
-    """Register a view. Where its first argument is `data`, templates leave that out and get the results of results/.
+    """Register a view. Where its first argument is `data`, markers leave that out and get the results of results/.
 
     Raises:
         ValueError: If there is a view of that name.

@@ -283,28 +283,10 @@ def _windows(errors: dict[str, float]) -> list[str]:
 
 
 @view
-def guide_ranks() -> str:
-    """How many of the functions are independent on the window of 7 x 7."""
-    rank = guide_numbers()["rank"]
-    rows = [(f"`{name}`", *found.values()) for name, found in rank.items()]
-    return table([("singular values above", *rank["paper"]), *rows])
-
-
-@view
-def guide_grid() -> str:
-    """The steering error of small blobs, from the paper's sampling to ours."""
-    steps = guide_numbers()["grid"]
-    return percent_table(_windows(steps["`paper`"]), {name: errors.values() for name, errors in steps.items()})
-
-
-@view
-def guide_neighbours() -> str:
-    """Rank and steering error of what was weighed for the preset `smooth`."""
-    rows: list[tuple[object, ...]] = [("set", "real functions", "rank, 1e-2", "rank, 1e-3", "steering error")]
-    for name, found in guide_numbers()["neighbours"].items():
-        span = f"{100 * min(found['grid'].values()):.1f} to {100 * max(found['grid'].values()):.1f} %"
-        rows.append((name, found["functions"], found["rank"]["0.01"], found["rank"]["0.001"], span))
-    return table(rows)
+def steering_of_blobs(name: str) -> str:
+    """The smallest and the largest steering error of small blobs over the windows, in %, of one of `GRID_STEPS`."""
+    errors = [100 * error for error in guide_numbers()["grid"][name].values()]
+    return f"{min(errors):.1f} to {max(errors):.1f}"
 
 
 @view
@@ -320,7 +302,7 @@ def guide_equivariance() -> str:
 
 @view
 def guide_trained() -> str:
-    """The same of first layers of networks that were trained, and how often the networks err."""
+    """The same of first layers of networks that were trained, and how many digits the networks get wrong."""
     moves = [f"{when}, enlarged by {s:g}" for when in ("fresh", "trained") for s in MOVES]
     rows: list[tuple[object, ...]] = [("first layer, kernel 7", "wrong digits", *moves)]
     for name, row in trained_numbers()["layers"].items():

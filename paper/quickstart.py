@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import paper
 from paper import ROOT, curves
 from paper.cells import interval
-from paper.markdown import PENDING, table, view
+from paper.markdown import table, view
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
@@ -45,13 +45,13 @@ NAMES = {
     OURS: "Scale channels, random resizing",
     "plain-cnn": "Plain CNN",
     "plain-cnn, resized": "Plain CNN, random resizing",
-    "plain-cnn, resized, longer": "Plain CNN, random resizing, longer",
+    "plain-cnn, resized, longer": "Plain CNN, random resizing, as long as ours",
     "ss-cnn": "SS-CNN",
     "scale-channels": "Scale channels",
     "scale-channels, steered": "Scale channels, steered filters",
-    "pooled-cnn": "Plain twin",
-    "pooled-cnn, resized": "Plain twin, random resizing",
-    "pooled-cnn, several sizes": "Plain twin, several sizes at test",
+    "pooled-cnn": "Same network at one size",
+    "pooled-cnn, resized": "Same network at one size, random resizing",
+    "pooled-cnn, several sizes": "Same network, several sizes at test",
 }
 Result = dict[str, Any]
 
@@ -322,59 +322,53 @@ def _named(name: str, edition: str) -> str:
     return f"{name}-{edition}" if edition else name
 
 
+def _kept(edition: str) -> Result:
+    """What was recorded of an edition.
+
+    Raises:
+        ValueError: If nothing was.
+    """
+    result = recorded(edition)
+    if result is None:
+        command = "python -m paper.quickstart" + " --all" * (edition == "all")
+        raise ValueError(f"results/quickstart has no {edition or 'plain'} edition: make it by {command} --record.")
+    return result
+
+
 @view
 def quickstart_table(edition: str = "") -> str:
-    """The table as Markdown, and what it is about."""
-    result = recorded(edition)
-    if result is None:
-        return f"*{PENDING.capitalize()}: {command_of(edition)}.*"
-    return f"{table(rows(result))}\n\n{note(result)}".replace("*", "\\*")
+    """The table as Markdown, and what it is about; the rival that trains as long as ours comes first."""
+    result = _kept(edition)
+    head, *networks = rows(result)
+    networks.sort(key=lambda row: not row[0].endswith("as long as ours"))
+    return f"{table([head, *networks])}\n\n{note(result)}".replace("*", "\\*")
+
+
+def _name(shown: str) -> str:
+    """The key of a network in results by its key or its shown name."""
+    return {title: name for name, title in NAMES.items()}.get(shown, shown)
 
 
 @view
-def quickstart_outside(edition: str = "") -> dict[str, str]:
-    """The mean error in % at the sizes never seen, by network."""
-    return _by_network(edition, lambda own: percent(own)[-1])
+def quickstart_error(network: str, where: str = "outside", edition: str = "all") -> str:
+    """The mean error of a network in % "outside" or "inside" the sizes of training, over the seeds of an edition."""
+    return f"{100 * _kept(edition)['summary'][_name(network)][where]:.1f}"
 
 
 @view
-def quickstart_within(edition: str = "") -> dict[str, str]:
-    """The mean error in % at the sizes within the range of training, by network."""
-    return _by_network(edition, lambda own: f"{100 * own['inside']:.1f}")
-
-
-def _by_network(edition: str, number: Callable[[Result], str]) -> dict[str, str]:
-    result = recorded(edition)
-    if result is None:
-        return {NAMES[name]: PENDING for name in EDITIONS[edition].models}
-    return {NAMES[name]: number(own) for name, own in result["summary"].items()}
-
-
-@view
-def quickstart_edition() -> str:
-    """The edition with the most rivals that has been measured."""
-    return next((edition for edition in reversed(EDITIONS) if recorded(edition)), "")
-
-
-@view
-def quickstart_lowest(edition: str = "") -> str:
-    """The network with the lowest mean error at the sizes never seen, and in brackets that error."""
-    found = quickstart_outside(edition)
-    if PENDING in found.values():
-        return PENDING
-    best = min(found, key=lambda name: float(found[name].split()[0]))
-    return f"*{best}* ({found[best]} %)"
+def quickstart_difference(first: str, second: str, where: str = "outside", edition: str = "all") -> str:
+    """The 95 % interval of the first network's error minus the second's, in points."""
+    runs = _kept(edition)["runs"]
+    pair = ([100 * r[where] for r in runs if r["model"] == _name(name)] for name in (first, second))
+    return str(interval(*pair)).strip("*")
 
 
 @view
 def quickstart_compared(rival: str = "plain-cnn, resized") -> str:
     """Whether ours errs less or more often than a rival over seeds, outside and within the sizes of training."""
-    result = recorded("all")
-    if result is None:
-        return f"The comparison with *{NAMES[rival]}*: {PENDING}"
     said = []
     for where in ("outside", "inside"):
-        ours, other = ([r[where] for r in result["runs"] if r["model"] == name] for name in (OURS, rival))
+        ours, other = ([r[where] for r in _kept("all")["runs"] if r["model"] == name] for name in (OURS, rival))
         change, means = interval(ours, other), [f"{100 * statistics.fmean(errors):.1f}" for errors in (ours, other)]
         word = "less often than" if change.high < 0 else "more often than" if change.low > 0 else "about as often as"
         said.append((word, f"({means[0]} against {means[1]} %)"))
@@ -387,15 +381,8 @@ def quickstart_compared(rival: str = "plain-cnn, resized") -> str:
 
 @view
 def quickstart_correlation(edition: str = "") -> str:
-    """The rank correlation of the size that answered with the true size."""
-    result = recorded(edition)
-    return PENDING if result is None else f"{result['answered']['correlation']:.2f}"
-
-
-@view
-def quickstart_settings(edition: str = "") -> Result:
-    """What is trained and tested, as in :class:`Settings`."""
-    return asdict(EDITIONS[edition])
+    """The rank correlation of the estimated size with the true size."""
+    return f"{_kept(edition)['answered']['correlation']:.2f}"
 
 
 def plots() -> dict[str, Figure]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from paper import RESULTS, ROOT, anysize, cells, curves, distortion, grids
+from paper import RESULTS, anysize, cells, curves, distortion, grids
 from paper.cells import GAP, SIZES, Data, columns, interval, lines, load, mean, minus, runs, show, values
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, PAPER, STRENGTHS, Cell
 from paper.markdown import table as markdown
@@ -88,25 +88,20 @@ def _tuning(data: Data) -> str:
     return markdown(rows)
 
 
-@view
-def chosen(data: Data) -> str:
-    """What each method uses, and whether validation chose it."""
-
-    def used(method: str, dataset: str) -> str:
-        ours, best = grids.CHOSEN[method, dataset], chosen_settings(data, method, dataset)
-        return f"{ours}{' (not tuned yet)' if best is None else '' if best == ours else f' (validation chose {best})'}"
-
-    return markdown([["settings", *DATASETS.values()], *([m, *(used(m, name) for name in DATASETS)] for m in METHODS)])
-
-
-def _ablations(data: Data) -> str:
+def _ablations(data: Data, without: Sequence[str] = ()) -> str:
     rows = [["one change at a time", "error in %", "difference", "parameters", "seconds"]]
-    base, *others = (Cell("ablations", line, "SS-CNN") for line in lines("ablations"))
+    base, *others = (Cell("ablations", line, "SS-CNN") for line in lines("ablations") if line not in without)
     for cell in (base, *others):
         change = "base" if cell == base else minus(data, cell, base).summary[0]
         costs = (show(data, cell._replace(measure=m)) for m in ("parameters", "seconds"))
         rows.append([cell.line, show(data, cell), change, *costs])
     return "\n\n".join([markdown(rows), *former(data, "ablations")])
+
+
+@view
+def ablations(data: Data) -> str:
+    """What each change to SS-CNN's filters does, without those that have a like beside them."""
+    return _ablations(data, without=("support crop", "one scale: 17", "orders 0.5, 1"))
 
 
 def _sizes(data: Data) -> str:
@@ -162,27 +157,6 @@ def effects(data: Data) -> str:
             changed, unchanged = (Cell("choices", ", ".join(names), "", "val error") for names in (levels, twin))
             changes += list(values(data, changed) - values(data, unchanged))
         rows.append([f"{other} instead of {ours}", *interval(changes).summary])
-    return markdown(rows)
-
-
-@view
-def by_scale(data: Data, column: str) -> str:
-    """Error by scale of the object in a column of Table 1, mean over splits."""
-    return cells.numbers_table(
-        data, f"{column}, error in %", {method: Cell("1", method, column) for method in METHODS}, SIZES
-    )
-
-
-@view
-def costs(data: Data) -> str:
-    """Parameters and training time by method."""
-    every = [Cell("1", "", column, measure) for column in columns("1") for measure in ("parameters", "seconds")]
-    rows = [["mean over splits", *(f"{c.column}, {c.measure}" for c in every), "all runs, minutes"]]
-    for line in lines("1"):
-        times = [values(data, cell._replace(line=line), False) for cell in every if cell.measure == "seconds"]
-        seconds = pd.concat(times).dropna()
-        total = f"{seconds.sum() / 60:.1f} ({len(seconds)} runs)" if len(seconds) else GAP
-        rows.append([line, *(show(data, cell._replace(line=line)) for cell in every), total])
     return markdown(rows)
 
 
@@ -243,13 +217,6 @@ def error(data: Data, *cell: str) -> str:
 
 
 @view
-def best_epochs(data: Data, line: str, column: str) -> str:
-    """The epochs that validation chose in a cell of Table 1, from the first split on, counted from 1."""
-    found = values(data, Cell("1", line, column, "best_epoch"), False).dropna()
-    return words([f"{epoch + 1:.0f}" for epoch in found]) or GAP
-
-
-@view
 def sizes_chosen(data: Data) -> str:
     """Which input size validation chose, and for whom."""
     found = {key: chosen_settings(data, *key) for key in grids.CHOSEN}
@@ -302,13 +269,6 @@ def training_time(data: Data, *names: str) -> str:
     made = every.drop_duplicates("run").dropna(subset="seconds")
     devices = words(sorted(made["device"].unique()))
     return f"{made['seconds'].sum() / 3600:.1f} hours on {devices}" if len(made) else GAP
-
-
-@view
-def figure(place: str, caption: str) -> str:
-    """A picture of results/ for a page of docs/evidence, or that it has not been drawn."""
-    path = (RESULTS / place).relative_to(ROOT).as_posix()
-    return f"![{caption}](../../{path})" if (RESULTS / place).exists() else f"*Not drawn yet: {caption}.*"
 
 
 # Plots

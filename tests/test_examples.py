@@ -198,7 +198,7 @@ def test_photographs_become_a_deployed_network_that_is_better_at_sizes_never_see
         bool(found["channels"]): fmean(error for size, error in found["errors"].items() if float(size) != 1)
         for found in own_images.gather(Path("runs"))
     }
-    assert outside[True] < outside[False] - 3  # in %; with twice the pictures 12: docs/evidence/own-images.md
+    assert outside[True] < outside[False] - 3  # in %; with twice the pictures 12: docs/evidence/photographs.md
     (directory,) = (path for path in Path("runs").iterdir() if "--channels" in (path / "report.html").read_text())
     shown = [path for path in sorted(Path("photos/test").glob("*/*.jpg")) if path.stem.endswith(("-0.50", "-2.00"))][
         ::30

@@ -1,6 +1,8 @@
-"""What docs/speed.md shows of a file of measurements: all of it, failures and gaps included."""
+"""What docs/speed.md and docs/evidence/speed.md show of files of measurements, failures and gaps included."""
 
 import json
+
+import pytest
 
 from benchmarks import report
 
@@ -25,29 +27,36 @@ def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, 
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     write("cpu.json", "a" * 40, large=111, baselines=222)
     write("cpu-baselines.json", "b" * 40, baselines=333)
-    large, compared = report.section(report.load()["cpu"], "cpu").split("**The compared networks:**")
-    assert "| 111 |" in large
-    assert "commit aaaaaaa; `python -m benchmarks bench cpu.json`." in large
-    assert "| 333 |" in compared
-    assert "222" not in compared
-    assert "|  |  | images/s | ms (quartiles) |\n" in compared  # without ratios and memory, which were not measured
-    assert compared.startswith(" torch 2, Python 3, commit bbbbbbb; `python -m benchmarks bench cpu-baselines.json`.")
+    found = {
+        case["group"]: case["contenders"]["a net"]["images_per_s"] for case in report.load()["cpu"]["measurements"]
+    }
+    assert found == {"large": 111, "baselines": 333}
+    where = "d, torch 2, Python 3, commit aaaaaaa; `python -m benchmarks bench cpu.json`"
+    assert report.speed_sources() == f"- two CPU threads: {where}; baselines again on d, commit bbbbbbb."
 
 
-def test_the_page_on_speed_takes_failures_and_gaps():
+def test_single_layers_show_failures_and_where_ours_is_slower(monkeypatch):
     result = report.load()["cpu"]
-    for case in result["measurements"]:
-        case["contenders"] = {name: {"error": "out of memory"} for name in case["contenders"]}
-    shown = report.section(result, "cpu")
-    assert "out of memory" in shown
-    assert "failed" in shown
-    for count in range(len(result["measurements"])):  # a run that was cut short anywhere
-        assert report.section(result | {"measurements": result["measurements"][:count]}, "cpu")
+    slow, failed, *_ = (case for case in report.of_group(result, "layer") if case["train"])
+    slow["contenders"]["direct"] = {"ms": slow["contenders"]["auto"]["ms"] / 2}
+    failed["contenders"]["auto"] = {"error": "out of memory"}
+    monkeypatch.setattr(report, "load", lambda: {"cpu": result})
+    rows = report.speed_layers().splitlines()[2:]
+    assert rows[0].endswith("| 0.5 (slower) |")
+    assert "| out of memory |" in rows[1]
+    assert rows[1].endswith("|  |")
 
 
-def test_the_page_on_speed_says_how_to_measure_what_was_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    assert "Not measured yet: `python -m benchmarks bench --device cuda" in report.speed_section("h200")
+def test_numbers_of_sentences_are_those_of_the_first_case():
+    for name, result in report.load().items():
+        for work in ("training", "inference"):
+            cases = report.of_group(result, "network")
+            found = next(case["contenders"] for case in cases if case["train"] == (work == "training"))
+            times = {who: found[who]["ms"] for who in ("auto", "direct", "plain")}
+            assert report.speed_rate(name, work) == report.number(found["auto"]["images_per_s"])
+            assert float(report.speed_share(name, work)) == pytest.approx(100 * times["plain"] / times["auto"], abs=0.6)
+            assert float(report.speed_gain(name, work)) == pytest.approx(times["direct"] / times["auto"], rel=0.06)
+            assert f"| {report.number(found['auto']['images_per_s'])} | " in report.speed_networks()
 
 
 def test_the_front_page_has_the_rates_of_the_whole_network_on_each_device():
@@ -87,5 +96,5 @@ def test_situations_show_rates_latencies_and_what_is_missing(tmp_path, monkeypat
     rows = report.speed_situations().splitlines()
     assert "| two CPU threads, training, batch 64 | 1,234 images/s | 0.62 | 12 |" in rows
     assert "| two CPU threads, one image | 2.5 ms | 0.62 |  |" in rows
-    assert "| H200, one image | not measured yet |  |  |" in rows
+    assert "| H200, one image | – |  |  |" in rows
     assert len(rows) == 2 + len(report.SITUATIONS)

@@ -1,4 +1,4 @@
-"""Networks at sizes that training did not show: tables, words and plots."""
+"""Networks at sizes that training did not show: tables, numbers and plots."""
 
 import itertools
 import json
@@ -8,56 +8,155 @@ import pytest
 
 import paper
 from paper import anysize, cells, claims, grids, report
+from paper.cells import GAP
 from paper.claims import TARGETS
-from paper.grids import LEADING, OURS, PROTOCOLS, RIVALS
-from paper.markdown import PENDING
+from paper.grids import EXPERIMENTS, LEADING, PROTOCOLS, RIVALS, Row
 from tests.paper.invented import results_by_size
 
+LONG = grids.RESIZED + anysize.AS_LONG
 
-def test_without_results_every_view_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(anysize, "epoch_time", lambda line: PENDING)
+
+def names(table):
+    """The first cells of a table, without its head."""
+    return [row.split(" | ")[0].strip("| ") for row in table.splitlines()[2:] if row.startswith("| ")]
+
+
+@pytest.fixture
+def with_long(monkeypatch):
+    """Adds to STIR the rival that trains as long as ours, without the check that trains at all sizes."""
+    own = EXPERIMENTS["stir"]
+    rows = [
+        Row(LONG, row.column, type(row.config).from_dict(row.config.to_dict() | {"epochs": row.config.epochs * 7}))
+        for row in own.rows
+        if row.line == grids.RESIZED and "All2All" not in row.column
+    ]
+    monkeypatch.setitem(EXPERIMENTS, "stir", own._replace(rows=(*own.rows, *rows)))
+    for cached in (cells.runs, cells._cells, anysize._cells_of):
+        cached.cache_clear()
+    yield
+    for cached in (cells.runs, cells._cells, anysize._cells_of):
+        cached.cache_clear()
+
+
+def test_without_results_pages_have_published_lines_only(tmp_path):
     data = cells.load(tmp_path)
+    for title in grids.STIR:
+        assert names(anysize.stir(data, title)) == [f"{name} (published)" for name in anysize.PUBLISHED_SHOWN]
+    assert all("(published" in name for name in names(anysize.large_scale(data)))
+    assert names(anysize.rescaled_cifar10(data)) == []
     for name in LEADING:
-        rows = {row.split(" | ")[0][2:]: row for row in report.table(data, name).splitlines() if row.startswith("| ")}
-        for line in cells.lines(name):
-            assert [cell.strip() for cell in rows[line].strip("|").split("|")[1:] if cell.strip()] == [PENDING]
-    assert claims.targets(data).count(PENDING) == len(TARGETS)
-    assert anysize.size_correlations(data).count(PENDING) == 6
-    assert {claims.outcome(data, claim.evidence) for claim in TARGETS.values()} == {"No target can be judged yet"}
-    assert anysize.accuracy(data, "stir", "ours", "MNIST Mid2Rest") == PENDING
-    assert anysize.mean_error(data, "rescaled-cifar10", "ours") == PENDING
-    assert anysize.best_rival(data, "rescaled-cifar10") == PENDING
-    assert anysize.correlation(data, "MNIST Mid2Rest") == PENDING
+        shown = [anysize.shown(line) for line in cells.lines(name)]
+        said = "Left out, because some of their runs have not been made: "
+        assert anysize.left_out(data, name) == f"{said}{'; '.join(shown)}."
+        assert set(shown) <= set(names(report.table(data, name, title=False)))  # the command shows every line
+    assert claims.targets(data).count(f"| {GAP} | {GAP} | {GAP} |") == len(TARGETS)
+    assert anysize.accuracy(data, "stir", "ours", "MNIST Mid2Rest") == GAP
+    assert anysize.mean_error(data, "rescaled-cifar10", "ours") == GAP
+    assert anysize.correlation(data, "MNIST Mid2Rest") == GAP
     assert anysize.plots(tmp_path) == {}
 
 
-def test_tables_show_accuracy_outside_and_inside_beside_every_published_row(load, monkeypatch):
-    monkeypatch.setattr(anysize, "epoch_time", lambda line: PENDING)
+def test_a_line_is_shown_once_all_of_its_runs_are_there(load):
+    lines = list(results_by_size("rescaled-cifar10", lambda line: 0.3))
+    lost = next(i for i, line in enumerate(lines) if line["config"]["resize"] and not line["config"]["channels"])
+    data = load([line for i, line in enumerate(lines) if i != lost])
+    shown = names(anysize.rescaled_cifar10(data))
+    assert "Plain network, random resizing" not in shown
+    assert len(shown) == len(cells.lines("rescaled-cifar10")) - 1
+    assert anysize.left_out(data, "rescaled-cifar10").endswith(": Plain network, random resizing.")
+    assert "(1 of 2)" in report.table(data, "rescaled-cifar10")
+    assert anysize.left_out(load(lines), "rescaled-cifar10") == ""
+
+
+def test_the_columns_of_a_title_alone_decide_what_its_table_shows(load):
+    data = load(r for r in results_by_size("stir", lambda line: 0.1) if r["config"]["dataset"] == "stir-mnist")
+    assert anysize.left_out(data, "stir", "MNIST") == ""
+    assert anysize.shown(grids.TWIN) in names(anysize.stir(data, "MNIST"))
+    assert anysize.shown(grids.TWIN) not in names(anysize.stir(data, "Emoji"))
+    assert anysize.shown(grids.TWIN) in anysize.left_out(data, "stir")
+
+
+def test_the_rival_that_trains_as_long_as_ours_comes_first(load, with_long):
+    every = list(results_by_size("stir", lambda line: 0.1))
+    data = load(every)
+    table = anysize.stir(data, "MNIST")
+    assert names(table)[:2] == ["Plain network, random resizing, as long as ours", grids.STEERED]
+    (row,) = (row for row in table.splitlines() if "as long as ours" in row)
+    times = anysize.epoch_time(grids.RESIZED)
+    assert row.endswith(f" | {GAP} | 3 | 10 | {times} |")  # not trained at all sizes; its epochs are those of the other
+    short = [r for r in every if r["config"]["epochs"] not in (105, 700)]
+    assert names(anysize.stir(load(short), "MNIST"))[0] == grids.STEERED
+    assert anysize.left_out(load(short), "stir").endswith(": Plain network, random resizing, as long as ours.")
+
+
+def test_tables_show_accuracy_outside_and_inside_beside_published_rows(load):
     data = load(results_by_size("stir", lambda line: 0.1))
     table = anysize.stir(data, "MNIST")
     deviation = statistics.stdev([0.1 * i for i in range(3)])
-    row = next(line for line in table.splitlines() if line.startswith(f"| {grids.TWIN} |"))
-    assert row.startswith(f"| {grids.TWIN} | 89.9 ± {deviation:.1f} (95.0) | ")
-    assert "| 95.0 | 10 | not measured yet |" in row  # all sizes were trained; weights; time of an epoch
-    assert table.count("(published)") == 11
-    assert (
-        "| Pyramid ensemble (published) | 92.7 ± 1.5 (95.2) | 90.9 ± 1.5 (94.2) | 84.9 ± 2.0 (92.6) | 94.8 ± 0.7 |"
-        in table
-    )
-    assert "| PixelPool (published) |" in anysize.stir(data, "Emoji")
+    row = next(line for line in table.splitlines() if line.startswith("| Plain network |"))
+    assert row.startswith(f"| Plain network | 89.9 ± {deviation:.1f} (95.0) | ")
+    assert f"| 95.0 | 3 | 10 | {anysize.epoch_time(grids.TWIN)} |" in row  # all sizes were trained; seeds; weights
+    assert report.table(data, "stir").count("(published)") == 2 * 11
+    best = "92.7 ± 1.5 (95.2) | 90.9 ± 1.5 (94.2) | 84.9 ± 2.0 (92.6) | 94.8 ± 0.7 | 25–50 |"
+    assert f"| Pyramid ensemble (published) | {best}" in table
     assert anysize.best_published("Emoji", "Mid2Rest") == "76.6"
+    assert anysize.published_accuracy("Plain CNN", "MNIST", "Mid2Rest") == "77.0"
     assert anysize.accuracy(data, "stir", "ours", "Emoji Mid2Rest") == "89.5"
+    assert anysize.accuracy(data, "stir", "Plain network", "MNIST Mid2Rest") == "89.9"  # by its shown name
     assert anysize.correlation(data, "MNIST All2All") == "0.95"
-    assert f"| MNIST, {grids.STEERED} | 0.95 ± 0.00 |" in anysize.size_correlations(data)
 
 
-def test_a_time_per_epoch_is_relative_to_the_plain_network(load, tmp_path, monkeypatch):
+def test_no_table_of_a_page_has_more_than_twelve_rows_when_all_runs_are_there(load, with_long):
+    data = load(r for name in LEADING for r in results_by_size(name, lambda line: 0.1))
+    tables = [anysize.stir(data, title) for title in grids.STIR]
+    tables += [anysize.large_scale(data), anysize.rescaled_cifar10(data)]
+    assert max(len(names(table)) for table in tables) <= 12
+
+
+def test_differences_are_intervals_without_emphasis(load):
+    data = load(results_by_size("rescaled-cifar10", lambda line: 0.2 if line == LEADING["rescaled-cifar10"] else 0.3))
+    found = anysize.difference(data, "rescaled-cifar10", "ours", "Plain network, random resizing")
+    pair = (
+        cells.Cell("rescaled-cifar10", line, "", "outside") for line in (LEADING["rescaled-cifar10"], grids.RESIZED)
+    )
+    assert f"**{found}**" == str(cells.minus(data, *pair))
+    low, high = map(float, found.split(" to "))
+    assert low < -10 < high < 0
+
+
+def test_readmes_table_has_seeds_rivals_and_an_interval(load):
+    experiments = ("stir", "large-scale", "rescaled-cifar10")
+    data = load(r for name in experiments for r in results_by_size(name, lambda line: 0.1 + 0.1 * (line == grids.TWIN)))
+    head, _, first, *_, last = anysize.larger_experiments(data).splitlines()
+    assert head.count("|") == first.count("|") == 6
+    assert "| Plain network, random resizing | Plain network |" in head
+    assert "| 89.5 (10) | 89.9 (3) | 79.9 (3) |" in first
+    assert "| 10.1 (2) | 10.1 (2) | 20.1 (2) |" in last
+
+
+def test_a_time_per_epoch_is_relative_to_another_network(tmp_path, monkeypatch):
     (tmp_path / "bench").mkdir()
-    seconds = {grids.TWIN: 3.0, anysize.STIR_PLAIN: 1.5}
+    seconds = {grids.TWIN: 3.0, grids.PLAIN: 6.0, anysize.STIR_PLAIN: 1.5}
     (tmp_path / "bench" / "stir-epoch.json").write_text(json.dumps({"seconds": seconds}))
     monkeypatch.setattr(paper, "RESULTS", tmp_path)
     assert anysize.epoch_time(grids.TWIN) == "2.0"
-    assert anysize.epoch_time(grids.STEERED) == PENDING
+    assert anysize.epoch_time("ours", "Plain network") == "2.0"
+    assert anysize.epoch_time(grids.STEERED) == GAP
+
+
+def test_first_forms_are_kept_beside_what_replaced_them():
+    photographs = [anysize.first_form("rescaled-cifar10", line) for line in (
+        "Scale channels, plain filters, random resizing", "Plain network, random resizing", "Plain network"
+    )]  # fmt: skip
+    assert photographs == ["31.0", "29.9", "44.2"]  # what the page of that day said
+    assert anysize.first_form("mnist-large-scale", "Plain network, random resizing") == "18.0"
+
+    def identities(folder, name):
+        lines = (paper.RESULTS / folder / name).read_text().splitlines()
+        return {json.loads(line)["identity"] for line in lines}
+
+    for path in (paper.RESULTS / "replaced").iterdir():
+        assert not identities("replaced", path.name) & identities("runs", path.name)
 
 
 def test_other_tables_show_each_size(load):
@@ -65,13 +164,11 @@ def test_other_tables_show_each_size(load):
         [*results_by_size("large-scale", lambda line: 0.02), *results_by_size("rescaled-cifar10", lambda line: 0.3)]
     )
     (row,) = (x for x in anysize.large_scale(data).splitlines() if x.startswith(f"| {grids.PLAIN} |"))
-    assert row == f"| {grids.PLAIN} | 97.95 ± 0.07 | 95.00 ± 0.00 | 97.95 ± 0.07 | 97.95 ± 0.07 | 97.95 ± 0.07 | 10 |"
+    assert row == f"| {grids.PLAIN} | 97.95 ± 0.07 | 95.00 ± 0.00 {'| 97.95 ± 0.07 ' * 3}| 2 | 10 |"
     assert "| FovAvg (published, not checked) | 98.58 |" in anysize.large_scale(data)
-    (row,) = (x for x in anysize.rescaled_cifar10(data).splitlines() if x.startswith(f"| {grids.TWIN} |"))
-    assert row == f"| {grids.TWIN} {'| 30.0 ' * 4}| 5.0 {'| 30.0 ' * 4}| 30.0 ± 0.1 | 10 |"
+    (row,) = (x for x in anysize.rescaled_cifar10(data).splitlines() if x.startswith("| Plain network |"))
+    assert row == f"| Plain network {'| 30.0 ' * 4}| 5.0 {'| 30.0 ' * 4}| 30.0 ± 0.1 | 2 | 10 |"
     assert anysize.mean_error(data, "rescaled-cifar10", "ours", "", "inside") == "5.0"
-    data = load(results_by_size("rescaled-cifar10", lambda line: 0.2 if line in (grids.RESIZED, *OURS) else 0.3))
-    assert anysize.best_rival(data, "rescaled-cifar10") == grids.RESIZED
 
 
 def test_plots_show_what_was_measured_beside_the_best_published(load, tmp_path):
@@ -83,8 +180,8 @@ def test_plots_show_what_was_measured_beside_the_best_published(load, tmp_path):
     assert axes[0].get_ylim()[0] == 0
     assert axes[0].get_ylim()[1] > 40  # the largest error of all panels is seen: the published one, trained on large
     lines = {line.get_label(): line.get_ydata() for line in axes[0].get_lines()}
-    assert lines[grids.TWIN][0] == pytest.approx(5.0)
-    assert lines[grids.TWIN][-1] == pytest.approx(10.1)
+    assert lines["Plain network"][0] == pytest.approx(5.0)
+    assert lines["Plain network"][-1] == pytest.approx(10.1)
     assert 100 - lines["Pyramid ensemble (published)"][20:22] == pytest.approx(
         anysize.published("stir")["networks"]["Pyramid ensemble"]["accuracy"]["MNIST"]["Small2Large"]["by_size"][20:22]
     )
@@ -108,7 +205,10 @@ def test_pages_say_how_lines_were_trained():
     assert anysize.channels_of("stir", grids.TWIN) == "1"
     assert anysize.channels_of("stir", grids.SEVERAL) == "0.5, 0.707, 1, 1.41 and 2"
     assert anysize.resizing_of("large-scale") == "0.5 to 8"
-    assert anysize.protocol("stir").startswith("15 epochs of AdamW with batches of 100, a one-cycle learning rate")
+    assert anysize.channels_of("stir", "Plain network, several sizes at test") == "0.5, 0.707, 1, 1.41 and 2"
+    assert anysize.setting("stir", "epochs") == "15"
+    assert anysize.setting("stir", "epochs", "ours", "Emoji Mid2Rest") == "100"
+    assert anysize.setting("3", "batch_size", "SS-CNN", "1 % data") == "25"
     assert anysize.repeats_of("stir", LEADING["stir"]) == "10"
     assert anysize.run_of("stir", column="Emoji Mid2Rest").epochs == 100
     assert [anysize.steps(anysize.run_of(name, "SS-CNN")) for name in ("1", "3")] == ["4,680", "1,200"]
@@ -139,8 +239,14 @@ def test_runs_on_own_pictures_are_told_by_what_they_are(tmp_path, monkeypatch):
         "",
         "a CPU, torch 2; the first line: `scalesteer train --seed 0`.",
     ]
-    assert [anysize.own_images_outside(name) for name in ("plain network", "plain network, random", "at")] == [
-        "66.0",
-        "53.0",
-        "45.0",
-    ]
+    own = [anysize.own_images_error(name) for name in ("plain network", "plain network, random", "at")]
+    assert own == ["66.0", "53.0", "45.0"]
+    assert anysize.own_images_error("plain network", "1") == "31.0"
+
+
+def test_errors_at_more_sizes_are_those_that_were_measured():
+    found = json.loads((paper.RESULTS / "guide" / "more-sizes.json").read_text())
+    at = found["sizes"].index(2)
+    for way, errors in found["errors"].items():
+        assert anysize.more_sizes_error(2.0, way) == f"{100 * errors[at]:.1f}"
+        assert f"{100 * errors[at]:.1f} % {way}" in anysize.more_sizes(2.0)

@@ -188,11 +188,9 @@ def test_the_pages_table_has_a_row_for_each_network_and_a_column_for_each_size(k
     own = kept["summary"]["ss-cnn"]
     cells = f"{100 * own['inside']:.1f} | {100 * own['outside']:.1f} | {kept['parameters']['ss-cnn']:,}"
     assert table[-1].endswith(f"| {cells} |")
-    assert quickstart.quickstart_outside()["SS-CNN"] == f"{100 * own['outside']:.1f}"
-    assert quickstart.quickstart_within()["SS-CNN"] == f"{100 * own['inside']:.1f}"
+    assert quickstart.quickstart_error("SS-CNN", edition="") == f"{100 * own['outside']:.1f}"
+    assert quickstart.quickstart_error("ss-cnn", "inside", "") == f"{100 * own['inside']:.1f}"
     assert "120 MNIST digits" in lines[-1]
-    lowest = min(kept["summary"].values(), key=lambda one: one["outside"])["outside"]
-    assert quickstart.quickstart_lowest().endswith(f"* ({100 * lowest:.1f} %)")
     assert quickstart.quickstart_correlation() == f"{kept['answered']['correlation']:.2f}"
 
 
@@ -213,13 +211,27 @@ def test_ours_and_a_rival_are_compared_over_seeds(kept):
     assert "errs more often than *Plain CNN, random resizing* (15.3 against 5.2 %)" in quickstart.quickstart_compared()
 
 
-def test_what_has_not_been_recorded_is_said(tmp_path, monkeypatch):
+def test_intervals_over_seeds_are_in_points(kept):
+    runs = [
+        {"model": name, "outside": outside, "inside": 0.01 * outside}
+        for name, errors in (("ss-cnn", (0.05, 0.06, 0.055)), ("plain-cnn", (0.1, 0.12, 0.11)))
+        for outside in errors
+    ]
+    (paper.RESULTS / "quickstart" / "result-all.json").write_text(json.dumps({"runs": runs}))
+    low, high = map(float, quickstart.quickstart_difference("SS-CNN", "Plain CNN").split(" to "))
+    expected = stats.ttest_ind((5, 6, 5.5), (10, 12, 11), equal_var=False).confidence_interval()
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.006)
+
+
+def test_the_rival_that_trains_as_long_comes_first():
+    rows = [line.split(" | ")[0][2:] for line in quickstart.quickstart_table("all").splitlines()[2:]]
+    assert rows[:2] == ["Plain CNN, random resizing, as long as ours", quickstart.NAMES[quickstart.OURS]]
+
+
+def test_what_has_not_been_recorded_is_an_error_that_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "RESULTS", tmp_path)
-    assert quickstart.quickstart_table("all") == "*Not measured yet: make quickstart ALL=1.*"
-    assert set(quickstart.quickstart_outside().values()) == {quickstart.PENDING}
-    assert quickstart.quickstart_lowest() == quickstart.quickstart_correlation() == quickstart.PENDING
-    assert quickstart.quickstart_compared().endswith(quickstart.PENDING)
-    assert quickstart.quickstart_settings()["train_images"] == 3000
+    with pytest.raises(ValueError, match=r"python -m paper\.quickstart --all --record"):
+        quickstart.quickstart_table("all")
     assert quickstart.plots() == {}
 
 
