@@ -54,12 +54,6 @@ def load() -> dict[str, Record]:
 
 
 @view
-def speed_headline(name: str) -> str:
-    """The whole network on one device, in a sentence."""
-    return headline(of_group(load()[name], "network"))
-
-
-@view
 def speed_situations() -> str:
     """What to expect where users are: ours, its share of the plain network's rate, and its gain over a direct way."""
     rows = [
@@ -111,27 +105,6 @@ def origin(about: Record) -> str:
     """Where numbers come from, with the command that measures them again."""
     command = about["command"].replace("scalesteer bench", "python -m benchmarks bench")  # its name until 2026
     return f"torch {about['torch']}, Python {about['python']}, commit {about['commit'][:7]}; `{command}`."
-
-
-def headline(networks: list[Record]) -> str:
-    """The first training and the first inference case in a sentence."""
-    said = []
-    for train, work in ((True, "training"), (False, "inference")):
-        if found := rates(networks, train):
-            unit = "" if said else " images per second"
-            said.append(
-                f"{found['images_per_s']}{unit} in {work} ({found['times_direct']} times `direct`, "
-                f"{100 * float(found['times_plain']):.0f} % of the plain CNN's rate)"
-            )
-    mode = ("TF32" if networks[0]["precision"] == "tf32" else "float32") + ", as a CUDA graph" * networks[0]["graph"]
-    return f"SS-CNN, {mode}: {', '.join(said) or 'see below'}."
-
-
-def rates(networks: list[Record], train: bool) -> dict[str, str]:
-    """Images per second of ours in the first such case, and how many times that of the others; empty if it failed."""
-    ours: Record = next((case["contenders"]["auto"] for case in networks if case["train"] == train), {})
-    keys = ("images_per_s", "times_direct", "times_plain")
-    return {key: number(ours[key]) for key in keys} if ours.keys() >= set(keys) else {}
 
 
 def _first(device: str, train: bool) -> Record:

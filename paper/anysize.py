@@ -181,12 +181,10 @@ def large_scale(data: Data, whole: bool = False) -> str:
     return table([*rows, *others])
 
 
-def _published_rows(name: str, columns: Sequence[str], resized: bool = True) -> list[list[str]]:
-    """Numbers of others on the data of an experiment, with two digits; `resized` ones only if asked for."""
+def _published_rows(name: str, columns: Sequence[str]) -> list[list[str]]:
+    """Numbers of others on the data of an experiment, with two digits."""
     rows = []
     for own in published("others")[name]["rows"]:
-        if "random resizing" in own.get("setting", "") and not resized:
-            continue
         line = f"{own['network']}{', ' * ('setting' in own)}{own.get('setting', '')}"
         found = (own["numbers"].get(column) for column in columns)
         shown = (GAP if number is None else f"{number:.2f}" for number in found)
@@ -207,22 +205,16 @@ def rescaled_cifar10(data: Data, whole: bool = False) -> str:
     return table(rows)
 
 
-@view
-def new_networks(data: Data, whole: bool = False) -> str:
-    """MNIST-Scale and FMNIST-Scale: the new networks, and later papers beside two methods of Table 1."""
+def new_networks(data: Data) -> str:
+    """MNIST-Scale and FMNIST-Scale: the new networks, Table 1's methods, and later papers."""
     rows: list[Sequence[str]] = [("error in %", *DATASETS.values(), "weights")]
-    kept = (LEADING["new-networks"], TWIN)  # what one table has room for
-    own = [line for line in _lines(data, "new-networks", whole) if whole or line in kept]
-    table_1 = lines("1") if whole else ["SS-CNN", "Spatial Transformer"]
-    for name, names, note in (("new-networks", own, ""), ("1", table_1, " (Table 1, ours)")):
-        for line in names:
+    for name, note in (("new-networks", ""), ("1", " (Table 1, ours)")):
+        for line in lines(name):
             every = [Cell(name, line, title) for title in DATASETS.values()]
             errors = [spread(data, cell, digits=2) for cell in every]
             rows.append((shown(line) + note, *errors, _weights(data, every[0])))
-    if whole:
-        rows += [(f"{line} (Table 1, the paper's)", *found.values(), GAP) for line, found in PAPER["1"].items()]
-    others = _published_rows("new-networks", [*DATASETS.values()], resized=whole)
-    return table([*rows, *((*found, GAP) for found in others)])
+    rows += [(f"{line} (Table 1, the paper's)", *found.values(), GAP) for line, found in PAPER["1"].items()]
+    return table([*rows, *((*found, GAP) for found in _published_rows("new-networks", [*DATASETS.values()]))])
 
 
 def _own_name(run: dict[str, Any]) -> str:
@@ -241,14 +233,6 @@ def _own_errors() -> pd.DataFrame:
     others = means[[size for size in means if float(size) != 1]].mean(axis=1)
     order = others.sort_values(ascending=False).index
     return means.assign(others=others).map("{:.1f}".format).assign(seeds=seeds.size()).loc[order]
-
-
-@view
-def more_sizes(size: float) -> str:
-    """Errors of the network `digits` on digits of a size, in each way to look at the image, as a sentence."""
-    found = recorded("guide/more-sizes.json")
-    errors = [f"{more_sizes_error(size, way)} % {way}" for way in found["errors"]]
-    return f"Of {found['images']:,} digits {size:g} times as large as those of MNIST, it misses {words(errors)}."
 
 
 @view
@@ -293,12 +277,6 @@ def _line(name: str, line: str) -> str:
     """The name of a line in the grids; "ours" is the leading one, and lines are known by their shown names too."""
     named = {"ours": LEADING.get(name, line)} | {shown(own): own for own in lines(name)}
     return named.get(line, line)
-
-
-@view
-def leading(name: str) -> str:
-    """The line of ours that is compared with rivals, as the tables name it."""
-    return shown(LEADING[name])
 
 
 @view
@@ -361,17 +339,10 @@ def larger_experiments(data: Data) -> str:
     return table(rows)
 
 
-@view
 def repeats_of(name: str, line: str) -> str:
     """How many runs the first cell of a line has."""
     rows = [row for row in grids.EXPERIMENTS[name].rows if row.line == _line(name, line)]
     return str(sum(row.column == rows[0].column for row in rows))
-
-
-@view
-def published_source(name: str) -> str:
-    """Where numbers of others come from."""
-    return str(published(name)["source"])
 
 
 @view
@@ -386,13 +357,6 @@ def run_of(name: str, line: str = "", column: str = "") -> RunConfig:
 def setting(name: str, key: str, line: str = "", column: str = "") -> str:
     """One number of the configuration of a line, such as its epochs."""
     return f"{getattr(run_of(name, line, column), key):g}"
-
-
-@view
-def steps(config: RunConfig) -> str:
-    """How many steps the training of a run has."""
-    own: Any = config.data
-    return f"{config.epochs * ((config.train_images or own.sizes[0]) // config.batch_size):,}"
 
 
 @view
@@ -473,5 +437,5 @@ LAYOUTS: dict[str, Callable[[Data], str]] = {
     "stir": lambda data: "\n\n".join(stir(data, title, whole=True) for title in STIR),
     "large-scale": partial(large_scale, whole=True),
     "rescaled-cifar10": partial(rescaled_cifar10, whole=True),
-    "new-networks": partial(new_networks, whole=True),
+    "new-networks": new_networks,
 }

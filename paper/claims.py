@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from paper import grids
-from paper.cells import GAP, Data, Interval, Summary, between, columns, lines, mean, minus, values
-from paper.distortion import MORE_EPOCHS, VALIDATION_CHOSE, epochs_of
+from paper.cells import GAP, Data, Interval, Summary, between, columns, mean, minus, values
+from paper.distortion import MORE_EPOCHS, epochs_of
 from paper.grids import EXPERIMENTS, FEW_IMAGES, OTHERS, PAPER, PAR, SOME_SIZES, STRENGTHS, Cell
 from paper.markdown import table, view, words
 from scalesteer.data.scale import SPLITS
@@ -160,10 +160,6 @@ TARGETS: dict[str, Claim] = {
 # Verdicts
 
 
-SENTENCE = {"holds": "holds", "fails": "fails", "undecided": "is undecided", GAP: "cannot be judged yet"}
-"""What a sentence says of a claim, by verdict."""
-
-
 def decide(data: Data, pairs: Iterable[Pair]) -> tuple[str, Pair, Interval]:
     """Whether all pairs are as claimed (holds, fails, undecided), and the pair that decides that.
 
@@ -305,50 +301,6 @@ def verdict(data: Data, claim: str, way: str = "") -> str:
     return decide(data, compared)[0] if own or not way else GAP
 
 
-@view
-def more_epochs(data: Data) -> str:
-    """Whether more epochs change the verdicts on distortion: the answer, and each verdict after each number of them."""
-    said, changed = [], False
-    for claim, rival in {"distortion": "LocScaleInv-CNN", "par": "Spatial Transformer"}.items():
-        first, found = verdict(data, claim), dict[str, list[str]]()
-        for way in MORE_EPOCHS:
-            if (word := verdict(data, claim, way)) != GAP:
-                found.setdefault(word, []).append("with " + "the " * (way == VALIDATION_CHOSE) + way)
-        changed |= any(word != first for word in found)
-        then = (f"{SENTENCE[word]} {words(ways)}" for word, ways in found.items())
-        said.append(f"The claim against {rival} {words([f'{SENTENCE[first]} with 60 epochs', *then])}.")
-    return " ".join(["Yes, but the evidence is weak." if changed else "No.", *said])
-
-
-@view
-def sentence(verdict: str) -> str:
-    """What a sentence says of a claim with this verdict."""
-    return SENTENCE[verdict]
-
-
-@view
-def paper_sizes_verdict(data: Data) -> str:
-    """Whether SS-CNN has the lowest error on MNIST-Scale with the input sizes that the paper has for each method."""
-    ours = Cell("sizes", "SS-CNN", "56 px")
-    return decide(data, [Pair(ours, Cell("sizes", other, "28 px")) for other in OTHERS])[0]
-
-
-@view
-def standing(data: Data, name: str, column: str) -> str:
-    """How SS-CNN's error compares with those of the others in a column: what follows "SS-CNN has"."""
-    found: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": [], GAP: []}
-    for line in lines(name):
-        if line != "SS-CNN":
-            found[minus(data, Cell(name, "SS-CNN", column), Cell(name, line, column)).verdict].append(line)
-    kinds = {
-        "holds": "a lower error than {}",
-        "fails": "a higher error than {}",
-        "undecided": "no measurable difference from {}",
-        GAP: "not been compared with {}",
-    }
-    return words([text.format(words(found[word])) for word, text in kinds.items() if found[word]])
-
-
 def targets(data: Data) -> str:
     """Our own targets, an internal check: the pair that decides, its interval, and the verdict."""
     rows = [["target", "here", "95 % interval of the difference of errors", "verdict"]]
@@ -369,19 +321,3 @@ def _here(data: Data, pair: Pair) -> str:
     where = ", ".join(filter(None, (kind, first.column, first.measure if first.measure.startswith("size") else "")))
     other = second.line if isinstance(second, Cell) else f"at {'most' if kind == 'error' else 'least'}"
     return f"{first.line} {shown[0]}, {other} {shown[1]} ({where})".replace(grids.TWIN, "Plain network")
-
-
-def _tally(verdicts: list[str]) -> str:
-    """How many there are of each verdict: 2 hold and 1 is undecided."""
-    many = {"holds": "hold", "fails": "fail", "undecided": "are undecided", GAP: "cannot be judged yet"}
-    counts = {word: verdicts.count(word) for word in many if word in verdicts}
-    return words([f"{count} {SENTENCE[word] if count == 1 else many[word]}" for word, count in counts.items()])
-
-
-@view
-def claims_outcome(data: Data) -> str:
-    """How many of the paper's claims hold, in a sentence."""
-    found = [decide(data, claim.pairs)[0] for claim in CLAIMS.values()]
-    if "holds" in found:
-        return f"Of the paper's {len(found)} claims, {_tally(found)}"
-    return f"None of the paper's {len(found)} claims holds here; {_tally(found)}"

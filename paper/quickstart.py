@@ -364,22 +364,6 @@ def quickstart_difference(first: str, second: str, where: str = "outside", editi
 
 
 @view
-def quickstart_compared(rival: str = "plain-cnn, resized") -> str:
-    """Whether ours errs less or more often than a rival over seeds, outside and within the sizes of training."""
-    said = []
-    for where in ("outside", "inside"):
-        ours, other = ([r[where] for r in _kept("all")["runs"] if r["model"] == name] for name in (OURS, rival))
-        change, means = interval(ours, other), [f"{100 * statistics.fmean(errors):.1f}" for errors in (ours, other)]
-        word = "less often than" if change.high < 0 else "more often than" if change.low > 0 else "about as often as"
-        said.append((word, f"({means[0]} against {means[1]} %)"))
-    (outside, first), (inside, second) = said
-    return (
-        f"Outside the sizes of training, *{NAMES[OURS]}* errs {outside} *{NAMES[rival]}* {first}; within them, it errs "
-        f"{inside} that {second}"
-    )
-
-
-@view
 def quickstart_correlation(edition: str = "") -> str:
     """The rank correlation of the estimated size with the true size."""
     return f"{_kept(edition)['answered']['correlation']:.2f}"

@@ -59,16 +59,6 @@ def test_numbers_of_sentences_are_those_of_the_first_case():
             assert f"| {report.number(found['auto']['images_per_s'])} | " in report.speed_networks()
 
 
-def test_the_front_page_has_the_rates_of_the_whole_network_on_each_device():
-    for name, result in report.load().items():
-        training = next(case for case in result["measurements"] if case["group"] == "network" and case["train"])
-        found = training["contenders"]
-        ratio = found["direct"]["ms"] / found["auto"]["ms"]
-        said = f"{report.number(found['auto']['images_per_s'])} images per second in training ({ratio:.3g} times "
-        share = 100 * found["plain"]["ms"] / found["auto"]["ms"]
-        assert f"{said}`direct`, {share:.0f} % of the plain CNN's rate)" in report.speed_headline(name)
-
-
 def test_how_many_times_a_plain_network_takes_is_the_inverse_of_its_share():
     ours = next(case for case in report.of_group(report.load()["cpu"], "network") if case["train"])["contenders"]
     assert report.speed_times("cpu") == f"{ours['auto']['ms'] / ours['plain']['ms']:.1f}"

@@ -11,7 +11,7 @@ from paper import anysize, cells, claims, grids, report
 from paper.cells import GAP
 from paper.claims import TARGETS
 from paper.grids import EXPERIMENTS, LEADING, PROTOCOLS, RIVALS, Row
-from tests.paper.invented import results_by_size
+from tests.paper.invented import of_cell, results_by_size
 
 LONG = grids.RESIZED + anysize.AS_LONG
 
@@ -30,7 +30,8 @@ def with_long(monkeypatch):
         for row in own.rows
         if row.line == grids.RESIZED and "All2All" not in row.column
     ]
-    monkeypatch.setitem(EXPERIMENTS, "stir", own._replace(rows=(*own.rows, *rows)))
+    others = [row for row in own.rows if row.line != LONG]
+    monkeypatch.setitem(EXPERIMENTS, "stir", own._replace(rows=(*others, *rows)))
     for cached in (cells.runs, cells._cells, anysize._cells_of):
         cached.cache_clear()
     yield
@@ -45,7 +46,7 @@ def test_without_results_pages_have_published_lines_only(tmp_path):
     assert all("(published" in name for name in names(anysize.large_scale(data)))
     assert names(anysize.rescaled_cifar10(data)) == []
     for name in LEADING:
-        shown = [anysize.shown(line) for line in cells.lines(name)]
+        shown = [anysize.shown(line) for line in anysize.ordered(cells.lines(name))]
         said = "Left out, because some of their runs have not been made: "
         assert anysize.left_out(data, name) == f"{said}{'; '.join(shown)}."
         assert set(shown) <= set(names(report.table(data, name, title=False)))  # the command shows every line
@@ -58,8 +59,8 @@ def test_without_results_pages_have_published_lines_only(tmp_path):
 
 def test_a_line_is_shown_once_all_of_its_runs_are_there(load):
     lines = list(results_by_size("rescaled-cifar10", lambda line: 0.3))
-    lost = next(i for i, line in enumerate(lines) if line["config"]["resize"] and not line["config"]["channels"])
-    data = load([line for i, line in enumerate(lines) if i != lost])
+    lost = of_cell("rescaled-cifar10", grids.RESIZED, "")[0].to_dict()
+    data = load(line for line in lines if line["config"] != lost)
     shown = names(anysize.rescaled_cifar10(data))
     assert "Plain network, random resizing" not in shown
     assert len(shown) == len(cells.lines("rescaled-cifar10")) - 1
@@ -128,10 +129,11 @@ def test_readmes_table_has_seeds_rivals_and_an_interval(load):
     experiments = ("stir", "large-scale", "rescaled-cifar10")
     data = load(r for name in experiments for r in results_by_size(name, lambda line: 0.1 + 0.1 * (line == grids.TWIN)))
     head, _, first, *_, last = anysize.larger_experiments(data).splitlines()
-    assert head.count("|") == first.count("|") == 6
+    assert head.count("|") == first.count("|") == last.count("|")
     assert "| Plain network, random resizing | Plain network |" in head
-    assert "| 89.5 (10) | 89.9 (3) | 79.9 (3) |" in first
-    assert "| 10.1 (2) | 10.1 (2) | 20.1 (2) |" in last
+    assert "| 89.5 (10) | " in first
+    assert "| 89.9 (3) | 79.9 (3) |" in first
+    assert "| 10.1 (2) | 20.1 (2) |" in last
 
 
 def test_a_time_per_epoch_is_relative_to_another_network(tmp_path, monkeypatch):
@@ -211,7 +213,6 @@ def test_pages_say_how_lines_were_trained():
     assert anysize.setting("3", "batch_size", "SS-CNN", "1 % data") == "25"
     assert anysize.repeats_of("stir", LEADING["stir"]) == "10"
     assert anysize.run_of("stir", column="Emoji Mid2Rest").epochs == 100
-    assert [anysize.steps(anysize.run_of(name, "SS-CNN")) for name in ("1", "3")] == ["4,680", "1,200"]
     assert set(LEADING.values()) <= {*grids.OURS, grids.PLAIN + grids.AUGMENTED}
     assert not set(RIVALS) & set(grids.OURS)
 
@@ -249,4 +250,3 @@ def test_errors_at_more_sizes_are_those_that_were_measured():
     at = found["sizes"].index(2)
     for way, errors in found["errors"].items():
         assert anysize.more_sizes_error(2.0, way) == f"{100 * errors[at]:.1f}"
-        assert f"{100 * errors[at]:.1f} % {way}" in anysize.more_sizes(2.0)

@@ -9,8 +9,7 @@ from paper.__main__ import app
 from paper.cells import ANY_SIZE, GAP
 from paper.claims import TARGETS, Pair
 from paper.grids import EXPERIMENTS, LEADING, Cell
-from paper.markdown import words
-from tests.paper.invented import LONGER, longer, results_by_size, table_1
+from tests.paper.invented import longer, results_by_size, table_1
 
 
 def test_a_claim_holds_if_all_pairs_do_and_fails_with_one(load):
@@ -51,36 +50,6 @@ def test_par_allows_a_tenth_more(load):
         assert claims.verdict(data, "par") == claims.verdict(data, "par", "300 epochs") == "holds"
 
 
-def test_verdicts_that_more_epochs_change_are_told(load):
-    same = dict.fromkeys(LONGER, (0.01,) * 3) | {"LocScaleInv-CNN": (0.02,) * 3}
-    unchanged = claims.more_epochs(load(*longer(same)))
-    assert unchanged.startswith(
-        "No. The claim against LocScaleInv-CNN holds with 60 epochs and holds with 120 epochs, with 300 epochs"
-    )
-    worse = same | {"SS-CNN": (0.01, 0.03, 0.01)}
-    said = claims.more_epochs(load(*longer(worse, same)))
-    assert said.startswith("Yes, but the evidence is weak. ")
-    assert "against LocScaleInv-CNN holds with 60 epochs, fails with 120 epochs and holds with 300 epochs" in said
-    assert "against Spatial Transformer holds with 60 epochs, fails with 120 epochs and holds with 300 epochs" in said
-
-
-def test_words_follow_the_numbers(load):
-    errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.01, "LocScaleEq-CNN": 0.03, "LocScaleInv-CNN": 0.03}
-    said = claims.standing(load(table_1(errors)), "1", "MNIST-Scale")
-    assert said == (
-        "a lower error than LocScaleEq-CNN and LocScaleInv-CNN, a higher error than Spatial Transformer and "
-        "not been compared with Plain CNN"
-    )
-    said = claims.standing(load(table_1(errors | {"Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
-    assert said == (
-        "a higher error than Spatial Transformer and "
-        "no measurable difference from LocScaleEq-CNN, LocScaleInv-CNN and Plain CNN"
-    )
-    said = claims.standing(load(table_1({"SS-CNN": 0.02, "Plain CNN": 0.02}, wobble=0.05)), "1", "MNIST-Scale")
-    assert said.startswith("no measurable difference from Plain CNN and not been compared with Spatial")
-    assert (words(["a"]), words(["a", "b", "c"]), words([])) == ("a", "a, b and c", "")
-
-
 def test_targets_are_about_cells_that_exist():
     known = {(name, row.line, row.column) for name in LEADING for row in EXPERIMENTS[name].rows}
     for claim in TARGETS.values():
@@ -118,16 +87,6 @@ def test_the_command_prints_every_target(capsys):
     app.main(["targets"], prog="paper")
     printed = capsys.readouterr().out
     assert [claim.text for claim in TARGETS.values() if claim.text not in printed] == []
-
-
-def test_the_number_of_claims_that_hold_is_told(load):
-    errors = {"SS-CNN": 0.02, "Spatial Transformer": 0.01, "LocScaleEq-CNN": 0.03, "LocScaleInv-CNN": 0.03}
-    said = claims.claims_outcome(load(table_1(errors)))
-    found = [claims.verdict(load(table_1(errors)), key) for key in claims.CLAIMS]
-    holds, fails = found.count("holds"), found.count("fails")
-    assert fails > 0
-    assert holds == 0
-    assert said.startswith(f"None of the paper's {len(found)} claims holds here; {fails} fail")
 
 
 def test_the_pair_that_decides_weighs_shares_also_against_numbers(load):
