@@ -216,8 +216,8 @@ class Animate:
     ss: SteerableRun = None
     channel: int | None = None
     """Which filter of the first layer, from 0; by default the one that responds most."""
-    digit: int = 2
-    """The class of the digit; the largest such test image is shown."""
+    digit: int | None = None
+    """The class of the digit, by default 5; the largest such test image is shown."""
     frames: int | None = None
     """How many scales; by default 28."""
     output: Path = Path("steering.gif")
@@ -231,7 +231,8 @@ class Animate:
         choice("output", self.output.suffix, (".gif",))
         trained = figures.Trained(self.ss, data_dir=self.data_dir)
         options = {"digit": self.digit, "channel": self.channel, "frames": self.frames}
-        print(animation.of_network(trained, self.output, **options))
+        given = {name: value for name, value in options.items() if value is not None}
+        print(animation.of_network(trained, self.output, **given))
 
 
 def aligned(text: str) -> str:

@@ -43,7 +43,7 @@ FINER = 4
 LARGEST = PAPER_SCALES[-1]
 FRAMES = 28
 WIDTH, HEIGHT, DPI = 800, 490, 100  # pixels
-DIGIT = 2
+DIGIT = 5
 RING = "#f0a000"
 SIGNED = "RdBu_r"
 STEP, REST = 70, 1200  # milliseconds that a picture is shown, and the first and the last one
@@ -175,7 +175,9 @@ class Stage:
             axis.plot(scales, 100 * values, line, color=style.colour, linewidth=1.8, label=name)
             (mark,) = axis.plot([], [], style.marker, color=style.colour, markersize=8, clip_on=False)
             self.marks.append((mark, 100 * values))
-        axis.set(xscale="log", xlim=(scales[0], scales[-1]), ylim=(0, 125), ylabel="%")
+        axis.set(xscale="log", xlim=(scales[0], scales[-1]), ylabel="%")
+        both = np.concatenate([values for _, values in self.marks])
+        axis.set_ylim(min(0, 1.25 * both.min()), 1.25 * both.max())
         ticks = [s for s in (1, 1.25, 1.5, 1.75, 2, 2.4) if scales[0] <= s <= scales[-1]]
         axis.set_xticks(ticks, [f"{s:g}" for s in ticks])
         axis.minorticks_off()
