@@ -147,10 +147,10 @@ def plot_layer(model: Network, image: Tensor, channel: int | None = None) -> Fig
         axis = figure.add_subplot(grid[i, 4])
         axis.imshow(responses[i][channel].cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         frame(axis, "responses" if i == 0 else "")
-    for column, sign in ((1, "⋆"), (3, "→"), (5, "max\n→")):
+    for column, sign in ((1, r"$\star$"), (3, "→"), (5, "max\n→")):
         axis = figure.add_subplot(grid[:, column])
         axis.set_axis_off()
-        axis.text(0.5, 0.5, sign, ha="center", va="center", fontsize=13)
+        axis.text(0.5, 0.5, sign, ha="center", va="center", fontsize=20)
     axis = figure.add_subplot(grid[:, 6])
     imshow_signed(axis, best[0, channel].cpu().numpy(), "maximum over scales")
     axis = figure.add_subplot(grid[:, 7])
