@@ -206,7 +206,7 @@ def draw(model: nn.Module, picture: Tensor, path: Path) -> None:
         ink = "black" if digit.size > 2 else "white"  # viridis ends in a bright yellow
         left.text(*corner, f"{digit.name}", color=ink, fontsize=9, va="bottom", backgroundcolor=colour)
     left.set_title("found and named", fontsize=10)
-    right.set_title("estimated size", fontsize=10)
+    right.set_title("its estimated size", fontsize=10)
     for axis in (left, right):
         axis.set(xticks=[], yticks=[], xlim=extent[:2], ylim=extent[2:])
     bar = figure.colorbar(shown, ax=right, label="size relative to training")
