@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import COMPILED, describe
-from paper.curves import empty
+from paper.curves import empty, styled
 from paper.markdown import GAP, table, view, words
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SITUATIONS: dict[str, tuple[str, Record]] = {  # who of ours, and which case
     "H200, one image": ("auto", {**_GPU, "batch": 1}),
     "H200, training `steered-resnet` in five channels": ("steered-resnet", {"device": "h200", "group": "channels"}),
 }
-COLOURS = {"spectral": "#1f77b4", "auto": "#9ecae1", "direct": "#d62728", "plain": "#7f7f7f"}
+PLOTTED = {name: label.replace("`", "") for name, label in LABELS.items()}
 AXES = ("batch", "image, pixels per side", "scales", "largest filter")
 Record = dict[str, Any]
 
@@ -222,24 +222,24 @@ def plots() -> dict[str, Figure]:
     for name, result in load().items():
         for kind, plot, group in (("network", plot_network, "network"), ("growth", plot_growth, "sweep")):
             if cases := of_group(result, group):
-                found[f"bench/{name}-{kind}.png"] = plot(cases)
+                found[f"bench/{name}-{kind}.png"] = plot(cases, result["environment"]["device"])
     return found
 
 
-def plot_network(cases: list[Record]) -> Figure:
+def plot_network(cases: list[Record], device: str) -> Figure:
     """Images per second: a panel for training, one for inference, bars for each mode that all three have."""
     cases = [case for case in cases if "spectral" in case["contenders"]]
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
     works = [train for train in (True, False) if any(case["train"] == train for case in cases)]
-    figure = empty(7.5 + 1.2 * len(modes), 3.6)
+    figure = empty(7.5 + 1.5 * len(modes), 4)
+    contenders = [line for line in styled(PLOTTED) if line[0] != "auto"]  # which is one of the others
     axes = figure.subplots(1, len(works), squeeze=False)
     for axis, train in zip(axes[0], works, strict=True):
         shown = {(c["precision"], c["graph"]): c for c in cases if c["train"] == train}
-        for i, name in enumerate(("spectral", "direct", "plain")):
+        for i, (name, label, colour, _) in enumerate(contenders):
             rates = [shown[mode]["contenders"][name].get("images_per_s", 0) if mode in shown else 0 for mode in modes]
-            label = "ours" if name == "spectral" else name
-            bars = axis.bar([m + 0.27 * i for m in range(len(modes))], rates, 0.25, color=COLOURS[name], label=label)
-            axis.bar_label(bars, [number(rate) if rate else "failed" for rate in rates], fontsize=8, padding=2)
+            bars = axis.bar([m + 0.27 * i for m in range(len(modes))], rates, 0.25, color=colour, label=label)
+            axis.bar_label(bars, [number(rate) if rate else "failed" for rate in rates], fontsize=7, padding=2)
         names = [p.replace("tf", "TF") + (",\nCUDA graph" if graph else "") for p, graph in modes]
         axis.set_xticks([m + 0.27 for m in range(len(modes))], names)
         axis.set_title(
@@ -249,20 +249,22 @@ def plot_network(cases: list[Record]) -> Figure:
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(y=0.1)
     axes[0, 0].set_ylabel("images per second")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.suptitle(f"SS-CNN beside the plain CNN: images per second on {device}", fontsize=11)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def plot_growth(sweep: list[Record]) -> Figure:
+def plot_growth(sweep: list[Record], device: str) -> Figure:
     """Milliseconds of forward and backward against each axis, both logarithmic; bars are quartiles."""
-    figure = empty(13, 3.8)
+    figure = empty(13, 4.2)
     axes = figure.subplots(1, 4, sharey=True)
     for axis, (name, points) in zip(axes, along(sweep).items(), strict=True):
-        for contender, colour in COLOURS.items():
+        for contender, text, colour, marker in styled(PLOTTED):
             found = [(x, case["contenders"][contender]) for x, case in points if "ms" in case["contenders"][contender]]
             spread = [[a["ms"] - a["q1"] for _, a in found], [a["q3"] - a["ms"] for _, a in found]]
-            style: Record = {"marker": "o", "ms": 4, "color": colour, "label": LABELS[contender].replace("`", "")}
-            style |= {"linestyle": "--", "zorder": 3} if contender == "auto" else {}
+            style: Record = {"marker": marker, "ms": 5, "color": colour, "label": text}
+            if contender == "auto":  # lies on one of the others, which must be seen below it
+                style |= {"linestyle": "--", "zorder": 3, "markerfacecolor": "none", "ms": 8}
             axis.errorbar([x for x, _ in found], [a["ms"] for _, a in found], spread, capsize=2, **style)
         axis.set_xscale("log")
         axis.set_yscale("log")
@@ -272,5 +274,6 @@ def plot_growth(sweep: list[Record]) -> Figure:
         axis.set_xlabel(name)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ms, forward + backward")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    figure.suptitle(f"One layer of SS-CNN, time of forward and backward on {device}", fontsize=11)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     return figure

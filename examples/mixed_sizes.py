@@ -206,14 +206,14 @@ def draw(model: nn.Module, picture: Tensor, path: Path) -> None:
         ink = "black" if digit.size > 2 else "white"  # viridis ends in a bright yellow
         left.text(*corner, f"{digit.name}", color=ink, fontsize=9, va="bottom", backgroundcolor=colour)
     left.set_title("found and named", fontsize=10)
-    right.set_title("the size that answered", fontsize=10)
+    right.set_title("its estimated size", fontsize=10)
     for axis in (left, right):
         axis.set(xticks=[], yticks=[], xlim=extent[:2], ylim=extent[2:])
     bar = figure.colorbar(shown, ax=right, label="size relative to training")
     bar.ax.minorticks_off()
     bar.set_ticks([0.5, 1, 2, 4], labels=["0.5", "1", "2", "4"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})  # no version: the same figure, the same bytes
+    figure.savefig(path, dpi=200, metadata={"Software": None})  # no version: the same figure, the same bytes
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The paper's tables, figures and pages: `python -m paper run | table | figure | report`."""
+"""The paper's tables, figures and pages: `python -m paper run | table | figure | plots | animation | report`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ from scalesteer.commands import Commands
 app = Commands()
 NAMES = "{" + ",".join(grids.EXPERIMENTS) + "}"
 Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
+SteerableRun = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="RUN", help="A run of ss-cnn, for pictures of trained networks, or a network of the package."
+    ),
+]
+RivalRun = Annotated[
+    Path | None,
+    tyro.conf.arg(metavar="RUN", help="A run of locally-scale-invariant-cnn, for figures that compare with it."),
+]
 
 
 @app.command("run")
@@ -157,15 +167,18 @@ class Report:
 class DrawFigure:
     """Draw a figure of the paper, or what its discussion claims, measured; without a name, list them.
 
-    Example: python -m paper figure filters --ss runs/NAME --lsi runs/NAME
+    1 is the basis, 2 the layer, 3 the filters and feature maps of both networks. 2 and 3 show trained networks: an
+    SS-CNN, and 3 a LocScaleInv-CNN beside it.
+
+    Example: python -m paper figure 1
+
+    Example: python -m paper figure 3 --ss runs/NAME --lsi runs/NAME
     """
 
     name: Positional[Annotated[str | None, tyro.conf.arg(metavar="NAME")]] = None
-    """Which figure."""
-    ss: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
-    """A run of ss-cnn, for figures of trained networks."""
-    lsi: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
-    """A run of locally-scale-invariant-cnn, for figures that compare with it."""
+    """Which figure: the paper's number or a name."""
+    ss: SteerableRun = None
+    lsi: RivalRun = None
     output: Path = Path("figure.png")
     """The PNG, SVG or PDF to write."""
     data_dir: Originals = None
@@ -175,12 +188,66 @@ class DrawFigure:
         from paper import curves, figures
 
         if self.name is None:
-            for name in figures.FIGURES:
-                print(f"{name:16}{figures.description(name)}")
+            print(figures.listing())
             return
         choice("output", self.output.suffix, (".png", ".svg", ".pdf"))
         curves.save(figures.draw(self.name, self.ss, self.lsi, self.data_dir), self.output)
         print(self.output)
+
+
+@app.command("plots")
+@dataclass(frozen=True)
+class Plots:
+    """Draw the plots of results/ again, in a checkout; each file that was written is printed. Trains nothing.
+
+    Pictures of trained networks are drawn if there is an SS-CNN, and those that compare it if there is a
+    LocScaleInv-CNN too; otherwise they stay as they are.
+
+    Example: python -m paper plots --ss runs/NAME --lsi runs/NAME
+    """
+
+    ss: SteerableRun = None
+    lsi: RivalRun = None
+    output: Folder = RESULTS
+    """The folder that they go to."""
+    data_dir: Originals = None
+
+    def run(self) -> None:
+        """Draw, and print the files."""
+        from paper import figures, plots
+
+        for path in plots.draw(figures.Trained(self.ss, self.lsi, self.data_dir), self.output):
+            print(path, flush=True)
+
+
+@app.command("animation")
+@dataclass(frozen=True)
+class Animate:
+    """Animate one trained filter, enlarged from 1 to 2.4, above its response to a digit that grows with it.
+
+    Example: python -m paper animation --ss runs/NAME
+    """
+
+    ss: SteerableRun = None
+    channel: int | None = None
+    """Which filter of the first layer, from 0; by default the one that responds most."""
+    digit: int | None = None
+    """The class of the digit, by default 5; the largest such test image is shown."""
+    frames: int | None = None
+    """How many scales; by default 28."""
+    output: Path = Path("steering.gif")
+    """The GIF to write."""
+    data_dir: Originals = None
+
+    def run(self) -> None:
+        """Write the animation and say where."""
+        from paper import animation, figures
+
+        choice("output", self.output.suffix, (".gif",))
+        trained = figures.Trained(self.ss, data_dir=self.data_dir)
+        options = {"digit": self.digit, "channel": self.channel, "frames": self.frames}
+        given = {name: value for name, value in options.items() if value is not None}
+        print(animation.of_network(trained, self.output, **given))
 
 
 def aligned(text: str) -> str:

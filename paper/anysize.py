@@ -407,10 +407,21 @@ def plots(folder: Path = RESULTS) -> dict[str, Figure]:
                 errors[f"{BEST_PUBLISHED[title]} (published)"] = [[1 - value / 100 for value in best["by_size"]]]
                 panels[protocol] = errors, PROTOCOLS[protocol]
         if panels:
-            drawn[dataset] = curves.plot_error_panels(panels, _tested("stir"), "size of the object, pixels")
-    for name, dataset in (("large-scale", "mnist-large-scale"), ("rescaled-cifar10", "rescaled-cifar10")):
+            drawn[dataset] = curves.plot_error_panels(
+                panels,
+                _tested("stir"),
+                "size of the object, pixels",
+                f"STIR {title}: test error by the size of the object; trained at the shaded sizes",
+            )
+    datasets = {
+        "large-scale": ("mnist-large-scale", "MNIST Large Scale"),
+        "rescaled-cifar10": ("rescaled-cifar10", "Rescaled CIFAR-10"),
+    }
+    for name, (dataset, title) in datasets.items():
         if errors := errors_by_size(data, name):
-            figure = curves.plot_errors(errors, _tested(name), "size of the object (training: 1)")
+            figure = curves.plot_errors(
+                errors, _tested(name), "size of the object", title=f"{title}: test error by size, trained at size 1"
+            )
             figure.axes[0].set_xscale("log", base=2)
             figure.axes[0].xaxis.set_major_formatter("{x:g}")
             drawn[dataset] = figure

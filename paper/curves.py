@@ -2,34 +2,71 @@
 
 from __future__ import annotations
 
-import itertools
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from scalesteer.files import replacing
+from scalesteer.files import replacing, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # tables and numbers of pages do without matplotlib
 
-COLOURS = ("#1b6ca8", "#d1642e", "#3c8d40", "#8e5ba6", "#7a7a7a")
-MORE_COLOURS = ("#c2185b", "#b8860b", "#00a3a3", "#202020")  # where many lines share a plot
+
+class Style(NamedTuple):
+    """How a line is told from the others: by its colour, and without colours by its marker."""
+
+    colour: str
+    marker: str
+
+
+STYLES = (
+    Style("#0072b2", "o"),  # blue
+    Style("#d55e00", "s"),  # orange
+    Style("#44aa99", "^"),  # green
+    Style("#882255", "D"),  # wine
+    Style("#e69f00", "v"),  # yellow
+    Style("#332288", "P"),  # indigo
+    Style("#000000", "X"),
+    Style("#56b4e9", "<"),  # light blue
+    Style("#661100", "*"),  # brown
+    Style("#e15759", ">"),  # rose
+    Style("#117733", "h"),  # dark green
+    Style("#1f3b73", "p"),  # navy
+)
+"""Of all plots, in the order in which lines take them. The colours are at least 17 apart in CIE Lab, also to a reader
+without red or green cones; a test measures it."""
+COLOURS = tuple(style.colour for style in STYLES)
+GREY = "#7a7a7a"  # what is drawn for comparison: a level, a theory, the other lines of a panel
 SHADE = "#e3e8ee"
+DPI = 200
+MANY = 6  # lines; with more of them the legend stands beside the plot
 Errors = Mapping[str, Sequence[Sequence[float]]]
 """For each name its runs, each a sequence of errors from 0 to 1, one per position."""
 T = TypeVar("T")
 
 
-def save(figure: Figure, path: Path, dpi: int = 110) -> None:
+def save(figure: Figure, path: Path, dpi: int = DPI) -> None:
     """Write a figure as PNG, SVG or PDF, by the name's ending; if that fails, an old picture is left as it is."""
-    about = {"Software": None} if path.suffix == ".png" else {}  # no version: the same figure, the same bytes
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=dpi, metadata=about)
+        if path.suffix == ".png":
+            file.write(png(figure, dpi))
+        else:
+            figure.savefig(file, format=path.suffix[1:])
+
+
+def png(figure: Figure, dpi: int = DPI) -> bytes:
+    """A figure as a PNG of 256 colours, a third as large as one of all; the same figure, the same bytes."""
+    image, drawn, content = require("PIL.Image"), io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi)
+    few: dict[str, Any] = {"method": image.Quantize.MAXCOVERAGE, "kmeans": 1, "dither": image.Dither.NONE}
+    image.open(drawn).convert("RGB").quantize(256, **few).save(content, "PNG", optimize=True)
+    return content.getvalue()
 
 
 def empty(width: float, height: float) -> Figure:
@@ -65,14 +102,22 @@ def frame(axis: Any, title: str = "") -> None:
 
 
 def styled(items: Mapping[str, T]) -> Iterator[tuple[str, T, str, str]]:
-    """Names and what they stand for, with a colour and a marker each."""
-    for (name, item), colour, marker in zip(
-        items.items(), itertools.cycle(COLOURS + MORE_COLOURS), itertools.cycle("os^DvP<*X"), strict=False
-    ):
-        yield name, item, colour, marker
+    """Names and what they stand for, with a colour and a marker each that no other has.
+
+    Raises:
+        ValueError: If there are more items than `STYLES`.
+    """
+    if len(items) > len(STYLES):
+        raise ValueError(
+            f"`items` must be at most {len(STYLES)}, one for each of `STYLES` (got {len(items)}): draw several panels."
+        )
+    for (name, item), style in zip(items.items(), STYLES, strict=False):
+        yield name, item, *style
 
 
-def plot_errors(curves: Errors, positions: Sequence[float], x: str, span: tuple[float, float] | None = None) -> Figure:
+def plot_errors(
+    curves: Errors, positions: Sequence[float], x: str, span: tuple[float, float] | None = None, title: str = ""
+) -> Figure:
     """Error in per cent against something: a line through the means over runs, a dot for each run.
 
     Args:
@@ -80,25 +125,30 @@ def plot_errors(curves: Errors, positions: Sequence[float], x: str, span: tuple[
         positions: The horizontal axis.
         x: Its label.
         span: A range to shade, such as that of the training data.
+        title: What is seen.
     """
-    figure, axis = panels(1)
+    many = len(curves) > MANY
+    figure, axis = panels(1, 9.4 if many else 6.4)
     _draw_errors(axis, curves, positions, span)
     axis.set_ylim(bottom=0)
-    label(axis, x, "test error, %")
+    axis.set_title(title, fontsize=11)
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if many else {}
+    label(axis, x, "test error, %", **beside)
     return figure
 
 
 def plot_error_panels(
-    parts: Mapping[str, tuple[Errors, tuple[float, float]]], positions: Sequence[float], x: str
+    parts: Mapping[str, tuple[Errors, tuple[float, float]]], positions: Sequence[float], x: str, title: str = ""
 ) -> Figure:
     """What :func:`plot_errors` draws, one panel for each title: its curves and the range to shade."""
-    figure, axes = panels(len(parts), 10, 3.6, sharey=True, squeeze=False)
-    for axis, (title, (curves, span)) in zip(axes[0], parts.items(), strict=True):
+    figure, axes = panels(len(parts), 10, 4, sharey=True, squeeze=False)
+    for axis, (name, (curves, span)) in zip(axes[0], parts.items(), strict=True):
         _draw_errors(axis, curves, positions, span, markersize=3)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(name, fontsize=10)
         label(axis, x, legend=0)
     axes[0, 0].set_ylim(bottom=0)  # of all, which share it
     axes[0, 0].set_ylabel("test error, %")
+    figure.suptitle(title, fontsize=11)
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=9)
     return figure
@@ -118,22 +168,33 @@ def _draw_errors(
             axis.plot(positions, errors.T, ".", color=colour, alpha=0.5, markersize=markersize * 0.8)
 
 
-def plot_histories(curves: Errors, y: str) -> Figure:
-    """Error in per cent after each epoch: a line through the means over runs, their range shaded.
+def plot_histories(curves: Errors, y: str, title: str = "") -> Figure:
+    """Error in per cent after each epoch, a panel for each name: the mean over runs and their range; others in grey.
 
     Args:
         curves: The errors by name, one per epoch.
         y: Label of the vertical axis, which is logarithmic.
+        title: What is seen.
     """
-    figure, axis = panels(1)
-    for name, runs, colour, _ in styled(curves):
+    from matplotlib.ticker import LogLocator
+
+    figure, axes = panels(len(curves), 2.1 * len(curves) + 0.4, 3.2, sharey=True, squeeze=False)
+    means = {name: 100 * np.asarray(runs, float).mean(0) for name, runs in curves.items()}
+    for axis, (name, runs, colour, _) in zip(axes[0], styled(curves), strict=True):
         errors = 100 * np.asarray(runs, float)  # (runs, epochs)
         epochs = np.arange(1, errors.shape[1] + 1)
-        axis.semilogy(epochs, errors.mean(0), color=colour, label=name)
-        axis.fill_between(epochs, errors.min(0), errors.max(0), color=colour, alpha=0.15, linewidth=0)
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    label(axis, "epochs", y, grid="both")
+        for other, mean in means.items():
+            if other != name:
+                axis.semilogy(np.arange(1, len(mean) + 1), mean, color=GREY, alpha=0.4, linewidth=0.8)
+        axis.fill_between(epochs, errors.min(0), errors.max(0), color=colour, alpha=0.25, linewidth=0)
+        axis.semilogy(epochs, means[name], color=colour, label=name)
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("")
+        axis.set_title(name, fontsize=10)
+        label(axis, "epochs", legend=0)
+    axes[0, 0].set_ylabel(y)
+    figure.suptitle(title, fontsize=11)
     return figure
 
 
@@ -142,6 +203,7 @@ def plot_ratios(
     positions: Sequence[float],
     x: str,
     limits: Sequence[float],
+    title: str = "",
 ) -> Figure:
     """Ratios of errors against something, one panel each: a line, and a dot for each pair of runs.
 
@@ -150,17 +212,19 @@ def plot_ratios(
         positions: The horizontal axis.
         x: Its label.
         limits: For each panel a ratio that means something; drawn as a level.
+        title: What is seen.
     """
-    figure, axes = panels(len(parts), 9, 3.6, sharey=True, squeeze=False)
-    for axis, (title, lines), limit in zip(axes[0], parts.items(), limits, strict=True):
+    figure, axes = panels(len(parts), 9, 4, sharey=True, squeeze=False)
+    for axis, (name, lines), limit in zip(axes[0], parts.items(), limits, strict=True):
         axis.axhline(limit, color="black", linewidth=1, linestyle=":")
-        for name, (ratios, pairs), colour, marker in styled(lines):
-            axis.plot(positions, ratios, f"{marker}-", color=colour, label=name)
+        for line, (ratios, pairs), colour, marker in styled(lines):
+            axis.plot(positions, ratios, f"{marker}-", color=colour, label=line)
             for pair in pairs:
                 axis.plot(positions, pair, ".", color=colour, alpha=0.4, markersize=5)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(name, fontsize=10)
         label(axis, x, legend=0)
     axes[0, 0].set_ylabel("ratio of test errors")
+    figure.suptitle(title, fontsize=11)
     axes[0, -1].legend(fontsize=9)
     return figure
 
@@ -184,7 +248,8 @@ def plot_answered_sizes(quartiles: Mapping[float, Sequence[float]], span: tuple[
     axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axis.xaxis.minorticks_off()
     axis.yaxis.set_major_formatter("{x:g}")
-    label(axis, "true size of the digits", "size that answered")
+    axis.set_title("The size that the network estimates, against the true size", fontsize=11)
+    label(axis, "true size of the digits", "estimated size")
     return figure
 
 

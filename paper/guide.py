@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from paper import layers, measures, theorem
-from paper.curves import COLOURS, SHADE, frame, label, panels
+from paper.curves import COLOURS, GREY, SHADE, frame, label, panels, styled
 from scalesteer import harmonics
 from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
 from scalesteer.nn import ScaleSteerableConv2d
@@ -25,9 +24,9 @@ def signed_root(values: Any) -> Any:
     return np.sign(values) * np.abs(values) ** 0.5
 
 
-def imshow_signed(axis: Any, values: Any, title: str = "") -> None:
-    """An array as an image: zero in white, negative blue, positive red."""
-    limit = float(np.abs(values).max()) or 1.0
+def imshow_signed(axis: Any, values: Any, title: str = "", limit: float = 0) -> None:
+    """An array as an image: zero in white, negative blue, positive red; the darkest at `limit`, or at the largest."""
+    limit = limit or float(np.abs(values).max()) or 1.0
     axis.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
     frame(axis, title)
 
@@ -45,17 +44,18 @@ def centred(values: Any, size: int) -> Any:
 
 
 def random_layer() -> ScaleSteerableConv2d:
-    """One filter with fixed random coefficients, at the six scales of the paper."""
-    layer = ScaleSteerableConv2d(1, 1, scales=PAPER_SCALES, basis="area")
+    """One filter of the default basis with fixed random coefficients, at the six scales of the paper."""
+    layer = ScaleSteerableConv2d(1, 1, scales=PAPER_SCALES, basis="smooth")
     with torch.no_grad():
-        layer.coefficients.normal_(generator=torch.Generator().manual_seed(3))
+        layer.coefficients.normal_(generator=torch.Generator().manual_seed(21))
     return layer
 
 
 def plot_basis() -> Figure:
-    """The log-radial harmonics: three orders, four orientations, real and imaginary parts."""
-    basis = LogRadialBasis.preset("area")
-    values = harmonics.sample(basis, 41) * harmonics.support(basis, 41, 1.0)
+    """The log-radial harmonics of Eq. 1: three orders, four orientations, real and imaginary parts."""
+    basis, finer = LogRadialBasis.preset("paper"), 4
+    x, y = (ticks / finer for ticks in harmonics.grid(40 * finer + 1))
+    values = np.where(np.hypot(x, y) <= 20, harmonics.evaluate(basis, x, y), 0)
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.subplots(len(basis.orders), 8, squeeze=False)
     for i, order in enumerate(basis.orders):
@@ -63,9 +63,10 @@ def plot_basis() -> Figure:
             for column, part, name in ((j, values.real, "Re"), (j + 4, values.imag, "Im")):
                 image = part[i, 2 * j + 1]
                 degrees = math.degrees(basis.orientations[2 * j + 1])
-                imshow_signed(axes[i, column], signed_root(image), f"{name}, k={order:g}, {degrees:.0f}°")
+                imshow_signed(axes[i, column], signed_root(image), f"{name}, k={order:g}, {degrees:.0f}°", limit=1)
     figure.suptitle(
-        f"Log-radial harmonics S_kj, m = {basis.m:g} (square root of the magnitude, sign kept)", fontsize=11
+        f"Log-radial harmonics $S_{{kj}}$, m = {basis.m:g}, up to r = 20 (square root of the magnitude, sign kept)",
+        fontsize=11,
     )
     return figure
 
@@ -97,19 +98,19 @@ def plot_theorem() -> Figure:
     """Error of Theorem 1 on Cartesian grids against pitch, and with its sign or power broken."""
     pitches = [2.0**-e for e in range(1, 7)]
     figure, axis = panels(1, 6.4, 4.2)
-    for order, colour in zip(theorem.THEOREM_ORDERS, ("#1f77b4", "#2ca02c", "#d62728"), strict=True):
-        errors = theorem.grid_deviations(order, 2.0, pitches)
+    found = {f"order {order:g}": theorem.grid_deviations(order, 2.0, pitches) for order in theorem.THEOREM_ORDERS}
+    for name, errors, colour, marker in styled(found):
         slope = np.polyfit(np.log(pitches), np.log(errors), 1)[0]
-        axis.loglog(pitches, errors, "o-", color=colour, label=f"order {order:g} (slope {slope:.2f})")
+        axis.loglog(pitches, errors, f"{marker}-", color=colour, label=f"{name} (slope {slope:.2f})")
     broken: tuple[tuple[dict[str, float], str, str], ...] = (
         ({"sign": 1}, "phase with the other sign", "--"),
         ({"power": 0.0}, "no $s^{m-2}$", ":"),
     )
     for change, name, style in broken:
-        axis.loglog(pitches, theorem.grid_deviations(1.0, 2.0, pitches, **change), style, color="grey", label=name)
+        axis.loglog(pitches, theorem.grid_deviations(1.0, 2.0, pitches, **change), style, color=GREY, label=name)
     axis.set_xticks(pitches, [f"1/{round(1 / h)}" for h in pitches])
     axis.minorticks_off()
-    axis.set_title("Theorem 1 on equal-pitch grids, s = 2", fontsize=11)
+    axis.set_title("How far the two sides of Theorem 1 are apart on pixel grids, s = 2", fontsize=11)
     x = f"pitch of the grid (radius of the patch {theorem.RADIUS})"
     label(axis, x, "relative deviation, norm over orientations", legend=8, grid="both")
     return figure
@@ -137,18 +138,20 @@ def plot_sampling() -> Figure:
     numbers = measures.guide_numbers()
     figure, (left, right) = panels(2, 10, 3.8)
     steering = numbers["steering"]
-    for name, text in (("paper", "point sampling"), ("area", "area sampling"), ("smooth", "smooth")):
+    presets = {"point sampling (`paper`)": "paper", "area sampling (`area`)": "area", "`smooth`": "smooth"}
+    for text, name, colour, marker in styled(presets):
         windows = [key for key in steering[name] if key.startswith("7 ")]
-        left.plot([100 * steering[name][w] for w in windows], "o-", label=text)
+        errors = [100 * steering[name][w] for w in windows]
+        left.plot(errors, f"{marker}-", color=colour, label=text.replace("`", ""))
     left.set_xticks(range(len(windows)), [w.replace("->", "→") for w in windows])
     left.set_ylim(bottom=0)
-    left.set_title("Response to an enlarged blob", fontsize=11)
-    for order, row in numbers["footnote"].items():
-        right.loglog(measures.UPSAMPLING, [100 * e for e in row], "o-", label=f"order {order}")
+    left.set_title("Steering error by window: response to an enlarged blob", fontsize=10)
+    for name, row, colour, marker in styled({f"order {order}": row for order, row in numbers["footnote"].items()}):
+        right.loglog(measures.UPSAMPLING, [100 * e for e in row], f"{marker}-", color=colour, label=name)
     right.set_xticks(measures.UPSAMPLING, [f"{u} x" for u in measures.UPSAMPLING])
     right.minorticks_off()
-    right.set_title("Point sampling, 7 → 17", fontsize=11)
-    label(left, "", "steering error, %", legend=8)
+    right.set_title("Point sampling, 7 → 17, after upsampling", fontsize=10)
+    label(left, "windows", "steering error, %", legend=8)
     label(right, "upsampling of image and filter", "deviation from Theorem 1, %", legend=8)
     return figure
 
@@ -157,10 +160,11 @@ def plot_sensitivity(orders: Sequence[float] = theorem.SENSITIVITY_ORDERS) -> Fi
     """Response of each order, its s^(m-2) removed, against the scale of the input, and its period e^(2π/k)."""
     scales = np.exp(np.linspace(0, 2 * np.pi, 150))
     responses, periods = theorem.sensitivity(orders, scales.tolist())
-    figure, (left, right) = panels(2, 10, 3.8, width_ratios=(3, 2))
+    figure, (left, right) = panels(2, 10, 4.2, width_ratios=(3, 2))
     left.axvspan(PAPER_SCALES[0], PAPER_SCALES[-1], color=SHADE, label="scales of the paper's layer")
-    for order, row, colour in zip(orders, responses, itertools.cycle(COLOURS), strict=False):
-        left.semilogx(scales, (row / row[0]).real, color=colour, label=f"order {order:g}")
+    drawn = {f"order {order:g}": (order, row) for order, row in zip(orders, responses, strict=True)}
+    for name, (order, row), colour, marker in styled(drawn):
+        left.semilogx(scales, (row / row[0]).real, f"{marker}-", color=colour, markevery=12, markersize=4, label=name)
         if periods[order] <= scales[-1] * 1.001:
             left.axvline(periods[order], color=colour, linestyle=":", linewidth=1)
     above: dict[str, Any] = {
@@ -173,9 +177,10 @@ def plot_sensitivity(orders: Sequence[float] = theorem.SENSITIVITY_ORDERS) -> Fi
     x, y = "scaling of the image s (dotted: one period)", "Re of the response, relative to s = 1"
     label(left, x, y, legend=8, **above)
     fine = np.linspace(min(orders), max(orders), 100)
-    right.semilogy(fine, np.exp(2 * np.pi / fine), color="grey", label="theory, $e^{2\\pi/k}$")
+    right.semilogy(fine, np.exp(2 * np.pi / fine), color=GREY, label="theory, $e^{2\\pi/k}$")
     right.semilogy(list(periods), list(periods.values()), "o", color=COLOURS[1], label="measured")
     label(right, "order k", "factor after which the response repeats", legend=8)
+    figure.suptitle("How the response of each order changes when the image is scaled, and when it repeats", fontsize=11)
     return figure
 
 
@@ -185,13 +190,14 @@ def plot_resizing() -> Figure:
     Filters are random: the same ones steered and resized, and rough ones (white noise), which only resizing can hold.
     """
     scales = np.linspace(0.6, 2.4, 19)
-    figure, axis = panels(1, 6.6, 4.2)
-    for (name, layer), colour in zip(layers.resizing_layers().items(), COLOURS, strict=True):
+    figure, axis = panels(1, 7, 4.4)
+    for name, layer, colour, marker in styled(layers.resizing_layers()):
         errors = [100 * layers.resizing_error(layer, s) for s in scales]
-        style = "o-" if isinstance(layer, ScaleSteerableConv2d) else "s--"
-        axis.plot(scales, errors, style, color=colour, markersize=4, label=name)
+        line = "-" if isinstance(layer, ScaleSteerableConv2d) else "--"
+        axis.plot(scales, errors, f"{marker}{line}", color=colour, markersize=5, label=name)
     axis.set_ylim(bottom=0)
-    label(axis, "scale", "error of the response, %", legend=8)
+    axis.set_title("Error of the response at a scale: filters steered, or input resized twice", fontsize=11)
+    label(axis, "scale", "error of the response, %", legend=8, loc="upper center")
     return figure
 
 

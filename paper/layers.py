@@ -190,7 +190,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
     random = torch.Generator().manual_seed(0)
     layers: dict[str, ScaleSteerableConv2d | LocallyScaleInvariantConv2d] = {}
     with torch.no_grad():
-        for name, preset in (("steered, points", "paper"), ("steered, areas", "area")):
+        for name, preset in (("steered, point sampling", "paper"), ("steered, area sampling", "area")):
             layer = ScaleSteerableConv2d(1, filters, scales=PAPER_SCALES, basis=preset, dtype=torch.float64)
             layer.coefficients.normal_(generator=random)
             layers[name] = layer
@@ -198,7 +198,7 @@ def resizing_layers(filters: int = 64) -> dict[str, ScaleSteerableConv2d | Local
         rough = torch.randn(smooth.shape, generator=random, dtype=torch.float64)
         for name, weight, antialias in (
             ("input resized, same filters", smooth, False),
-            ("the same, anti-aliased", smooth, True),
+            ("input resized with anti-aliasing, same filters", smooth, True),
             ("input resized, rough filters", rough, False),
         ):
             resized = LocallyScaleInvariantConv2d(1, filters, padding="same", dtype=torch.float64, antialias=antialias)

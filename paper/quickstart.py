@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import io
 import json
 import statistics
 import sys
@@ -266,7 +265,8 @@ def error_figure(result: Result) -> Figure:
     settings = result["settings"]
     errors = {NAMES[m]: [r["errors"] for r in result["runs"] if r["model"] == m] for m in result["summary"]}
     span = tuple(settings["train_scales"])
-    return curves.plot_errors(errors, settings["test_scales"], "size of the test digits", span)
+    title = "Test error by the size of the digits; trained at the shaded sizes"
+    return curves.plot_errors(errors, settings["test_scales"], "size of the test digits", span, title)
 
 
 def page(result: Result, tests: Mapping[float, ImageSet], answers: Mapping[float, tuple[Tensor, Tensor]]) -> str:
@@ -302,9 +302,7 @@ def page(result: Result, tests: Mapping[float, ImageSet], answers: Mapping[float
 
 def embedded(figure: Figure) -> str:
     """A figure as an address that holds the PNG itself."""
-    data = io.BytesIO()
-    figure.savefig(data, dpi=140, metadata={"Software": None})
-    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(curves.png(figure)).decode()}"
 
 
 def recorded(edition: str = "") -> Result | None:

@@ -282,7 +282,13 @@ def plots(folder: Path = RESULTS) -> dict[str, Figure]:
         if groups:
             errors = {line: (group[list(SIZES)] / 100).to_numpy().tolist() for line, group in groups.items()}
             middles = [sum(ends) / 2 for ends in SCALE_BINS]
-            drawn[f"scales-{dataset}"] = curves.plot_errors(errors, middles, f"scale of the object, {title}")
+            drawn[f"scales-{dataset}"] = curves.plot_errors(
+                errors, middles, "scale of the object", title=f"{title}: test error by the scale of the object"
+            )
             histories = {line: group["validation by epoch"].tolist() for line, group in groups.items()}
-            drawn[f"validation-{dataset}"] = curves.plot_histories(histories, f"validation error on {title}, %")
+            drawn[f"validation-{dataset}"] = curves.plot_histories(
+                histories,
+                "validation error, %",
+                f"{title}: mean and range over splits after each epoch; the others' means in grey",
+            )
     return {f"figures/{name}.png": drawing for name, drawing in drawn.items()}

@@ -67,6 +67,7 @@ def test_how_many_times_a_plain_network_takes_is_the_inverse_of_its_share():
 def test_plots_have_the_measured_rates():
     plots = report.plots()
     assert set(plots) == {f"bench/{name}-{kind}.png" for name in ("cpu", "h200") for kind in ("network", "growth")}
+    assert all("on " in plot.get_suptitle() for plot in plots.values())  # which device
     training = next(case for case in report.of_group(report.load()["cpu"], "network") if case["train"])
     bars = plots["bench/cpu-network.png"].axes[0].patches
     rates = [training["contenders"][name]["images_per_s"] for name in ("spectral", "direct", "plain")]

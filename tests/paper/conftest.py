@@ -1,12 +1,13 @@
 """Results in a folder of their own, and small networks for figures."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paper import cells
-from scalesteer import create_model
+from scalesteer import create_model, files
 
 SMALL = {"upsample": 1, "widths": (4, 3, 3), "hidden": 8}
 
@@ -44,3 +45,16 @@ def needed():
         "images": torch.rand(3, 1, 28, 28),
         "image": torch.rand(1, 28, 28),
     }
+
+
+@pytest.fixture
+def runs(tiny, tmp_path):
+    """A directory each with a network of ours, as a run leaves it."""
+    found = {}
+    for flag, name in {"ss": "ss-cnn", "lsi": "locally-scale-invariant-cnn"}.items():
+        config = replace(tiny, model=name, upsample=1)
+        found[flag], weights = tmp_path / flag, create_model(name, upsample=1).state_dict()
+        found[flag].mkdir()
+        content = files.encode(weights, {"config": config.to_dict()})
+        files.write_atomically(found[flag] / "model.safetensors", content)
+    return found

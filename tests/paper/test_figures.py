@@ -1,7 +1,6 @@
 """Every figure is drawn from real layers and networks."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,10 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import nn
 
+import scalesteer
+from paper import __main__ as commands
 from paper import curves, figures, guide
-from scalesteer import ScaleSteerableConv2d, create_model, files
+from scalesteer import ScaleSteerableConv2d, pretrained
 from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.data import ImageSet
 from scalesteer.training import load
@@ -36,19 +37,6 @@ def trained(needed, image_set):
     return Given(lsi_run=Path("given"))
 
 
-@pytest.fixture
-def runs(tiny, tmp_path):
-    """A directory each with a network of ours, as a run leaves it."""
-    found = {}
-    for flag, name in {"ss": "ss-cnn", "lsi": "locally-scale-invariant-cnn"}.items():
-        config = replace(tiny, model=name, upsample=1)
-        found[flag], weights = tmp_path / flag, create_model(name, upsample=1).state_dict()
-        found[flag].mkdir()
-        content = files.encode(weights, {"config": config.to_dict()})
-        files.write_atomically(found[flag] / "model.safetensors", content)
-    return found
-
-
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_every_figure_is_drawn_and_described(name, trained, tmp_path):
     plot, shown = figures.FIGURES[name]
@@ -63,7 +51,7 @@ def test_trained_networks_and_images_are_those_of_the_runs(runs, cache, tiny):
     trained = figures.Trained(runs["ss"], runs["lsi"])
     assert isinstance(trained.ss.first, ScaleSteerableConv2d)
     assert isinstance(trained.lsi.first, LocallyScaleInvariantConv2d)
-    assert trained.networks == {"SS-CNN": trained.ss, "locally scale-invariant CNN": trained.lsi}
+    assert trained.networks == {"SS-CNN": trained.ss, "LocScaleInv-CNN": trained.lsi}
     assert list(figures.Trained(runs["ss"]).networks) == ["SS-CNN"]
     test = load(tiny, "test")
     assert torch.equal(trained.test.images, test.images)
@@ -76,8 +64,31 @@ def test_trained_networks_and_images_are_those_of_the_runs(runs, cache, tiny):
 def test_a_figure_is_drawn_by_its_name(runs, cache):
     (axis, *_) = figures.draw("filter-bank", ss=runs["ss"]).axes
     assert axis.get_title() == "scale 1"
-    with pytest.raises(ValueError, match="`name` must be one of 'basis'"):
+    with pytest.raises(ValueError, match="`name` must be one of '1', '2', '3'"):
         figures.draw("no-such-figure")
+
+
+def test_the_papers_figures_have_its_numbers(runs, cache, capsys):
+    titles = {name: [axis.get_title() for axis in figures.draw(name).axes] for name in ("1", "basis")}
+    assert titles["1"] == titles["basis"]
+    assert "maximum over scales" in [axis.get_title() for axis in figures.draw("2", runs["ss"]).axes]
+    parts = figures.draw("3", runs["ss"], runs["lsi"]).subfigs
+    assert [part.get_suptitle()[:4] for part in parts] == ["(a) ", "(b) "]
+    assert [half.get_suptitle() for half in parts[0].subfigs] == ["SS-CNN", "LocScaleInv-CNN"]
+    assert [axis.get_ylabel() for axis in parts[1].axes[::6]] == ["input", "LocScaleInv-CNN", "SS-CNN"]
+    assert commands.app.main(["figure"], prog="paper") == 0
+    shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert shown[:3] == [["1", "basis"], ["2", "layer"], ["3", "filters-and-maps"]]
+    assert len(shown) == len(figures.FIGURES)
+
+
+def test_a_network_of_the_package_is_shown_where_no_run_is_given(needed, cache, tmp_path, monkeypatch):
+    scalesteer.save_pretrained(needed["ss"], tmp_path / figures.SHIPPED)
+    assert not figures.Trained().has_ss
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    trained = figures.Trained()
+    assert trained.has_ss
+    assert torch.equal(trained.ss.first.coefficients, needed["ss"].first.coefficients)
 
 
 def test_a_figure_without_its_run_or_with_another_is_refused(runs, cache):

@@ -13,6 +13,7 @@ def test_the_pages_plots_have_the_measured_curves():
     (axis,) = plots["guide/theorem.png"].axes
     assert [line.get_label() for line in axis.get_lines()][-1] == "no $s^{m-2}$"
     left, right = plots["guide/sampling.png"].axes
+    assert all(plot.get_suptitle() or plot.axes[0].get_title() for plot in plots.values())  # each says what is seen
     numbers = measures.guide_numbers()
     assert list(left.get_lines()[1].get_ydata())[-1] == 100 * numbers["steering"]["area"]["7 -> 17"]
     assert list(right.get_lines()[3].get_ydata()) == [100 * error for error in numbers["footnote"]["4.0"]]

@@ -94,7 +94,7 @@ def test_area_sampling_steers_better_than_resizing_the_input_twice():
     compared = layers.resizing_layers()
     for scale in (0.7, 1.4, 2.2):
         errors = {name: layers.resizing_error(layer, scale) for name, layer in compared.items()}
-        assert errors["steered, areas"] < errors["input resized, same filters"]
+        assert errors["steered, area sampling"] < errors["input resized, same filters"]
 
 
 def test_the_winning_scale_is_that_of_the_largest_response_of_all(needed):
