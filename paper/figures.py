@@ -280,7 +280,7 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
     Raises:
         ValueError: If the figure needs a run that is not given, or one of another network.
     """
-    plot, shown = FIGURES[_checks.choice("name", name, tuple(FIGURES))]
+    plot, shown = FIGURES[_checks.lookup("name", name, tuple(FIGURES))]
     return plot(*shown(Trained(ss, lsi, data_dir)))
 
 

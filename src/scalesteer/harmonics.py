@@ -152,13 +152,13 @@ class LogRadialBasis:
 
         The layer of the authors' code also has no bias, and its parts-wise normalisation makes steering inexact.
         """
-        return PRESETS[_checks.choice("preset", name, tuple(PRESETS))]
+        return PRESETS[_checks.lookup("preset", name, tuple(PRESETS))]
 
     @classmethod
     def of(cls, basis: LogRadialBasis | str) -> LogRadialBasis:
         """Return a basis as it is, or the preset that a name stands for."""
         if isinstance(basis, str):
-            return PRESETS[_checks.choice("basis", basis, tuple(PRESETS))]
+            return PRESETS[_checks.lookup("basis", basis, tuple(PRESETS))]
         if not isinstance(basis, LogRadialBasis):
             raise TypeError(f"`basis` must be a LogRadialBasis or the name of a preset (got {basis!r}).")
         return basis
