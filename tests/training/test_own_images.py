@@ -444,7 +444,6 @@ def test_pictures_are_named_once_and_before_the_flags(tmp_path, monkeypatch):
         cli.app.parse(["train", "MNIST_Scale"]).config  # noqa: B018
     (tmp_path / "mnist-scale").mkdir()
     assert cli.app.parse(["train", "mnist-scale"]).config.images == "mnist-scale"
-    assert replace(RunConfig(), images="photos") == config
 
 
 @pytest.mark.parametrize(
@@ -459,7 +458,7 @@ def test_a_run_is_named_after_the_folder(images, name):
 
 def test_the_command_can_be_typed():
     config = RunConfig(images="my photos/$x", grey=True, class_weights=True, image_size=(32, 48))
-    assert " --images 'my photos/$x' --image-size 32 48 --grey " in config.command
+    assert config.command.startswith("scalesteer train 'my photos/$x' --model pooled-resnet --image-size 32 48 --grey ")
     parsed = cli.app.parse(shlex.split(config.command)[1:])
     assert parsed.config == config
 
