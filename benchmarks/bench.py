@@ -480,7 +480,7 @@ def run(
         cases: What to measure, instead of :func:`list_cases`.
         pace: How long to measure, if not as long as the device's kind asks for.
     """
-    groups = [_checks.choice("only", name, GROUPS) for name in only or (GROUPS[:2] if quick else GROUPS)]
+    groups = [_checks.lookup("only", name, GROUPS) for name in only or (GROUPS[:2] if quick else GROUPS)]
     place = pick_device(device)
     cuda = place.type == "cuda"
     if pace is None and groups == ["shapes"]:

@@ -1,8 +1,8 @@
 """A folder of pictures in which things appear larger and smaller than in training, to train networks on.
 
     python examples/own_images.py photos
-    scalesteer train --images photos/list.csv --epochs 30 --flip --channels 1
-    scalesteer train --images photos/list.csv --epochs 30 --flip --channels 0.5 0.71 1 1.41 2 --one-size-epochs 20
+    scalesteer train photos/list.csv --epochs 30 --flip --channels 1
+    scalesteer train photos/list.csv --epochs 30 --flip --channels 0.5 0.71 1 1.41 2 --one-size-epochs 20
 
 The first command writes photographs of CIFAR-10, pasted at random places on textured backgrounds: 5,000 pictures of
 64 x 64 for training and 1,000 for validation, in which the photographs are 27 to 38 pixels wide, and 5,000 for testing:

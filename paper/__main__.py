@@ -10,13 +10,18 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from paper import RESULTS, grids
-from scalesteer._checks import choice
-from scalesteer.cli import Address, Device, Engine, Folder, GpusPerRun, Originals
+from paper import RESULTS
+from scalesteer._text import choice, lookup
+from scalesteer.cli import Address, Device, Engine, GpusPerRun, Originals, RunsFolder
 from scalesteer.commands import Commands
 
 app = Commands()
-NAMES = "{" + ",".join(grids.EXPERIMENTS) + "}"
+# Those of grids.EXPERIMENTS, in its order. Importing that takes torch and seconds; help comes at once.
+EXPERIMENTS = (
+    "tuning", "1", "2", "3", "sizes", "published-forms", "ablations", "longer", "choices", "stir", "large-scale", "rescaled-cifar10",
+    "new-networks",
+)  # fmt: skip
+NAMES = "{" + ",".join(EXPERIMENTS) + "}"
 Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
 SteerableRun = Annotated[
     Path | None,
@@ -59,9 +64,8 @@ class Run:
     """Which datasets; by default all of the experiment."""
     device: Device = "auto"
     data_dir: Originals = None
-    runs: Folder = Path("runs")
-    """Where runs are kept."""
-    results: Folder = RESULTS
+    runs: RunsFolder = Path("runs")
+    results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RESULTS
     """Where results are kept, one line for each run."""
     engine: Engine = "local"
     address: Address = None
@@ -69,13 +73,14 @@ class Run:
 
     def run(self) -> None:
         """Run, then print the table."""
-        from paper import cells, report, run
+        from paper import cells, grids, report, run
 
-        experiment = grids.EXPERIMENTS[choice("name", self.name, tuple(grids.EXPERIMENTS))]
-        part = run.select(experiment, self.splits, self.methods, self.datasets, self.seeds)
+        known = grids.EXPERIMENTS
+        name = lookup("name", self.name, tuple(known))
+        part = run.select(known[name], self.splits, self.methods, self.datasets, self.seeds)
         names = ("runs", "results", "device", "data_dir", "engine", "address", "gpus_per_run")
-        problems = run.make(self.name, part, **{name: getattr(self, name) for name in names})
-        print(aligned(report.table(cells.load(self.results), self.name)))
+        problems = run.make(name, part, **{name: getattr(self, name) for name in names})
+        print(aligned(report.table(cells.load(self.results), name)))
         if problems:
             raise ValueError(f"not finished: {'; '.join(problems)}")
 
@@ -88,23 +93,24 @@ class Table:
     Example: python -m paper table 1
     """
 
-    names: Positional[Experiments] = tuple(grids.EXPERIMENTS)
+    names: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"[{NAMES}...]", help_behavior_hint="")]] = (
+        EXPERIMENTS
+    )
     """Which experiments; by default all."""
     markdown: bool = False
     """As Markdown, for a document."""
-    results: Folder = RESULTS
+    results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RESULTS
     """Where results are kept."""
 
     def run(self) -> None:
         """Print them."""
-        from paper import cells, report
+        from paper import cells, grids, report
 
-        for name in self.names:
-            choice("name", name, tuple(grids.EXPERIMENTS))
+        names = [lookup("name", name, tuple(grids.EXPERIMENTS)) for name in self.names]
         if not self.results.is_dir():
             raise ValueError(f"{self.results} is not a folder: give that of the results with --results DIR.")
         data = cells.load(self.results)
-        shown = [report.table(data, name) for name in self.names]
+        shown = [report.table(data, name) for name in names]
         print("\n\n".join(shown if self.markdown else map(aligned, shown)))
 
 
@@ -136,22 +142,20 @@ class Report:
 
     fresh: bool = False
     """Make the runs, also those that results/ has: their new results take the place of the old."""
-    only: Experiments = tuple(grids.EXPERIMENTS)
+    only: Experiments = EXPERIMENTS
     """With --fresh, which experiments to run; by default all."""
     device: Device = "auto"
     data_dir: Originals = None
-    runs: Folder = Path("runs")
-    """Where runs are kept."""
+    runs: RunsFolder = Path("runs")
 
     def run(self) -> None:
         """Run if asked to, then fill in."""
-        from paper import pages, run
+        from paper import grids, pages, run
 
         problems = []
         if self.fresh:
-            names = [name for name in grids.EXPERIMENTS if name in self.only]  # settings are chosen first
-            for name in self.only:
-                choice("only", name, tuple(grids.EXPERIMENTS))
+            asked = {lookup("only", name, tuple(grids.EXPERIMENTS)) for name in self.only}
+            names = [name for name in grids.EXPERIMENTS if name in asked]  # settings are chosen first
             configs = dict.fromkeys(config for name in names for config in grids.EXPERIMENTS[name].runs)
             print(run.forecast(c for c in configs if not (self.runs / c.name / "result.json").exists()), flush=True)
             for name in names:
@@ -175,7 +179,7 @@ class DrawFigure:
     Example: python -m paper figure 3 --ss runs/NAME --lsi runs/NAME
     """
 
-    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="NAME")]] = None
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="[NAME]")]] = None
     """Which figure: the paper's number or a name."""
     ss: SteerableRun = None
     lsi: RivalRun = None

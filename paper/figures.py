@@ -346,7 +346,7 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
     Raises:
         ValueError: If the figure needs a run that is not given, or one of another network.
     """
-    _checks.choice("name", name, (*NUMBERS, *FIGURES))
+    name = _checks.lookup("name", name, (*NUMBERS, *FIGURES))
     return _draw(NUMBERS.get(name, name), Trained(ss, lsi, data_dir))
 
 

@@ -5,16 +5,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from paper import __main__ as paper
 from paper import results
 from scalesteer import PAPER_SCALES, __version__, cli, create_model, list_models
+from scalesteer.commands import Commands
 from scalesteer.data import sheets
-from scalesteer.models import DATASETS, count_parameters
+from scalesteer.models import DATASETS, count_parameters, describe_model, flat, pooled
 
 SRC = Path(cli.__file__).parents[1]
 SMALL = ["--sizes", "60", "10", "10"]
@@ -32,10 +36,10 @@ def process(*argv, code=None, **options):
 
 
 def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path):
-    code, out, _ = scalesteer(capsys, "data", "fetch", "mnist", "--data-dir", originals)
+    code, out, _ = scalesteer(capsys, "data", "fetch", "MNIST", "--data-dir", originals)
     assert code == 0
     assert out.startswith("mnist: verified, release original, 70,000 images, SHA-256 6bfdb0cc")
-    code, built, _ = scalesteer(capsys, "data", "build", "mnist-scale", "--splits", 1, 4, *SMALL)
+    code, built, _ = scalesteer(capsys, "data", "build", "MNIST_Scale", "--splits", "1,4", *SMALL)
     assert code == 0
     assert [line.split(": SHA-256 ")[0] for line in built.splitlines()] == [
         "mnist-scale split 1",
@@ -94,6 +98,10 @@ def test_sheet_holds_the_images_three_times_enlarged():
         ("data show --count 0", "`count` must be 1 to 1000"),
         ("data fetch mnist --data-dir none", "train-images-idx3-ubyte.gz is missing in none"),
         ("train --model ss-cn", "Did you mean 'ss-cnn'?"),
+        ("train --model SS-CN", "Did you mean 'ss-cnn'?"),
+        ("train photos", "`images` must be a folder of pictures or a CSV file (got photos, which is not there)"),
+        ("train MNIST-Scale", "type --dataset mnist-scale"),
+        ("suggest photos", "`images` must be a folder with pictures (got 'photos')"),
         ("train --lr nan", "`lr` must be finite (got nan)"),
         ("train --lr 1e308", "`lr` must be positive and at most 1e30 (got 1e+308)"),
         ("train --seed 18446744073709551616", "`seed` must be below 2**63 (got 18446744073709551616)"),
@@ -122,15 +130,20 @@ def test_mistake_gives_one_line_and_exit_code_2(capsys, own_cache, tmp_path, mon
     ("arguments", "message"),
     [
         ("", "Missing subcommand"),
-        ("dta list", "data"),
-        ("data shwo", "show"),
+        ("dta list", "scalesteer: there is no command 'dta'. Did you mean 'data'? The commands are data, train, "),
+        ("trian photos --flip", "Did you mean 'train'?"),
+        ("data shwo", "scalesteer data: there is no command 'shwo'. Did you mean 'show'?"),
+        ("--hlep", "--help"),
+        ("suggest", "FOLDER"),
         ("data show --spilt 3", "--split"),
         ("data show --part tran", "train"),
         ("data build mnist-scale --splits x", "--splits"),
         ("data build --sizes 1 2", "--sizes"),
         ("train --modle ss-cnn", "--model"),
         ("train --schedule cosin", "cosine"),
-        ("train --seed x", "--seed"),
+        ("train --seed ten", "--seed: it must be an integer, as 20 (got 'ten')"),
+        ("train --lr fast", "--lr: it must be a number, as 0.5 (got 'fast')"),
+        ("train --channels 0.5;1", "--channels: it must be numbers, as 0.5 1 2 (spaces or commas"),
         ("evaluate none --part tset", "test"),
         ("evaluate", "MODEL"),
     ],
@@ -147,6 +160,33 @@ def test_flag_that_cannot_be_understood_is_told_by_the_parser(capsys, own_cache,
 
 def test_version(capsys):
     assert scalesteer(capsys, "--version") == (0, f"scalesteer {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("scalesteer", ["--version"]),
+        ("scalesteer", ["--help"]),
+        *(("scalesteer", [name, "--help"]) for name in cli.app.known),
+        ("paper", ["--help"]),
+        ("paper", ["table", "--help"]),
+    ],
+)
+def test_help_and_version_do_not_wait_for_torch(module, arguments):
+    code = f"""
+import runpy, sys
+sys.argv = [{module!r}, *{arguments!r}]
+try:
+    runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+except SystemExit as stop:
+    assert not stop.code
+print("\\nloaded", *({{"torch", "numpy"}} & set(sys.modules)))
+"""
+    root = Path(__file__).parents[1]
+    running = process(code=code, stdout=subprocess.PIPE, env={"PYTHONPATH": f"{SRC}{os.pathsep}{root}"})
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (0, "")
+    assert out.endswith("\nloaded\n")
 
 
 def test_unwritable_output_is_one_line(filled_cache, capsys, tmp_path):
@@ -181,6 +221,38 @@ def test_help_of_train_begins_with_what_is_set_most(capsys, monkeypatch):
     flags = ("images", "image-size", "model", "channels", "epochs", "batch-size", "lr", "dataset", "split", "basis")
     places = [re.search(rf"^\W*--{flag} ", shown, flags=re.MULTILINE).start() for flag in flags]
     assert places == sorted(places)
+
+
+def every_command(commands):
+    for kind in commands.known.values():
+        yield from every_command(kind) if isinstance(kind, Commands) else [kind]
+
+
+def test_what_has_a_default_stands_in_brackets_in_help():
+    shown = {}
+    for kind in [*every_command(cli.app), *every_command(paper.app)]:
+        hints = get_type_hints(kind, include_extras=True)
+        for part in fields(kind):
+            marks = getattr(hints[part.name], "__metadata__", ())
+            if any("Positional" in str(mark) for mark in marks):
+                metavar = next(mark.metavar for mark in marks if getattr(mark, "metavar", None))
+                shown[kind.__name__, part.name] = metavar
+                assert metavar.startswith("[") == (part.default is not MISSING), (kind, part.name)
+    assert shown["Demo", "checkpoint"] == "[MODEL]"
+    assert shown["Evaluate", "checkpoint"] == "MODEL"
+    assert shown["DrawFigure", "name"] == "[NAME]"
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_paragraphs_of_help_are_wrapped_to_the_terminal(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    about, _, flags = capsys.readouterr().out.partition("usage: ")
+    lines = [line for line in about.splitlines() if not line.startswith("Example:")]
+    assert width - 20 < max(map(len, lines)) <= width
+    assert "Your own pictures are those of a folder" in about
+    assert max(map(len, flags.splitlines()[1:])) <= width
 
 
 FLAGS = {"model": "ss-cnn", "basis": "area", "upsample": 1, "batch-size": 20, "epochs": 1, "device": "cpu"}
@@ -237,7 +309,8 @@ def test_models_lists_parameters_in_as_many_tables_as_the_terminal_needs(capsys,
     code, out, _ = scalesteer(capsys, "models")
     assert code == 0
     assert width < 80 or max(map(len, out.splitlines())) <= width
-    blocks = [[line.split() for line in block.splitlines()] for block in out.split("\n\n")]
+    shown = out.partition("Parameters that are trained:\n\n")[2]
+    blocks = [[line.split() for line in block.splitlines()] for block in shown.split("\n\n")]
     assert len(blocks) == tables
     assert [dataset for header, *_ in blocks for dataset in header] == list(DATASETS)
     for header, *rows in blocks:
@@ -247,6 +320,18 @@ def test_models_lists_parameters_in_as_many_tables_as_the_terminal_needs(capsys,
             assert shown["ss-cnn"] == count_parameters(create_model("ss-cnn", dataset))
             for steered, plain in (("steered-cnn", "pooled-cnn"), ("steered-resnet", "pooled-resnet")):
                 assert shown[plain] == pytest.approx(shown[steered], rel=0.05)
+
+
+def test_models_says_what_each_is_and_which_to_take(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = scalesteer(capsys, "models")
+    fixed, free, _ = out.split("\n\n", 2)
+    assert "take ss-cnn" in fixed
+    assert "take pooled-resnet" in free
+    for block, models in ((fixed, flat.MODELS), (free, pooled.MODELS)):
+        rows = dict(line.split(maxsplit=1) for line in block.splitlines() if line.startswith("  "))
+        assert sorted(rows) == sorted(models)
+        assert rows == {name: describe_model(name) for name in models}
 
 
 def test_python_m_works_and_closed_stdout_is_clean(own_cache):

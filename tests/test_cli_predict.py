@@ -17,9 +17,10 @@ import pytest
 import torch
 from PIL import Image
 
-from scalesteer import cli, create_model, files
+from scalesteer import cli, create_model, files, training
 from scalesteer.data.pictures import read_picture
 from scalesteer.training import RunConfig
+from scalesteer.training import predict as predicting
 
 
 class Task(NamedTuple):
@@ -55,7 +56,7 @@ def own(monkeypatch):
         "pooled-cnn", in_chans=3, num_classes=3, image_size=(24, 32), channels=(0.5, 1.0), widths=(2, 3), kernel_size=3
     ).eval()
     model.task = Task(3, 3, (24, 32), CLASSES, "crop")
-    monkeypatch.setattr(cli.training, "load_model", lambda path: (model, RunConfig("pooled-cnn")))
+    monkeypatch.setattr(training, "load_model", lambda path: (model, RunConfig("pooled-cnn")))
     return model
 
 
@@ -182,14 +183,14 @@ def test_interrupted_table_leaves_the_old_one(own, photos, capsys, tmp_path):
     own.register_forward_hook(stop)
     Image.new("RGB", (5000, 5000)).save(photos / "z.bmp")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli.predicting, "READ_AHEAD", 1)
+        patch.setattr(predicting, "READ_AHEAD", 1)
         assert scalesteer(capsys, "predict", "RUN", photos, "--csv", table)[0] == 130
     assert table.read_text() == "old"
     assert not list(tmp_path.glob(".out*"))
 
 
 def test_log_lines_tell_the_progress_without_a_terminal(own, photos, capsys, caplog, monkeypatch, tmp_path):
-    monkeypatch.setattr(cli.files, "LOG_EVERY_S", 0)
+    monkeypatch.setattr(files, "LOG_EVERY_S", 0)
     scalesteer(capsys, "predict", "RUN", photos, "--csv", tmp_path / "x.csv")
     assert [m for m in caplog.messages if "of 5 pictures" in m] == [f"{n} of 5 pictures" for n in range(1, 6)]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 import pytest
 
 from scalesteer import cli
-from scalesteer.commands import Commands, FlagGroup, collect, grouped_flags
+from scalesteer.commands import Commands, FlagGroup, collect, grouped_flags, number_lists
 from scalesteer.training import RunConfig
 
 
@@ -106,6 +106,43 @@ def test_flags_become_the_configuration(capsys):
     assert capsys.readouterr().out == f"{Cake(eggs=(1, 2), sweet=True, oven=(150.0, 180.0))}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "cake"),
+    [
+        ("--eggs 1,2 --oven 150,180", Cake(eggs=(1, 2), oven=(150.0, 180.0))),
+        ("--eggs 1, 2 ,3", Cake(eggs=(1, 2, 3))),
+        ("--eggs=1,2 --oven=150,1.8e2", Cake(eggs=(1, 2), oven=(150.0, 180.0))),
+        ("--eggs 1 --name 1,2", Cake(eggs=(1,), name="1,2")),
+        ("--oven 150,180 --name 1,2,", Cake(oven=(150.0, 180.0), name="1,2,")),
+        ("--eggs none", Cake()),
+    ],
+)
+def test_lists_of_numbers_have_spaces_or_commas(capsys, words, cake):
+    assert kitchen.main(["bake", *words.split()]) == 0
+    assert capsys.readouterr().out == f"{cake}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--flour ten", "--flour: it must be an integer, as 20 (got 'ten')"),
+        ("--flour 1.5", "--flour: it must be an integer, as 20 (got '1.5')"),
+        ("--flour 1,2", "--flour: it must be an integer, as 20 (got '1,2')"),
+        ("--eggs 1 two", "--eggs: it must be integers, as 3 5 7"),
+        ("--oven none 3", "--oven: it must be numbers, as 0.5 1 2"),
+        ("--oven 150", "--oven"),
+    ],
+)
+def test_what_is_no_number_is_told_with_what_is_wanted(capsys, monkeypatch, words, message):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        kitchen.main(["bake", *words.split()], "kitchen")
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "literal" not in err
+
+
 def test_what_a_configuration_or_the_disk_refuses_is_one_line(capsys):
     assert kitchen.main(["bake", "--flour", "0"]) == 2
     assert capsys.readouterr().err == "scalesteer: `flour` must be positive (got 0).\n"
@@ -116,5 +153,9 @@ def test_what_a_configuration_or_the_disk_refuses_is_one_line(capsys):
 def test_train_shows_each_field_of_a_run_once():
     names = [name for group in cli.GROUPS.values() for name in group.names]
     assert sorted(names) == sorted(field.name for field in fields(RunConfig))
+    assert number_lists(cli.Train) == {
+        "--image-size", "--channels", "--test-channels", "--widths", "--kernel-size", "--resize", "--scale-range",
+        "--sizes", "--train-sizes", "--test-sizes", "--scales", "--orders",
+    }  # fmt: skip
     assert set(cli.PLACEHOLDERS) <= set(names)
     assert cli.app.parse(["train"]).config == RunConfig()

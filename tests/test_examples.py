@@ -188,7 +188,7 @@ def test_photographs_become_a_deployed_network_that_is_better_at_sizes_never_see
         "cpu",
     ]
     train += ["--epochs", "10", "--batch-size", "50"]
-    run("suggest", "--images", "photos/train")
+    run("suggest", "photos/train")
     run(*train)
     run(
         *train,

@@ -17,6 +17,7 @@ from scalesteer.channels import resize
 from scalesteer.data import load_split
 from scalesteer.export import ExportError, export
 from scalesteer.models import set_input_statistics
+from scalesteer.training import load_model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 
@@ -190,7 +191,7 @@ def test_command_exports_a_run_and_checks_with_its_images(undisturbed, cache, tm
     assert "any batch, images of 28 x 28" in shown
     assert "batch 32:" in shown
     assert not [record for record in caplog.records if record.name.startswith("scalesteer")]
-    model, _ = cli.training.load_model(undisturbed)
+    model, _ = load_model(undisturbed)
     assert_same(model, torch.export.load(path).module(), [(5, 28, 28)])
 
 

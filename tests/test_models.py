@@ -319,9 +319,9 @@ def test_widths_hidden_and_dropout_are_obeyed(name):
         ({"name": "sscnn"}, ValueError, r"`name` must be one of .*'ss-cnn'.* \(got 'sscnn'\). Did you mean 'ss-cnn'\?"),
         ({"name": 3}, ValueError, r"`name` must be one of .* \(got 3\)"),
         (
-            {"dataset": "mnist_scale"},
+            {"dataset": "MNISTscale"},
             ValueError,
-            r"`dataset` must be one of .* \(got 'mnist_scale'\). .* 'mnist-scale'\?",
+            r"`dataset` must be one of .* \(got 'MNISTscale'\). .* 'mnist-scale'\?",
         ),
         ({"in_chans": 0}, ValueError, r"`in_chans` must be at least 1 \(got 0\)"),
         ({"num_classes": 2.5}, TypeError, r"`num_classes` must be an integer \(got 2.5"),

@@ -1,11 +1,16 @@
 """Image classifiers for PyTorch that also work at sizes of objects that training did not show."""
 
-from scalesteer.channels import ScaleChannels
-from scalesteer.convert import convert
-from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
-from scalesteer.models import create_model, list_models
-from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
-from scalesteer.pretrained import from_pretrained, list_pretrained, push_to_hub, save_pretrained
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scalesteer.channels import ScaleChannels
+    from scalesteer.conversion import convert
+    from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
+    from scalesteer.models import create_model, list_models
+    from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
+    from scalesteer.pretrained import from_pretrained, list_pretrained, push_to_hub, save_pretrained
 
 __all__ = [
     "PAPER_SCALES",
@@ -23,3 +28,28 @@ __all__ = [
     "save_pretrained",
 ]
 __version__ = "0.1.0"
+
+# Public names come when they are first used: torch takes seconds to load, and the command line's help does not need it.
+_MODULES = {
+    "channels": ("ScaleChannels",),
+    "conversion": ("convert",),
+    "harmonics": ("PAPER_SCALES", "LogRadialBasis"),
+    "models": ("create_model", "list_models"),
+    "nn": ("FoldedScaleConv2d", "ScaleSteerableConv2d", "fold"),
+    "pretrained": ("from_pretrained", "list_pretrained", "push_to_hub", "save_pretrained"),
+}
+
+if not TYPE_CHECKING:  # so that a checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        for module, names in _MODULES.items():
+            if name in names:
+                found = getattr(import_module(f"scalesteer.{module}"), name)
+                globals()[name] = found
+                return found
+        if not name.startswith("_") and find_spec(f"scalesteer.{name}"):
+            return import_module(f"scalesteer.{name}")
+        raise AttributeError(f"module 'scalesteer' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

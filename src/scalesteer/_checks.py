@@ -1,6 +1,5 @@
 """Argument checks shared by every room: each error says what is wrong, the value given and what is accepted."""
 
-import difflib
 import itertools
 import math
 import operator
@@ -11,6 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from scalesteer._text import choice as choice
+from scalesteer._text import lookup as lookup
 
 IntPair = int | tuple[int, int]
 Device = torch.device | str | None
@@ -61,16 +63,6 @@ def reals(name: str, value: Any) -> tuple[float, ...]:
     if not numbers:
         raise ValueError(f"`{name}` must not be empty: give at least one number.")
     return numbers
-
-
-def choice(name: str, value: Any, options: Sequence[str]) -> str:
-    """Return `value` if it is one of `options`; otherwise name them all and the nearest."""
-    if isinstance(value, str) and value in options:
-        return value
-    listed = ", ".join(repr(option) for option in options)
-    near = difflib.get_close_matches(str(value), options, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"`{name}` must be one of {listed} (got {value!r}).{hint}")
 
 
 def boolean(name: str, value: Any) -> bool:

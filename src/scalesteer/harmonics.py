@@ -153,13 +153,13 @@ class LogRadialBasis:
         ``"released-code"`` has the functions of the authors' program for MNIST-Scale, pixel by pixel; its parts-wise
         normalisation makes steering inexact. The layer of that program also has no bias.
         """
-        return PRESETS[_checks.choice("preset", name, tuple(PRESETS))]
+        return PRESETS[_checks.lookup("preset", name, tuple(PRESETS))]
 
     @classmethod
     def of(cls, basis: LogRadialBasis | str) -> LogRadialBasis:
         """Return a basis as it is, or the preset that a name stands for."""
         if isinstance(basis, str):
-            return PRESETS[_checks.choice("basis", basis, tuple(PRESETS))]
+            return PRESETS[_checks.lookup("basis", basis, tuple(PRESETS))]
         if not isinstance(basis, LogRadialBasis):
             raise TypeError(f"`basis` must be a LogRadialBasis or the name of a preset (got {basis!r}).")
         return basis

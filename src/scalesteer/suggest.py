@@ -113,10 +113,10 @@ class Suggestion:
     @property
     def command(self) -> str:
         """The command line that trains with these settings."""
-        words = ["scalesteer", "train", "--images", str(self.images), "--image-size", *map(str, self.image_size)]
+        words = ["scalesteer", "train", str(self.images), "--image-size", *map(str, self.image_size)]
         words += ["--grey"] if self.suited == GREY else []
         words += ["--model", self.suited.model]
-        words += ["--channels", *map(_short, self.channels)] if self.channels else []
+        words += ["--channels", *(map(_short, self.channels) if self.channels else ["none"])]
         return shlex.join(words)
 
     def histogram(self) -> list[tuple[float, float, int]]:
@@ -149,7 +149,7 @@ class Suggestion:
             ]
         else:
             lines.append("Channels of scale: none are needed, the sizes hardly vary (by less than a factor of 1.4).")
-        lines.append(f"Kernel size: {kernels}, those of {suited.model}, which that size of objects belongs to.")
+        lines.append(f"Kernel size: {kernels}, the filters of {suited.model}.")
         if self.channels:
             scales = ", ".join(map(_short, self.scales))
             lines.append("In a network of your own, without channels of scale:")

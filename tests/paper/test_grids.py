@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from paper import __main__ as commands
 from paper import cells, claims, grids, report
 from paper.claims import CLAIMS
 from paper.grids import CHOSEN, DATASETS, EXPERIMENTS, LEADING, METHODS, PAPER, PROTOCOLS
@@ -160,6 +161,10 @@ def test_stir_has_its_protocols_and_tests_at_every_size():
         if row.column.endswith("Mid2Rest") and row.line != grids.LONGER
     }
     assert steps == {"stir-mnist": 1200, "stir-emoji": 500}
+
+
+def test_help_names_every_experiment():
+    assert tuple(EXPERIMENTS) == commands.EXPERIMENTS
 
 
 def test_a_trial_is_a_few_rows_and_has_a_table(load, monkeypatch):

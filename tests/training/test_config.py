@@ -159,9 +159,20 @@ def test_every_field_changes_the_identity():
     assert len(changed) == len(paper) + len(any_size) + len(own) + len(resized) + 3
 
 
+def test_names_are_found_whatever_their_case_and_dashes():
+    plain = RunConfig("ss-cnn", "mnist-scale-local-2", basis="released-code")
+    assert RunConfig("SS_CNN", "MNIST-scale local_2", basis="Released_Code") == plain
+    assert RunConfig("Steered-CNN", "STIR_mnist").data.dataset == "stir-mnist"
+
+
 def test_identities_of_earlier_runs_stay():
     assert RunConfig().identity == "44136fa355b3"  # of nothing that is not the default
     assert RunConfig("plain-cnn", split=3, lr=0.125).identity == "b1e07799a643"
+    assert RunConfig(images="photos").name == "photos-pooled-resnet-c3b84011b30f"
+    recorded = RunConfig().to_dict() | {"model": "pooled-cnn", "images": "photos", "image_size": [64, 64]}
+    assert recorded["channels"] is None
+    assert RunConfig.from_dict(recorded).name == "photos-pooled-cnn-38a1ed1a1e4d"
+    assert RunConfig("pooled-cnn", images="photos", channels=None).name == "photos-pooled-cnn-91ef374c76ec"
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_runs_show_the_error_of_epochs_that_looked_at_all_sizes(tmp_path, capsys
 def test_few_pictures_have_small_batches_unless_a_size_is_named(count, batch_size):
     config = RunConfig(images="photos")
     assert config.batch_for(count) == batch_size
-    assert RunConfig.from_dict(config.to_dict()) == config == replace(RunConfig(), images="photos")
+    assert RunConfig.from_dict(config.to_dict()) == config
     assert cli.app.parse(shlex.split(config.command)[1:]).config == config
     assert cli.app.parse(["train", "--images", "photos", "--batch-size", "128"]).config.batch_for(count) == 128
     assert RunConfig(images="photos", batch_size=128).name != config.name
@@ -415,10 +415,35 @@ def test_without_a_model_own_pictures_get_one_that_takes_any_size():
     named = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
     same = RunConfig(images="./photos", image_size=(64, 64), **named)
     assert config == same == RunConfig.from_dict(config.to_dict())
-    assert RunConfig(images="photos", model="pooled-resnet").channels is None
     assert RunConfig(images="photos", channels=(1.0,)).channels == (1.0,)
-    assert cli.app.parse(["train", "--images", "photos"]).config == config
-    assert replace(RunConfig(), images="photos") == config
+    assert cli.app.parse(["train", "photos"]).config == cli.app.parse(["train", "--images", "photos"]).config == config
+
+
+@pytest.mark.parametrize("model", ["pooled-cnn", "pooled-resnet", "steered-cnn"])
+def test_a_named_model_keeps_the_channels_of_own_pictures_unless_they_are_refused(model):
+    config = RunConfig(images="photos", model=model)
+    assert config.channels == (0.5, 0.71, 1.0, 1.41)
+    plain = RunConfig(images="photos", model=model, channels=None)
+    assert plain.channels is None
+    assert plain.name != config.name
+    for one in (config, plain):
+        assert RunConfig.from_dict(one.to_dict()) == one
+        assert cli.app.parse(shlex.split(one.command)[1:]).config == one
+    assert cli.app.parse(["train", "photos", "--model", model]).config == config
+    assert cli.app.parse(["train", "photos", "--model", model, "--channels", "None"]).config == plain
+    assert RunConfig(model=model, dataset="stir-mnist").channels is None
+
+
+def test_pictures_are_named_once_and_before_the_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(images="-p", model="pooled-cnn")
+    assert cli.app.parse(shlex.split(config.command)[1:]).config == config
+    with pytest.raises(ValueError, match="give your pictures once"):
+        cli.app.parse(["train", "photos", "--images", "photos"]).config  # noqa: B018
+    with pytest.raises(ValueError, match=r"there is no folder 'MNIST_Scale'; .* type --dataset mnist-scale"):
+        cli.app.parse(["train", "MNIST_Scale"]).config  # noqa: B018
+    (tmp_path / "mnist-scale").mkdir()
+    assert cli.app.parse(["train", "mnist-scale"]).config.images == "mnist-scale"
 
 
 @pytest.mark.parametrize(
@@ -433,7 +458,7 @@ def test_a_run_is_named_after_the_folder(images, name):
 
 def test_the_command_can_be_typed():
     config = RunConfig(images="my photos/$x", grey=True, class_weights=True, image_size=(32, 48))
-    assert " --images 'my photos/$x' --image-size 32 48 --grey " in config.command
+    assert config.command.startswith("scalesteer train 'my photos/$x' --model pooled-resnet --image-size 32 48 --grey ")
     parsed = cli.app.parse(shlex.split(config.command)[1:])
     assert parsed.config == config
 

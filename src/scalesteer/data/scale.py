@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from scalesteer import files
-from scalesteer._checks import choice, integer, reals
+from scalesteer._checks import choice, integer, lookup, reals
 from scalesteer.data import sources
 from scalesteer.data.sources import SIDE, DataDir, Identity, Images, Pool
 from scalesteer.data.streams import random_below, random_bits, random_uniform, stream_key
@@ -74,7 +74,8 @@ class SplitSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        default = DATASETS[choice("dataset", self.dataset, tuple(DATASETS))]
+        dataset = lookup("dataset", self.dataset, tuple(DATASETS))
+        default = DATASETS[dataset]
         choice("resampler", self.resampler, RESAMPLERS)
         scales = reals("scale_range", default.scale_range if self.scale_range is None else self.scale_range)
         if len(scales) != 2 or not 0.1 <= scales[0] <= scales[1] <= 1:
@@ -88,7 +89,8 @@ class SplitSpec:
         if len(sizes) != 3 or not 0 < sum(sizes) <= limit:
             raise ValueError(f"`sizes` must be three counts, 1 to {limit:,} images in all (got {sizes}).")
         split, seed = (integer(name, getattr(self, name), minimum=0) for name in ("split", "seed"))
-        vars(self).update(scale_range=scales, sizes=sizes, split=split, seed=seed)  # frozen for everyone else
+        # Frozen for everyone else.
+        vars(self).update(dataset=dataset, scale_range=scales, sizes=sizes, split=split, seed=seed)
 
     @property
     def source(self) -> str:

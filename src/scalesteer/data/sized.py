@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from scalesteer import files
-from scalesteer._checks import choice, integer, reals
+from scalesteer._checks import choice, integer, lookup, reals
 from scalesteer.data import packages, sources
 from scalesteer.data.elastic import blurring_weights
 from scalesteer.data.icons import draw_icon
@@ -85,7 +85,8 @@ class SizedSpec:
     sizes: tuple[int, int, int] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        own = SIZED_DATASETS[choice("dataset", self.dataset, tuple(SIZED_DATASETS))]
+        dataset = lookup("dataset", self.dataset, tuple(SIZED_DATASETS))
+        own = SIZED_DATASETS[dataset]
         span = reals("train_sizes", own.train_sizes if self.train_sizes is None else self.train_sizes)
         listed = ", ".join(f"{size:.3g}" for size in own.sizes)
         if len(span) != 2 or not _between(own.sizes, *span):
@@ -104,7 +105,7 @@ class SizedSpec:
         if any(count > most for count, most in zip(sizes, own.counts, strict=True)) or not any(sizes):
             raise ValueError(f"`sizes` must be at most {own.counts} objects, and not all 0 (got {sizes}).")
         split = integer("split", self.split, minimum=0)
-        vars(self).update(train_sizes=span, test_sizes=tested, sizes=sizes, split=split)
+        vars(self).update(dataset=dataset, train_sizes=span, test_sizes=tested, sizes=sizes, split=split)
 
     def sizes_of(self, part: str) -> tuple[float, ...]:
         """The sizes at which the objects of a part are shown."""

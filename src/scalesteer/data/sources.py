@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from scalesteer import files
-from scalesteer._checks import choice
+from scalesteer._checks import lookup
 from scalesteer.files import DataError, log
 
 Images = NDArray[np.uint8]
@@ -308,7 +308,8 @@ def fetch(source: str, data_dir: DataDir = None) -> Pool:
     Raises:
         DataError: No place has the right files.
     """
-    known = SOURCES[choice("source", source, tuple(SOURCES))]
+    source = lookup("source", source, tuple(SOURCES))
+    known = SOURCES[source]
     identity, payloads = identify(source, data_dir)
     if remark := known.releases[identity.release].remark:
         log.warning("%s: this is the %s.", known.title, remark)

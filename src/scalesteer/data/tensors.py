@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from scalesteer._checks import choice, integer, real, reals
+from scalesteer._checks import integer, lookup, real, reals
 from scalesteer.data.elastic import distort
 from scalesteer.data.scale import DATASETS, SplitSpec, load_part
 from scalesteer.data.sized import SIZED_DATASETS, SizedSpec, load_sized
@@ -142,7 +142,8 @@ def load_split(
             `train_sizes`, `test_sizes` and `sizes` as in :class:`.sized.SizedSpec`.
     """
     known = [*DATASETS, *SIZED_DATASETS]
-    own = SizedSpec if choice("dataset", dataset, known) in SIZED_DATASETS else SplitSpec
+    dataset = lookup("dataset", dataset, known)
+    own = SizedSpec if dataset in SIZED_DATASETS else SplitSpec
     allowed = [field.name for field in fields(own)][2:]
     if unknown := ", ".join(f"`{name}`" for name in options if name not in allowed):
         raise TypeError(f"{unknown} does not apply to dataset={dataset!r}: it takes {', '.join(allowed)}.")

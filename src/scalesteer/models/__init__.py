@@ -31,6 +31,7 @@ DATASETS = {
     "rescaled-cifar10": Task(3, 10, (64, 64)),
 }
 _MODELS: Models = {**flat.MODELS, **pooled.MODELS}
+_ABOUT = flat.ABOUT | pooled.ABOUT
 
 
 def register_model(name: str, plan: type[Plan] = flat.FlatPlan, **usual: Any) -> Callable[[Builder], Builder]:
@@ -56,9 +57,19 @@ def list_models() -> list[str]:
     return sorted(_MODELS)
 
 
+def describe_model(name: str) -> str:
+    """What a network is, in a line without a full stop; of one that was registered, its docstring's first line.
+
+    >>> describe_model("plain-cnn")
+    'the same network with ordinary filters of 7 x 7, to compare with'
+    """
+    name = _checks.lookup("name", name, list_models())
+    return _ABOUT.get(name) or (inspect.getdoc(_MODELS[name][0]) or "").partition("\n")[0].rstrip(".")
+
+
 def list_options(name: str) -> list[str]:
     """The options that :func:`create_model` takes for a network, beside channels, classes and size of the images."""
-    build, usual = _MODELS[_checks.choice("name", name, list_models())]
+    build, usual = _MODELS[_checks.lookup("name", name, list_models())]
     return [*_own_options(build), *(f.name for f in dataclasses.fields(usual) if f.name not in Task._fields)]
 
 
@@ -106,6 +117,7 @@ def create_model(
         >>> create_model(**model.arguments).task
         Task(in_chans=3, num_classes=5, image_size=None, classes=(), fit='pad')
     """
+    name = _checks.lookup("name", name, list_models())
     known = list_options(name)
     options = {option: value for option, value in options.items() if value is not None}
     for option in options:
@@ -114,7 +126,7 @@ def create_model(
         except ValueError as error:
             raise TypeError(f"{name} has no option {option!r}: {error}") from None
     given = {"in_chans": in_chans, "num_classes": num_classes, "image_size": image_size}
-    usual_task = None if dataset is None else DATASETS[_checks.choice("dataset", dataset, list(DATASETS))]
+    usual_task = None if dataset is None else DATASETS[_checks.lookup("dataset", dataset, list(DATASETS))]
     task: dict[str, Any] = {key: getattr(usual_task, key, None) if n is None else n for key, n in given.items()}
     build, usual = _MODELS[name]
     shared = {f.name: options.pop(f.name) for f in dataclasses.fields(usual) if f.name in options}

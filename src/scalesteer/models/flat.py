@@ -165,3 +165,10 @@ MODELS: Models = {  # with the usual options
     "vector-field-cnn": (vector_field_cnn, FlatPlan(widths=(22, 44, 66))),
     "spatial-transformer": (spatial_transformer, FlatPlan()),
 }
+ABOUT = {
+    "ss-cnn": "the paper's network: scale-steerable filters of 7 to 17 pixels in every layer",
+    "plain-cnn": "the same network with ordinary filters of 7 x 7, to compare with",
+    "locally-scale-invariant-cnn": "a rival in the paper (LocScaleInv-CNN): ordinary filters on resized images",
+    "vector-field-cnn": "a rival in the paper (LocScaleEq-CNN): passes on the strongest response and its scale",
+    "spatial-transformer": "a rival in the paper: learns to move and resize the image before plain-cnn sees it",
+}

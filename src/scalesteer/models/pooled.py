@@ -330,3 +330,11 @@ MODELS: Models = {  # with the usual options
     "steered-resnet": (steered_resnet, PooledPlan(widths=(32, 64, 128), **RESIDUAL)),
     "pooled-resnet": (pooled_resnet, PooledPlan(widths=(32, 64, 112), kernel_size=3, **RESIDUAL)),
 }
+ABOUT = {
+    "pooled-cnn": "small, with ordinary filters: for digits and drawings, and for photographs on a CPU",
+    "pooled-cnn-large": "pooled-cnn with a fourth layer and more channels",
+    "pooled-resnet": "residual, with ordinary filters: for photographs, on a GPU",
+    "steered-cnn": "pooled-cnn with scale-steerable filters and about as many weights",
+    "steered-cnn-large": "pooled-cnn-large with scale-steerable filters and about as many weights",
+    "steered-resnet": "pooled-resnet with scale-steerable filters and about as many weights",
+}

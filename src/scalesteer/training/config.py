@@ -13,14 +13,12 @@ from typing import Any, Literal, get_args
 
 from scalesteer import _checks, files
 from scalesteer.data import DATASETS, SIZED_DATASETS, FolderSpec, SizedSpec, SplitSpec
-from scalesteer.harmonics import LogRadialBasis
+from scalesteer.harmonics import PRESETS, LogRadialBasis
 from scalesteer.models import list_models, list_options
 from scalesteer.models.pooled import READOUTS, STEERED_BASIS
 from scalesteer.pretrained import LARGEST, MOST_VALUES
+from scalesteer.settings import DefaultName, DefaultNumber, DefaultNumbers, Join, Precision, Schedule, Settings
 
-Schedule = Literal["one-cycle", "cosine", "step", "constant"]
-Precision = Literal["float32", "tf32", "bf16"]
-Join = Literal["mean", "max", "logsumexp"]
 BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
 FEW_STEPS = 5  # in an epoch
 LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
@@ -33,18 +31,13 @@ MODEL_FIELDS = (
 )  # that `create_model` takes by the same name  # fmt: skip
 DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
 FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
+USUAL = {field.name: None if isinstance(field.default, DefaultNumbers) else field.default for field in fields(Settings)}
+"""The values that a run's identity leaves out."""
 # What your own pictures are trained with if no model is named: the network that photographs are trained with elsewhere
-# here, at sizes that cover a factor of three; a channel of 2 would cost more than all of these. The mean over places
-# would let the border that small pictures get have its say.
-OWN_MODEL: dict[str, Any] = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
-
-
-class _Default(str):
-    """The value of a field that nobody gave: an equal one that somebody gave is a plain string."""
-
-
-class _DefaultNumber(int):
-    """The same for a number."""
+# here. The mean over places would let the border that small pictures get have its say.
+OWN_MODEL = {"model": "pooled-resnet", "readout": "logsumexp"}
+# The sizes at which any network looks at them: they cover a factor of three; a channel of 2 would cost more than all.
+OWN_CHANNELS = (0.5, 0.71, 1.0, 1.41)
 
 
 def _range(name: str, value: Any) -> tuple[float, ...]:
@@ -94,103 +87,32 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """One training of one model on one split. Each field is a flag of `scalesteer train`, the most used first."""
-
-    model: str = _Default("ss-cnn")
-    """The network; `scalesteer models` lists them. By default ss-cnn for a dataset, and pooled-resnet with --readout
-    logsumexp for your own pictures."""
-    dataset: str = "mnist-scale"
-    """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
-    images: str | None = None
-    """Your own pictures: a folder with a sub-folder for each class, or a CSV file with the columns path and label."""
-    image_size: tuple[int, int] | None = None  # What the pictures are fitted to, in pixels; by default 64 64.
-    fit: Literal["pad", "crop", "resize"] = "pad"
-    """How they are fitted. pad: keep their scale, and shrink only what is too large. crop: keep their scale and cut.
-    resize: change their scale to fill the image, and cut what is left over."""
-    grey: bool = False  # Make the pictures grey.
-    channels: tuple[float, ...] | None = None
-    """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4). By default one size,
-    and 0.5 0.71 1 1.41 for your own pictures without --model."""
-    epochs: int = 60  # Passes over the training images.
-    batch_size: int = _DefaultNumber(128)
-    """Images per step; a smaller batch at the end is left out. By default 128, and 0 for your own pictures: 128, or
-    fewer where that would make fewer than five steps in an epoch."""
-    lr: float = 0.005  # Largest learning rate of AdamW.
-    flip: bool = False  # Mirror each training image with probability 1/2.
-    shift: int = 0  # Move each training image at random, by up to this many pixels.
-    resize: tuple[float, float] | None = None
-    """Resize each training image by a random factor between these two. By default images are not resized."""
-    resize_resampler: Literal["antialias", "bilinear"] = "antialias"
-    """How --resize shrinks. antialias: average the pixels that become one. bilinear: read between four of them, as
-    torch's plain interpolate; suits images that were shrunk so themselves, as the paper's digits."""
-    class_weights: bool = False
-    """Weight the loss so that all classes count alike, however many images each has."""
-    tuning: bool = False  # Leave the test set alone; use this while you choose settings.
-    seed: int = 0  # Seed of the initial weights, the order of the images and dropout.
-    split: int = 0  # Which draw of the dataset; 0 to 5 are the six of the paper's tables.
-    weight_decay: float = 0.01  # Weight decay of AdamW.
-    label_smoothing: float = 0.1  # Share of each label that is spread over all classes.
-    schedule: Schedule = "one-cycle"
-    """Learning rate over time. one-cycle: up for 30 % of the steps, then down to zero. cosine: down to zero. step: a
-    tenth after a half, and again after three quarters."""
-    precision: Precision = "float32"  # Arithmetic: full precision, TF32 products on a GPU, or bfloat16 autocast.
-    upsample: int | None = None  # Enlarge the input by 1 or 2, for networks of the paper; by default as in the paper.
-    basis: str | None = None
-    """Preset of the filters: paper, area, released-code or smooth; by default the network's own."""
-    train_images: int | None = None  # Use only the first training images, this many; by default all.
-    scale_range: tuple[float, float] | None = None  # Factors to shrink images by; by default the dataset's own.
-    sizes: tuple[int, int, int] | None = None
-    """Numbers of images in the three parts, or of objects where each is shown at several sizes. By default the
-    dataset's own."""
-    resampler: Literal["bilinear", "antialias"] = "bilinear"  # How images are shrunk.
-    scales: tuple[float, ...] | None = None
-    """Scales of the filters; by default the network's own, for ss-cnn the paper's six."""
-    orders: tuple[float, ...] | None = None
-    """Orders k of the filters; by default the preset's."""
-    m: float | None = None  # Radial decay of the filters; by default the preset's.
-    support: Literal["disc", "crop", "averaged"] | None = None
-    """Pixels that belong to a filter: a disc that grows with the scale, a crop of the largest disc, or a disc whose
-    edge is averaged over pixels. By default the preset's."""
-    train_sizes: tuple[float, float] | None = None
-    """Smallest and largest size of the objects in training and validation images, in the dataset's unit; by default the
-    dataset's own."""
-    test_sizes: tuple[float, ...] | None = None  # Sizes of the objects in test images; by default all that there are.
-    widths: tuple[int, ...] | None = None
-    """Numbers of feature channels of the layers; by default the network's own."""
-    kernel_size: int | tuple[int, ...] | None = None
-    """Side of the filters of networks named pooled and steered: one number, or one for each stage."""
-    readout: str | None = None  # How networks named pooled and steered pool over space: max, mean or logsumexp.
-    dropout: float | None = None  # Share of the last features that are left out at random in training.
-    join: Join = "logsumexp"  # How the answers of the scale channels become one.
-    drop: float = 0.0  # Share of the scale channels that are left out at random in training.
-    border: int = 0
-    """Width in pixels of a border around the image in scale channels that make it smaller. It is black for digits and
-    icons, and mirrors the image for photographs and your own pictures."""
-    one_size_epochs: int = 0
-    """Epochs at the beginning that train without scale channels, which is faster. The best epoch is chosen from those
-    that follow."""
-    test_channels: tuple[float, ...] | None = None
-    """Scale channels for the test images; by default as in training."""
+class RunConfig(Settings):
+    """One training of one model on one split: :class:`Settings` that fit together, as plain values."""
 
     def __post_init__(self) -> None:
         own = vars(self)  # where values become plain ones, whatever they came as
-        if self.images is not None and isinstance(self.model, _Default):
-            own |= {name: value for name, value in OWN_MODEL.items() if own[name] == getattr(RunConfig, name)}
-        if self.images is not None and isinstance(self.batch_size, _DefaultNumber):
+        if self.images is not None and isinstance(self.model, DefaultName):
+            own |= {name: value for name, value in OWN_MODEL.items() if own[name] == USUAL[name]}
+        if self.images is not None and isinstance(self.batch_size, DefaultNumber):
             own["batch_size"] = 0
-        _checks.choice("model", self.model, list_models())
-        for name, check in CHECKS.items():
-            if own[name] is not getattr(RunConfig, name):
-                own[name] = check(name, own[name])
+        own["model"] = _checks.lookup("model", self.model, list_models())
         options = list_options(self.model)
+        if isinstance(self.channels, DefaultNumbers):
+            own["channels"] = OWN_CHANNELS if self.images is not None and "channels" in options else None
+        for name, check in CHECKS.items():
+            if own[name] is not USUAL[name]:
+                own[name] = check(name, own[name])
         for name, option in NEEDS.items():
-            if own[name] != getattr(RunConfig, name) and option not in options:
+            if own[name] != USUAL[name] and option not in options:
                 suited = ", ".join(model for model in list_models() if option in list_options(model))
                 raise ValueError(f"`{name}` (got {own[name]!r}) applies to {suited} only (got model={self.model!r}).")
+        if self.basis is not None:
+            own["basis"] = _checks.lookup("basis", self.basis, tuple(PRESETS))
         data, basis = self.data, self.model_options.get("basis")
+        own["dataset"] = getattr(data, "dataset", self.dataset)
         for name in DATA_FIELDS:
-            if own[name] != getattr(RunConfig, name) and not hasattr(data, name):
+            if own[name] != USUAL[name] and not hasattr(data, name):
                 subject = f"dataset={self.dataset!r}" if self.images is None else "your own `images`"
                 raise ValueError(f"`{name}` (got {own[name]!r}) does not apply to {subject}.")
         if isinstance(data, FolderSpec):
@@ -261,7 +183,7 @@ class RunConfig:
     @property
     def data(self) -> SplitSpec | SizedSpec | FolderSpec:
         """The split this run trains on."""
-        given = {name: getattr(self, name) for name in FOLDER_FIELDS if getattr(self, name) != getattr(RunConfig, name)}
+        given = {name: getattr(self, name) for name in FOLDER_FIELDS if getattr(self, name) != USUAL[name]}
         if self.images is not None:
             if self.dataset != RunConfig.dataset:
                 raise ValueError(
@@ -270,11 +192,11 @@ class RunConfig:
             return FolderSpec(self.images, **given)
         if given:
             raise ValueError(f"`{next(iter(given))}` (got {next(iter(given.values()))!r}) needs `images`, your own.")
-        _checks.choice("dataset", self.dataset, [*DATASETS, *SIZED_DATASETS])
-        kind: Any = SizedSpec if self.dataset in SIZED_DATASETS else SplitSpec
+        dataset = _checks.lookup("dataset", self.dataset, [*DATASETS, *SIZED_DATASETS])
+        kind: Any = SizedSpec if dataset in SIZED_DATASETS else SplitSpec
         known = {field.name for field in fields(kind)}
         chosen = {name: getattr(self, name) for name in DATA_FIELDS if name in known}
-        return kind(self.dataset, **chosen)  # type: ignore[no-any-return]  # None for the dataset's own
+        return kind(dataset, **chosen)  # type: ignore[no-any-return]  # None for the dataset's own
 
     @property
     def photographs(self) -> bool:
@@ -314,8 +236,7 @@ class RunConfig:
     @property
     def identity(self) -> str:
         """A short digest of everything that is not the default, so that a field added later changes no identity."""
-        defaults = {field.name: field.default for field in fields(self)}
-        chosen = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
+        chosen = {name: value for name, value in self.to_dict().items() if value != USUAL[name]}
         return files.combined_digest(chosen)[:12]
 
     @property
@@ -334,10 +255,14 @@ class RunConfig:
         'scalesteer train --batch-size 50 --split 3 --sizes 200 50 50'
         """
         words = ["scalesteer train"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
+        for name, usual in USUAL.items():
+            value = getattr(self, name)
+            if name == "channels" and self.images is not None and value is None:
+                words.append("--channels none")
+            elif name == "images" and value is not None:
+                words.insert(1, ("--images=" if value.startswith("-") else "") + shlex.quote(value))
+            elif value != usual:
                 values = value if isinstance(value, tuple) else () if value is True else (value,)
                 quoted = (shlex.quote(str(word)) for word in values)
-                words.append(" ".join([f"--{field.name.replace('_', '-')}", *quoted]))
+                words.append(" ".join([f"--{name.replace('_', '-')}", *quoted]))
         return " ".join(words)

@@ -18,16 +18,16 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import scalesteer
 from scalesteer import _checks, files
+from scalesteer.settings import EngineName
 from scalesteer.training import results
 from scalesteer.training.config import RunConfig
 from scalesteer.training.device import pick_device
 from scalesteer.training.run import BusyError, RunError, train
 
-EngineName = Literal["local", "ray"]
 RETRIES = 20  # of a run whose process or machine dies; each goes on from the run's last checkpoint
 # An NFS server keeps a dead machine's locks until its lease ends, often after 90 seconds.
 BUSY_WAIT_S, BUSY_STEP_S = 150.0, 2.0

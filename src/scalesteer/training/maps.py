@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from scalesteer._text import printable
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
 from scalesteer.models import network_of
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.nn import twin
-from scalesteer.training.predict import printable
 
 SIDE, GAP, LINE = 384, 18, 19  # largest side of a panel, space between panels, height of a line of text; pixels
 MOST_NAMES = 12  # in a legend

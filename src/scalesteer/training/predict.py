@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from scalesteer._text import printable
 from scalesteer.channels import ScaleChannels
 from scalesteer.data import ImageSet
 from scalesteer.data.pictures import SUFFIXES, PictureError, find_pictures, picture_name, read_picture
@@ -78,11 +79,6 @@ def to_sentence(record: Mapping[str, Any]) -> str:
     words = f"{record['picture']}: class {record['class']}, confidence {100 * record['confidence']:.1f} %"
     words += "".join(f", {name} {record[name]:.2f}" for name in ("size", "scale") if record[name] is not None)
     return printable(words + (" (dark on light: inverted)" if record["inverted"] else ""))
-
-
-def printable(text: str) -> str:
-    """A text without characters that would steer a terminal or cannot be drawn."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def find_files(given: Iterable[Path]) -> dict[Path, str]:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from scalesteer import __version__
+from scalesteer._text import printable
 from scalesteer.data import ImageSet
 from scalesteer.files import require, write_atomically
 from scalesteer.models import count_parameters
 from scalesteer.training.config import RunConfig
 from scalesteer.training.loop import as_tested, best_epoch
-from scalesteer.training.predict import classify, printable
+from scalesteer.training.predict import classify
 
 MOST_CLASSES = 30  # in the confusion matrix
 MOST_ROWS = 100  # in the table of classes
