@@ -18,8 +18,8 @@ from scalesteer.commands import Commands
 app = Commands()
 # Those of grids.EXPERIMENTS, in its order. Importing that takes torch and seconds; help comes at once.
 EXPERIMENTS = (
-    "tuning", "1", "2", "3", "sizes", "published-forms", "ablations", "longer", "choices", "stir", "large-scale", "rescaled-cifar10",
-    "new-networks",
+    "tuning", "1", "2", "3", "sizes", "published-forms", "ablations", "longer", "choices", "stir", "large-scale",
+    "rescaled-cifar10", "new-networks",
 )  # fmt: skip
 NAMES = "{" + ",".join(EXPERIMENTS) + "}"
 Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
@@ -212,7 +212,7 @@ class Plots:
 
     ss: SteerableRun = None
     lsi: RivalRun = None
-    output: Folder = RESULTS
+    output: Path = RESULTS
     """The folder that they go to."""
     data_dir: Originals = None
 
