@@ -25,7 +25,7 @@ reproduce: $(READY)  ## the paper's tables and numbers from results/, as make do
 	$(BIN)/python -m paper report $(if $(filter-out 0,$(FRESH)),--fresh)
 
 bench: $(READY)  ## speed and memory beside plain convolutions, some minutes; writes bench.json
-	$(BIN)/python -m benchmarks bench
+	$(BIN)/python -m speed bench
 
 lint: $(READY)  ## style: ruff
 	$(BIN)/ruff check .

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from scalesteer import ScaleChannels, convert
+from scalesteer.app.device import commit
 from scalesteer.channels import at_sizes, resize
-from scalesteer.data.packages import fetch_package
+from scalesteer.datasets.packages import fetch_package
 from scalesteer.files import write_atomically
-from scalesteer.training.device import commit
 
 SIZES = (0.5, 0.71, 1.0, 1.41, 2.0)  # of the photographs in a test, relative to training
 SCALES = (0.71, 1.0, 1.41, 2.0)  # of the converted layers

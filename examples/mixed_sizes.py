@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from scalesteer import ScaleChannels
 from scalesteer.channels import resize
-from scalesteer.data.sources import fetch
+from scalesteer.datasets.sources import fetch
 
 FRAME = 28  # pixels of a digit's square frame in training
 STRIDE = 4  # pixels from one place of the network's map to the next

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from scalesteer.data import load_split
-from scalesteer.demo import DemoModel
+from scalesteer.app import environment
+from scalesteer.app.demo import DemoModel
+from scalesteer.datasets import load_split
 from scalesteer.files import write_atomically
-from scalesteer.training import environment
 
 SIZES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 COUNTS = (10_000, 1_000, 10_000)  # of the network's split: its test images were neither learned nor chosen on

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from scalesteer.data.packages import CIFAR_CLASSES, fetch_package
+from scalesteer.datasets.packages import CIFAR_CLASSES, fetch_package
 from scalesteer.files import write_atomically
 
 CANVAS = 64

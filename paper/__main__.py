@@ -12,8 +12,8 @@ from tyro.conf import Positional
 
 from paper import RESULTS
 from scalesteer._text import choice, lookup
-from scalesteer.cli import Address, Device, Engine, GpusPerRun, Originals, RunsFolder
-from scalesteer.commands import Commands
+from scalesteer.app.cli import Address, Device, Engine, GpusPerRun, Originals, RunsFolder
+from scalesteer.app.commands import Commands
 
 app = Commands()
 # Those of grids.EXPERIMENTS, in its order. Importing that takes torch and seconds; help comes at once.

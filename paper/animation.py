@@ -31,7 +31,7 @@ from paper.figures import Trained
 from paper.guide import signed_root, steerable
 from scalesteer import harmonics
 from scalesteer._checks import integer
-from scalesteer.data import ImageSet
+from scalesteer.datasets import ImageSet
 from scalesteer.files import require, write_atomically
 from scalesteer.harmonics import PAPER_SCALES
 from scalesteer.models.network import Network

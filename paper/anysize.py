@@ -20,8 +20,8 @@ from paper import RESULTS, cells, curves, grids, recorded
 from paper.cells import GAP, Data, lines, values
 from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
 from paper.markdown import table, view, words
-from scalesteer.data import SIZED_DATASETS
-from scalesteer.training.config import RunConfig
+from scalesteer.app.config import RunConfig
+from scalesteer.datasets import SIZED_DATASETS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

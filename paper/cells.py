@@ -16,10 +16,10 @@ from scipy.special import stdtrit
 from paper import RESULTS, results
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, MOVED, STRENGTHS, Cell
 from paper.markdown import GAP, table
-from scalesteer.data import SIZED_DATASETS
-from scalesteer.data.scale import SPLITS
-from scalesteer.training.config import RunConfig
-from scalesteer.training.loop import SCALE_BINS
+from scalesteer.app.config import RunConfig
+from scalesteer.app.loop import SCALE_BINS
+from scalesteer.datasets import SIZED_DATASETS
+from scalesteer.datasets.scale import SPLITS
 
 SIZES = tuple(f"{low:g}–{high:g}" for low, high in SCALE_BINS)
 DISTORTIONS = (*STRENGTHS, *MOVED.values())

@@ -11,7 +11,7 @@ from paper.cells import GAP, Data, Interval, Summary, between, columns, mean, mi
 from paper.distortion import MORE_EPOCHS, epochs_of
 from paper.grids import EXPERIMENTS, FEW_IMAGES, OTHERS, PAPER, PAR, SOME_SIZES, STRENGTHS, Cell
 from paper.markdown import table, view, words
-from scalesteer.data.scale import SPLITS
+from scalesteer.datasets.scale import SPLITS
 
 
 class Pair(NamedTuple):

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from paper import RESULTS, recorded
 from paper.markdown import table, view
-from scalesteer import data
-from scalesteer.data import sheets
-from scalesteer.data.elastic import ELASTIC_SIGMA, displacements
-from scalesteer.data.packages import PACKAGES
-from scalesteer.data.scale import RESAMPLERS, Part, shrink
+from scalesteer import datasets as data
+from scalesteer.datasets import sheets
+from scalesteer.datasets.elastic import ELASTIC_SIGMA, displacements
+from scalesteer.datasets.packages import PACKAGES
+from scalesteer.datasets.scale import RESAMPLERS, Part, shrink
 
 
 def box_edges(images: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from paper import RESULTS, cells, curves, grids
 from paper.cells import DISTORTIONS, GAP, Data, columns, lines, load, runs, values
 from paper.grids import PAPER, STRENGTHS, Cell
 from paper.markdown import view
-from scalesteer.data import ELASTIC_ALPHAS
+from scalesteer.datasets import ELASTIC_ALPHAS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

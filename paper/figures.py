@@ -20,12 +20,12 @@ from paper import guide, layers
 from paper.curves import GREY, frame, label, panels, styled
 from paper.guide import centred, imshow_signed, signed_root, steerable
 from scalesteer import _checks
-from scalesteer.data import ImageSet
+from scalesteer.app import RunConfig, load, load_model
+from scalesteer.app.loop import split_by_scale
+from scalesteer.datasets import ImageSet
 from scalesteer.harmonics import PAPER_SCALES
 from scalesteer.models.network import Network
 from scalesteer.pretrained import list_pretrained
-from scalesteer.training import RunConfig, load, load_model
-from scalesteer.training.loop import split_by_scale
 
 NAMES = ("SS-CNN", "LocScaleInv-CNN")
 """The networks of these figures, as the tables name them."""

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paper import forms
-from scalesteer.data import ELASTIC_ALPHAS
-from scalesteer.data.scale import SPLITS
+from scalesteer.app.config import RunConfig
+from scalesteer.datasets import ELASTIC_ALPHAS
+from scalesteer.datasets.scale import SPLITS
 from scalesteer.harmonics import PAPER_SCALES
-from scalesteer.training.config import RunConfig
 
 Options = dict[str, Any]  # of `RunConfig`
 

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from paper import RESULTS, grids
 from scalesteer import harmonics
+from scalesteer.app import load_model
 from scalesteer.baselines import LocallyScaleInvariantConv2d
-from scalesteer.data import ImageSet
+from scalesteer.datasets import ImageSet
 from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES
 from scalesteer.models.network import Network
 from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.testing import Image, two_blobs
-from scalesteer.training import load_model
 
 Array = NDArray[np.float64]
 

@@ -30,7 +30,7 @@ from paper.theorem import (
     theorem_deviation,
 )
 from scalesteer import harmonics
-from scalesteer.data import fetch
+from scalesteer.datasets import fetch
 from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES, WIDE_SCALES, LogRadialBasis
 from scalesteer.nn import ScaleSteerableConv2d

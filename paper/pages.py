@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from benchmarks import convert, simulation
-from benchmarks import report as speed
 from paper import ROOT, anysize, cells, claims, datasets, distortion, measures, quickstart, report, reproduced
 from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
+from speed import convert, simulation
+from speed import report as speed
 
 MODULES = (anysize, claims, datasets, distortion, measures, quickstart, report, reproduced, speed)
 """Whose views the markers can name."""

@@ -28,13 +28,13 @@ import paper
 from paper import ROOT, curves
 from paper.cells import interval
 from paper.markdown import table, view
+from scalesteer.app import environment
+from scalesteer.app.augment import Augmentation
+from scalesteer.app.loop import rank_correlation
 from scalesteer.channels import ScaleChannels
-from scalesteer.data import DataError, ImageSet, load_split
+from scalesteer.datasets import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
 from scalesteer.models import count_parameters, create_model, set_input_statistics
-from scalesteer.training import environment
-from scalesteer.training.augment import Augmentation
-from scalesteer.training.loop import rank_correlation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,8 @@ from paper.cells import GAP, SIZES, Data, columns, interval, lines, load, mean, 
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, PAPER, STRENGTHS, Cell
 from paper.markdown import table as markdown
 from paper.markdown import view, words
-from scalesteer.data.scale import SPLITS
-from scalesteer.training.loop import SCALE_BINS
+from scalesteer.app.loop import SCALE_BINS
+from scalesteer.datasets.scale import SPLITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

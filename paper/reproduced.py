@@ -12,7 +12,7 @@ from paper.cells import GAP, Data, Interval, Summary, between, columns, lines, m
 from paper.claims import FORMS, PUBLISHED, SIX_NUMBERS, Pair, decide, measured, papers, summary
 from paper.grids import OTHERS, PAPER, Cell
 from paper.markdown import table, view
-from scalesteer.data.scale import SPLITS
+from scalesteer.datasets.scale import SPLITS
 
 EXACT = 1e-12  # relative; what is closer is equal to rounding
 

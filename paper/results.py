@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paper import forms  # noqa: F401  registers networks that results name
-from scalesteer.training import RunConfig
-from scalesteer.training.results import HISTORY, MALFORMED, ResultError, add_line, to_line
+from scalesteer.app import RunConfig
+from scalesteer.app.results import HISTORY, MALFORMED, ResultError, add_line, to_line
 
 Result = dict[str, Any]
 Kind = Literal["runs", "repeats", "replaced", "distortion"]

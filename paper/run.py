@@ -14,11 +14,11 @@ import torch
 from paper import RESULTS
 from paper import results as published
 from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
-from scalesteer.data import ELASTIC_ALPHAS, ELASTIC_SIGMA, ImageSet
-from scalesteer.data.elastic import warp
-from scalesteer.training import environment, evaluate, load, load_model, pick_device
-from scalesteer.training.config import RunConfig
-from scalesteer.training.engines import make_runs
+from scalesteer.app import environment, evaluate, load, load_model, pick_device
+from scalesteer.app.config import RunConfig
+from scalesteer.app.engines import make_runs
+from scalesteer.datasets import ELASTIC_ALPHAS, ELASTIC_SIGMA, ImageSet
+from scalesteer.datasets.elastic import warp
 
 
 def select(
@@ -69,7 +69,7 @@ def make(
     It may be interrupted at any time, and several processes, on one machine or on many with a common disk, may work on
     one experiment: a run that another one has in hand is passed over. With `fresh` results that were published before
     do not count, only what is in `runs`. `engine`, `address` and `gpus_per_run` say on which machines, as in
-    :func:`scalesteer.training.engines.make_runs`. Returns what kept runs from being finished, one line for each.
+    :func:`scalesteer.app.engines.make_runs`. Returns what kept runs from being finished, one line for each.
     """
     experiment = experiment or EXPERIMENTS[name]
     known = {} if fresh else dict(published.read(results))

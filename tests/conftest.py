@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from scalesteer.training import load, train
-from scalesteer.training.config import RunConfig
+from scalesteer.app import load, train
+from scalesteer.app.config import RunConfig
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
@@ -51,14 +51,14 @@ def originals() -> Path:
 @pytest.fixture(scope="session")
 def pools(originals):
     """The two pools of original images, read once."""
-    from scalesteer.data import sources
+    from scalesteer.datasets import sources
 
     return {name: sources.make_pool(*sources.identify(name, originals)) for name in sources.SOURCES}
 
 
 @pytest.fixture(scope="session")
 def _kept_pools(originals, tmp_path_factory):
-    from scalesteer.data import sources
+    from scalesteer.datasets import sources
 
     cache = tmp_path_factory.mktemp("kept")
     with pytest.MonkeyPatch.context() as patch:
@@ -114,7 +114,7 @@ def undisturbed(_kept_splits, tmp_path_factory):
 def forks():
     """Starts processes in which the package is loaded already, but nothing has run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.ranks"])
+    context.set_forkserver_preload(["tests.app.ranks"])
     first = context.Process()  # loads it
     first.start()
     first.join(60)
@@ -123,7 +123,7 @@ def forks():
 
 @pytest.fixture
 def start(forks, cache):
-    """Start a function of tests.training.jobs in a process of its own."""
+    """Start a function of tests.app.jobs in a process of its own."""
     started = []
 
     def begin(function, *arguments):

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scalesteer import ScaleChannels, ScaleSteerableConv2d, create_model
 from scalesteer.channels import JOINS, resize
-from scalesteer.data import sources
+from scalesteer.datasets import sources
 
 SCALES = (0.5, 1.0, 1.7)
 

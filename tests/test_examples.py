@@ -13,10 +13,11 @@ from torch import nn
 
 from examples import convert_resnet, mixed_sizes, more_sizes, own_images
 from examples.mixed_sizes import FRAME, STRIDE, Digit
-from scalesteer import ScaleChannels, cli
-from scalesteer.data import FolderSpec, load_folder, scan_folder
-from scalesteer.data.packages import fetch_package
-from scalesteer.data.pictures import read_picture
+from scalesteer import ScaleChannels
+from scalesteer.app import cli
+from scalesteer.app.folder import FolderSpec, load_folder, scan_folder
+from scalesteer.app.pictures import read_picture
+from scalesteer.datasets.packages import fetch_package
 from scalesteer.files import DataError
 
 

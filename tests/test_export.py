@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scalesteer import cli, create_model, from_pretrained, list_models
+from scalesteer import create_model, from_pretrained, list_models
 from scalesteer import export as exports
+from scalesteer.app import cli, load_model
 from scalesteer.channels import resize
-from scalesteer.data import load_split
+from scalesteer.datasets import load_split
 from scalesteer.export import ExportError, export
 from scalesteer.models import set_input_statistics
-from scalesteer.training import load_model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 

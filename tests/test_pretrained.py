@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 import scalesteer
-from scalesteer import LogRadialBasis, ScaleChannels, cli, create_model, files, fold, list_models, pretrained, training
+from scalesteer import LogRadialBasis, ScaleChannels, create_model, files, fold, list_models, pretrained
+from scalesteer import app as training
+from scalesteer.app import cli
 from scalesteer.models import set_input_statistics
 from scalesteer.pretrained import PretrainedError, from_pretrained, save_pretrained
 

@@ -1,5 +1,5 @@
 """`python -m scalesteer` is the command line."""
 
-from scalesteer.cli import main
+from scalesteer.app.cli import main
 
 raise SystemExit(main())

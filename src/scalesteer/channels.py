@@ -64,7 +64,7 @@ class ScaleChannels(nn.Module):
             here" keeps the logit of that class at zero, so that the others mean the same in every channel.
         scales: How much larger than the image the channels see it, positive and ascending. A scale above 1 enlarges the
             image, and so answers for objects that are smaller than those that `net` was made for. Which to take:
-            :func:`scalesteer.suggest.choose_channels`, docs/guide/which-scales.md.
+            :func:`scalesteer.app.suggest.choose_channels`, docs/guide/which-scales.md.
         join: ``"mean"``, ``"max"`` or ``"logsumexp"``.
         drop: Share of channels that is left out at random in training, from 0 to below 1; at least one stays. Each
             image has its own draw, made on the device, so that a recorded CUDA graph draws anew. All channels are

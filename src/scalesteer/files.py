@@ -20,7 +20,7 @@ from torch import Tensor
 
 Content = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and what is said about them
 Result = TypeVar("Result")
-log = logging.getLogger("scalesteer.data")
+log = logging.getLogger("scalesteer.datasets")
 LOCK_WAIT_S = 900
 LOG_EVERY_S = 10.0  # how far something is, where there is no terminal
 LARGEST_FILE = 4 << 30

@@ -226,8 +226,8 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         dtype: Floating-point type of parameters and buffers.
         scales: How much larger than at scale 1 the filter is, positive and ascending. They should reach beyond the
             sizes at which an object may appear on both sides: where the largest or the smallest filter wins, the next
-            one is missing (:func:`scalesteer.suggest.choose_scales` and docs/guide/which-scales.md have the rule). The
-            cost grows with the sum of their squares; steps of 1.2 to 1.4 are enough. None takes
+            one is missing (:func:`scalesteer.app.suggest.choose_scales` and docs/guide/which-scales.md have the rule).
+            The cost grows with the sum of their squares; steps of 1.2 to 1.4 are enough. None takes
             those that suit the basis and have room in the kernel (:func:`scalesteer.harmonics.recommended_scales`):
             with the default basis eleven from 0.29 to 6.3, with the paper's functions the paper's six from 1 to 2.4.
         basis: The functions that filters are made of, a :class:`~scalesteer.LogRadialBasis` or the name of a preset:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks, files
 from scalesteer.models import count_parameters, create_model, network_of
-from scalesteer.models.network import Task
+from scalesteer.models.network import FITS, LONGEST_NAME, Task
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -304,9 +304,6 @@ def _numbers(value: Any) -> list[float]:
 
 def read_task(told: Mapping[str, Any]) -> Task:
     """The task that a file tells of; a TypeError or ValueError if there is no such task."""
-    from scalesteer.data.folder import LONGEST_NAME  # here, so that `import scalesteer` does not load all datasets
-    from scalesteer.data.pictures import FITS
-
     task = Task(**told)
     size = None if task.image_size is None else _checks.pair("image_size", task.image_size, minimum=1)
     task = task._replace(image_size=size, classes=tuple(task.classes))

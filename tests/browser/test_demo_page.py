@@ -10,8 +10,8 @@ import threading
 import pytest
 from PIL import Image
 
-from scalesteer.demo import DemoModel, DemoServer
-from tests.demo.drawings import draw_seven, to_bytes
+from scalesteer.app.demo import DemoModel, DemoServer
+from tests.app.drawings import draw_seven, to_bytes
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)

@@ -4,8 +4,8 @@ import statistics
 
 from paper.cells import columns
 from paper.grids import EXPERIMENTS
-from scalesteer.data import SIZED_DATASETS
-from scalesteer.training.loop import SCALE_BINS
+from scalesteer.app.loop import SCALE_BINS
+from scalesteer.datasets import SIZED_DATASETS
 
 ENVIRONMENT = {
     "command": "scalesteer train",

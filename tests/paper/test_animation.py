@@ -9,7 +9,7 @@ from PIL import Image
 
 from paper import __main__ as commands
 from paper import animation, distortion, figures, plots
-from scalesteer.data import ImageSet
+from scalesteer.datasets import ImageSet
 from scalesteer.harmonics import LogRadialBasis
 
 

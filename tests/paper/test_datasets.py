@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from paper import ROOT, datasets, recorded
-from scalesteer.data import DATASETS, SIZED_DATASETS, SOURCES
-from scalesteer.data.packages import PACKAGES
+from scalesteer.datasets import DATASETS, SIZED_DATASETS, SOURCES
+from scalesteer.datasets.packages import PACKAGES
 
 
 def test_the_digests_of_what_was_measured_are_the_pinned_ones():
-    pinned = json.loads((ROOT / "tests" / "data" / "digests.json").read_text())
+    pinned = json.loads((ROOT / "tests" / "datasets" / "digests.json").read_text())
     measured = recorded("data/measured.json")["digests"]
     assert measured == {dataset: pinned[dataset] for dataset in DATASETS}
 
@@ -26,7 +26,7 @@ def test_box_edges_are_those_of_bright_ink():
 
 def test_pairs_overlap_where_a_loop_over_them_says_so(cache, monkeypatch):
     """Both digits of a pair are drawn again one by one, in the place that the pair's own ink gives them."""
-    from scalesteer.data import SplitSpec, fetch, load_part, scale
+    from scalesteer.datasets import SplitSpec, fetch, load_part, scale
 
     spec = SplitSpec("mnist-scale-local-2", sizes=(60, 20, 80))
     monkeypatch.setattr(datasets.data, "SplitSpec", lambda dataset: spec)

@@ -36,7 +36,7 @@ def exists(program, word, capsys):
     """Whether a program takes this as its first word."""
     if program == "make":
         return re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), flags=re.M) is not None
-    module = "scalesteer.cli" if program == "scalesteer" else f"{program.split()[-1]}.__main__"
+    module = "scalesteer.app.cli" if program == "scalesteer" else f"{program.split()[-1]}.__main__"
     with pytest.raises(SystemExit):
         importlib.import_module(module).app.main([word, "--help"], prog="program")
     return f"program {word} " in capsys.readouterr().out  # of a word that it does not know it shows the list

@@ -14,9 +14,9 @@ import scalesteer
 from paper import __main__ as commands
 from paper import curves, figures, guide
 from scalesteer import ScaleSteerableConv2d, pretrained
+from scalesteer.app import load
 from scalesteer.baselines import LocallyScaleInvariantConv2d
-from scalesteer.data import ImageSet
-from scalesteer.training import load
+from scalesteer.datasets import ImageSet
 
 
 @pytest.fixture(scope="module")

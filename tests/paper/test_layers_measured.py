@@ -10,7 +10,7 @@ from torch import nn
 
 from paper import layers
 from scalesteer.baselines import LocallyScaleInvariantConv2d
-from scalesteer.data import ImageSet
+from scalesteer.datasets import ImageSet
 from scalesteer.testing import two_blobs
 
 

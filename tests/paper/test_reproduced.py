@@ -10,7 +10,7 @@ from paper import RESULTS, cells, claims, grids, reproduced
 from paper.cells import GAP, Summary, between, minus
 from paper.claims import CLAIMS, FORMS, PUBLISHED, ROTATION, SIX_NUMBERS, Claim, Pair
 from paper.grids import DATASETS, EXPERIMENTS, Cell, Experiment, Row
-from scalesteer.data.scale import SPLITS
+from scalesteer.datasets.scale import SPLITS
 from tests.paper.invented import of_cell, replaced, result, table_1
 
 LOWER = {"SS-CNN": 0.02, "Spatial Transformer": 0.03, "LocScaleEq-CNN": 0.04, "LocScaleInv-CNN": 0.05}

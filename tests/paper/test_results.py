@@ -10,8 +10,8 @@ import pytest
 
 from paper import results
 from paper.results import publish, read
-from scalesteer.training.config import RunConfig
-from scalesteer.training.results import ResultError
+from scalesteer.app.config import RunConfig
+from scalesteer.app.results import ResultError
 from tests.paper.invented import ENVIRONMENT, distorted, failed, outcome
 
 ROOT = Path(__file__).parents[2]

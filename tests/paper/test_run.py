@@ -14,11 +14,11 @@ from paper import __main__ as commands
 from paper import grids, pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
 from paper.results import publish, read
-from scalesteer.data import ImageSet
+from scalesteer.app import RunError, evaluate, load, load_model
+from scalesteer.datasets import ImageSet
 from scalesteer.files import locked
-from scalesteer.training import RunError, evaluate, load, load_model
-from tests.training import jobs
-from tests.training.test_train import outcome
+from tests.app import jobs
+from tests.app.test_train import outcome
 
 
 @pytest.fixture

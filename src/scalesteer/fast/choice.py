@@ -21,7 +21,7 @@ FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so 
 TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
 MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
 # What each backend costs: nanoseconds for each unit of `work`, in training and without gradients. Fitted by
-# `python -m benchmarks costs` to layers of every shape, on one thread of a CPU, in a run before that of results/bench.
+# `python -m speed costs` to layers of every shape, on one thread of a CPU, in a run before that of results/bench.
 COSTS: dict[str, dict[str, tuple[float, ...]]] = {
     "training": {
         "direct": (0.063, 0.0843, 0.905, 0.257, 0.953, 1.16, 0.0),

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from scalesteer import _checks
 
+FITS = ("pad", "crop", "resize")
+LONGEST_NAME = 200  # of a class, in characters
+
 
 class Task(NamedTuple):
     """What a dataset asks of a network."""
@@ -19,7 +22,7 @@ class Task(NamedTuple):
     num_classes: int
     image_size: tuple[int, int] | None  # that a network is meant for; None if it is meant for all
     classes: tuple[str, ...] = ()  # their names in the order of the logits; empty if they have none
-    fit: str = "pad"  # how pictures of another size are brought to `image_size`: "pad", "crop" or "resize"
+    fit: str = "pad"  # how pictures of another size are brought to `image_size`: one of `FITS`
 
 
 @dataclass(frozen=True)

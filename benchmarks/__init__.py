@@ -1,1 +1,0 @@
-"""How fast the layer and the networks are, and how much memory they take: `python -m benchmarks bench`."""

@@ -1,0 +1,128 @@
+"""Speed and memory beside plain convolutions, and a simulation of large sweeps: `python -m speed`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from scalesteer.app.cli import Device
+from scalesteer.app.commands import Commands
+
+app = Commands()
+
+
+@app.command("bench")
+@dataclass(frozen=True)
+class Bench:
+    """Measure speed and memory: ours, one convolution per scale, and plain convolutions, side by side.
+
+    Groups are network, layer, channels (residual networks at several sizes of the image), lobes (functions with one
+    lobe beside those with two), sweep (cost against batch, image, scales and filters), large (an image of 512 x 512),
+    baselines (the compared networks) and shapes (layers of every shape). The file is written after every case.
+
+    Example: python -m speed bench --quick --only layer
+    """
+
+    device: Device = "auto"
+    quick: bool = False
+    """Under a minute: network and layer only, with a quarter of the batch and fewer samples."""
+    only: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP,...")] = None
+    """Which groups; by default all."""
+    output: Path = Path("bench.json")
+    """The file to write; those of results/bench are what docs/speed.md shows."""
+
+    def run(self) -> None:
+        """Measure and print the table."""
+        from speed import bench
+
+        only = None if self.only is None else ",".join(self.only).split(",")
+        print(bench.render(bench.run(self.output, device=self.device, quick=self.quick, only=only)), end="")
+        print(self.output)
+
+
+@app.command("costs")
+@dataclass(frozen=True)
+class Costs:
+    """Fit the costs by which the backend "auto" chooses to the times of a run with --only shapes.
+
+    Example: python -m speed costs --shapes results/bench/shapes-cpu.json
+    """
+
+    shapes: Path = Path("results/bench/shapes-cpu.json")
+
+    def run(self) -> None:
+        """Print the costs, for scalesteer.fast.choice.COSTS, and where they choose wrong."""
+        from speed import bench, costs
+
+        found = costs.fit(self.shapes)
+        for kind, by_backend in found.items():
+            print(f"{kind}: {by_backend}")
+        for loss, case in costs.losses(self.shapes, found):
+            if loss > 1.0:
+                print(f"{loss:6.2f}  {bench.describe(case.to_dict())}")
+
+
+@app.command("epoch")
+@dataclass(frozen=True)
+class Epoch:
+    """Time a training epoch on STIR-MNIST: our networks beside STIR's plain CNN.
+
+    Example: python -m speed epoch --output results/bench/stir-epoch.json
+    """
+
+    device: Device = "auto"
+    output: Path = Path("epoch.json")
+    """The file to write; results/bench/stir-epoch.json is what docs/evidence/stir.md shows."""
+
+    def run(self) -> None:
+        """Measure and print seconds."""
+        from speed import epoch
+
+        for line, seconds in epoch.run(self.output, device=self.device).items():
+            print(f"{seconds:8.2f} s  {line}")
+        print(self.output)
+
+
+@app.command("simulate")
+@dataclass(frozen=True)
+class Simulate:
+    """Simulate a sweep of many runs on many GPUs whose machines die now and then, from measured times of runs.
+
+    Example: python -m speed simulate
+    """
+
+    def run(self) -> None:
+        """Simulate, keep the numbers in results/bench and print them."""
+        from speed import simulation
+
+        simulation.measure()
+        print(simulation.sweep_table())
+
+
+@app.command("convert")
+@dataclass(frozen=True)
+class Convert:
+    """Measure what conversion costs: a small ResNet as it is, in scale channels, and converted in several ways."""
+
+    device: Device = "auto"
+    """Of the training step; ONNX Runtime is measured on the CPU."""
+    output: Path = Path("convert.json")
+    """The file to write; results/bench/convert.json is what docs/guide/convert.md shows."""
+
+    def run(self) -> None:
+        """Measure and print how many times the network's time each takes."""
+        from speed import convert
+
+        found = convert.run(self.output, device=self.device)
+        for name in found["training"]:
+            times = (found[work][name]["times_network"] for work in ("training", "inference"))
+            print(f"{name:40}", *(f"x {one:8.3g}" for one in times))
+        print(self.output)
+
+
+if __name__ == "__main__":
+    sys.exit(app.main(prog="python -m speed"))

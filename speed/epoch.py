@@ -1,0 +1,83 @@
+"""A training epoch on STIR-MNIST: our networks beside STIR's plain CNN, in turns, in one process."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paper import grids
+from paper.anysize import STIR_PLAIN
+from scalesteer.app import environment, pick_device
+from scalesteer.app.loop import State, initial_state, make_update
+from scalesteer.datasets import ImageSet, SizedSpec
+from scalesteer.files import write_atomically
+
+COLUMN = "MNIST Mid2Rest"
+STEPS, ROUNDS = 4, 7  # in a sample, and samples of each contender, of which the fastest counts
+
+
+def run(output: Path, device: str = "auto") -> dict[str, float]:
+    """Seconds of an epoch by line of the experiment, and of `STIR_PLAIN`; written to a file with how it was measured.
+
+    The images are noise: no time depends on what they show.
+    """
+    place = pick_device(device)
+    configs = {row.line: row.config for row in reversed(grids.EXPERIMENTS["stir"].rows) if row.column == COLUMN}
+    size = configs[grids.TWIN].batch_size
+    images = ImageSet(
+        torch.randint(256, (STEPS * size, 64, 64), dtype=torch.uint8),
+        torch.arange(STEPS * size) % 10,
+        torch.ones(STEPS * size),
+        {"spec": "noise"},
+    ).to(place)
+    contenders = {line: _timer(initial_state(config, images), config, images) for line, config in configs.items()}
+    plain = initial_state(configs[grids.TWIN], images)
+    plain.model = stir_plain().to(place)
+    usual = plain.optimizer.defaults
+    options = {name: usual[name] for name in ("lr", "weight_decay", "capturable", "fused")}
+    plain.optimizer = torch.optim.AdamW(plain.model.parameters(), **options)
+    contenders[STIR_PLAIN] = _timer(plain, configs[grids.TWIN], images)
+    samples: dict[str, list[float]] = {line: [] for line in contenders}
+    for _ in range(ROUNDS):
+        for line, sample in contenders.items():
+            samples[line].append(sample())
+    spec = configs[grids.TWIN].data
+    assert isinstance(spec, SizedSpec)
+    steps = spec.sizes[0] * len(spec.sizes_of("train")) // size
+    seconds = {line: min(taken) / STEPS * steps for line, taken in samples.items()}
+    spread = {line: statistics.median(taken) / min(taken) for line, taken in samples.items()}
+    about = environment(images) | {"threads": torch.get_num_threads(), "column": COLUMN, "rounds": ROUNDS}
+    found: dict[str, Any] = {"seconds": seconds, "median_over_fastest": spread, "environment": about}
+    write_atomically(output, (json.dumps(found, indent=1) + "\n").encode())
+    return seconds
+
+
+def stir_plain() -> nn.Sequential:
+    """STIR's plain network: two convolutions of 7 x 7, the maximum over space, a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 7, padding=3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 7, padding=3), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def _timer(state: State, config: Any, images: ImageSet) -> Callable[[], float]:
+    update = make_update(state, config, images)
+    batches = torch.arange(len(images), device=images.device).split(config.batch_size)
+    update(batches[0], config.lr)
+
+    def sample() -> float:
+        began = time.perf_counter()
+        for rows in batches:
+            loss = update(rows, config.lr)
+        loss.item()  # waits for a GPU
+        return time.perf_counter() - began
+
+    return sample

@@ -1,0 +1,409 @@
+"""Your own pictures as a dataset: found in a folder or named by a list, divided, read and packed, kept in the cache.
+
+Which part a picture belongs to follows from its path alone, so that adding pictures moves none of the others; but no
+class is drawn out of training: its first picture is put back there until another one is drawn for it.
+"""
+
+import csv
+import hashlib
+import io
+import math
+import os
+import signal
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import torch
+
+from scalesteer import files
+from scalesteer._checks import boolean, choice, pair
+from scalesteer.app.pictures import SUFFIXES, PictureError, read_picture, walk
+from scalesteer.datasets.scale import PARTS
+from scalesteer.datasets.sources import Images
+from scalesteer.datasets.tensors import ImageSet
+from scalesteer.files import DataError, log
+from scalesteer.models.network import FITS, LONGEST_NAME
+
+PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SHARE = 0.15  # of the pictures, for validation and as many for testing, where they have no folder of their own
+MOST_BYTES = 8 << 30  # of all packed pictures
+MOST_CLASSES = 10_000
+RECIPE = 1  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
+WORKERS = 4  # processes that read pictures, where there are as many processors
+WORKER_BYTES = 32 << 20  # fewer bytes are read sooner than such processes start
+_BLOCK_BYTES = 256 << 20  # of packed pictures in one file of the cache
+_MOST_NAMED = 20  # files in one message
+
+
+@dataclass(frozen=True)
+class FolderSpec:
+    """Which pictures, and how they become images of one size.
+
+    Args:
+        images: A folder with a sub-folder for each class, or with such folders in train, val and test; or a CSV file
+            whose first line is ``path,label``, with paths relative to it. The list may also have the columns ``part``
+            (train, val or test) and ``size``, how large the object is in any unit, for the error by size.
+        image_size: Height and width of the images.
+        fit: How a picture comes onto the canvas: "pad", "crop" or "resize"; see :func:`.pictures.read_picture`.
+        grey: One channel instead of three.
+
+    >>> FolderSpec("photos", image_size=96).shape
+    (3, 96, 96)
+    """
+
+    images: str
+    image_size: tuple[int, int] = (64, 64)
+    fit: str = "pad"
+    grey: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.images, (str, os.PathLike)) or not os.fspath(self.images):
+            raise TypeError(f"`images` must be the path of a folder or of a CSV file (got {self.images!r}).")
+        size = pair("image_size", self.image_size, minimum=1)
+        vars(self).update(images=os.path.normpath(self.images), image_size=size, grey=boolean("grey", self.grey))
+        choice("fit", self.fit, FITS)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image: `(3, H, W)`, or `(H, W)` if it is grey."""
+        return self.image_size if self.grey else (3, *self.image_size)
+
+
+class Picture(NamedTuple):
+    """A picture file that was found."""
+
+    path: str
+    name: str  # its path from the folder or as in the list, with slashes
+    label: str
+    part: str
+    size: float  # of the object, 1 if nobody says
+    stamp: tuple[int, int]  # bytes, and nanoseconds of the last change
+
+
+class Folder(NamedTuple):
+    """The pictures of a spec, in an order that depends on their paths only and mixes the classes."""
+
+    spec: FolderSpec
+    classes: tuple[str, ...]  # in the order of the alphabet
+    pictures: tuple[Picture, ...]
+    drawn: tuple[str, ...]  # parts that the user did not name
+    notes: tuple[str, ...]  # what was left out, in sentences
+
+    def table(self) -> bytes:
+        """Which picture belongs to which part, as a CSV file."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(("path", "label", "part", "bytes"))
+        rows.writerows(sorted((p.name, p.label, p.part, p.stamp[0]) for p in self.pictures))
+        return text.getvalue().encode(errors="surrogateescape")
+
+    def counts(self) -> dict[str, int]:
+        found = Counter(picture.part for picture in self.pictures)
+        return {part: found[part] for part in PARTS}
+
+
+def load_folder(
+    spec: FolderSpec, part: str | None, *, classes: Sequence[str] | None = None, workers: int | None = None
+) -> ImageSet:
+    """One part of your own pictures as tensors; read on first use, later taken from the cache.
+
+    A picture that cannot be read is named and left out. What was left out of the folder is said with the training part,
+    or with all. `scales` are the sizes that a list gives, otherwise ones. `about` has the names of the `classes`, the
+    `counts` of all parts, the parts that were `drawn`, how many pictures were `broken`, and the images' `digest`.
+
+    Args:
+        spec: Which pictures.
+        part: "train", "val" or "test"; None for all pictures.
+        classes: What the labels 0, 1, ... mean to a model, which may know more classes than are there; by default all
+            that are there, two or more, in the order of the alphabet.
+        workers: Processes to read with, 0 to read in this one; by default a few if there is much to read.
+
+    Raises:
+        DataError: There is no such folder, it has fewer than two classes or some that are not in `classes`, a class is
+            left without training pictures, a part without any, or they would take more than 8 GiB of memory.
+    """
+    if part is not None:
+        choice("part", part, PARTS)
+    folder = scan_folder(spec, known_classes=classes is not None)
+    names = folder.classes if classes is None else tuple(classes)
+    if unknown := sorted(set(folder.classes) - set(names)):
+        raise DataError(
+            f"{spec.images} has classes that the model does not know: {_some(unknown)}; it knows {_some(names)}."
+        )
+    for note in folder.notes if part in ("train", None) else ():
+        log.warning("%s: %s", spec.images, note)
+    if part == "train":
+        counts = ", ".join(f"{count:,} for {name}" for name, count in folder.counts().items())
+        how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
+        log.info("%s: %d classes; pictures: %s%s", spec.images, len(folder.classes), counts, how)
+    chosen = [picture for picture in folder.pictures if part in (picture.part, None)]
+    images, broken, digests = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[int, str](), list[str]()
+    count, step = 0, max(1, _BLOCK_BYTES // images[:1].numel()) if chosen else 1
+    for start in range(0, len(chosen), step):
+        tensors, meta = _load_block(spec, part or "all", chosen, range(start, min(start + step, len(chosen))), workers)
+        images[count : count + len(tensors["images"])] = tensors["images"]
+        count += len(tensors["images"])
+        broken |= {start + int(row): reason for row, reason in meta["about"]["broken"].items()}
+        digests.append(meta["digest"])
+    for reason in list(broken.values())[:_MOST_NAMED]:
+        log.warning("%s", reason)
+    if broken:
+        purpose = f" for {part}" if part else ""
+        log.warning("%d of %d pictures%s cannot be read and are left out.", len(broken), len(chosen), purpose)
+    kept = [picture for row, picture in enumerate(chosen) if row not in broken]
+    _check_kept(spec, part, folder.classes, kept, broken)
+    labels = torch.tensor([names.index(picture.label) for picture in kept])
+    about = {"images": spec.images, "image_size": list(spec.image_size), "fit": spec.fit, "grey": spec.grey,
+             "classes": list(names), "counts": folder.counts(), "drawn": list(folder.drawn), "broken": len(broken),
+             "part": part, "digest": files.combined_digest([digests, files.tensor_digest(labels)])}  # fmt: skip
+    sizes, paths = torch.tensor([picture.size for picture in kept]), tuple(picture.path for picture in kept)
+    return ImageSet(images[:count], labels, sizes, about, paths)
+
+
+# What is there
+
+
+def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
+    """Find the pictures and divide them; none is opened.
+
+    If a model knows the classes already, one class is enough, and none needs pictures for training.
+    """
+    root, notes = os.path.expanduser(spec.images), list[str]()
+    is_folder = os.path.isdir(root)
+    if not is_folder and not os.path.isfile(root):
+        why = "neither of them" if os.path.exists(root) else "not there"
+        raise DataError(f"`images` must be a folder of pictures or a CSV file (got {spec.images}, which is {why}).")
+    found = list(_from_folder(root, notes) if is_folder else _from_list(root, notes))
+    given = {part for _, _, _, part, _ in found if part}
+    drawn = [part for part in PARTS if part not in given]
+    if given and "train" in drawn and not known_classes:
+        raise DataError(f"{spec.images} names pictures for {', '.join(sorted(given))}, but none for train.")
+    keyed = []
+    for path, name, label, part, size in found:
+        key = int.from_bytes(hashlib.sha256(os.fsencode(_plain(name))).digest()[:8], "big")
+        if part in (None, "train"):
+            part = _draw_part(key / 2**64, [p for p in drawn if p != "train"])
+        try:
+            stat = os.stat(path)
+            stamp = stat.st_size, stat.st_mtime_ns
+        except (OSError, ValueError):  # a link to nowhere, a name that cannot be: reading it will say so
+            stamp = 0, 0
+        keyed.append((key, Picture(path, name, _class_name(label), part, size, stamp)))
+    keyed.sort(key=lambda entry: (entry[0], entry[1].name))
+    pictures, rescued = _train_each_class([picture for _, picture in keyed], drawn)
+    if not known_classes:
+        notes += _sentence("Classes drawn out of training, of which one picture was put back", rescued)
+    classes = tuple(sorted({picture.label for picture in pictures}))
+    if len(classes) < 2 - known_classes:
+        what = f"pictures of {len(classes)} class{'es' * (not classes)}"
+        layout = f"{spec.images}/cats, {spec.images}/dogs, ..." if is_folder else "a column `label`"
+        need = "one is needed" if known_classes else "two are needed"
+        raise DataError(f"`images` {spec.images} has {what}, and {need}: {layout}. {' '.join(notes)}".strip())
+    if len(classes) > MOST_CLASSES:
+        raise DataError(f"`images` {spec.images} has {len(classes):,} classes, and the limit is {MOST_CLASSES:,}.")
+    if (total := len(pictures) * math.prod(spec.shape)) > MOST_BYTES:
+        (height, width), grey = spec.image_size, "" if spec.grey else ", `grey`"
+        raise DataError(
+            f"{len(pictures):,} pictures of {height} x {width} take {total / 2**30:.1f} GiB of memory, and the limit "
+            f"is {MOST_BYTES >> 30} GiB: choose a smaller `image_size`{grey} or fewer pictures."
+        )
+    return Folder(spec, classes, pictures, tuple(drawn), tuple(notes))
+
+
+def _plain(text: str) -> str:
+    """Composed characters: macOS decomposes them in names of files, and the split must be the same everywhere."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _class_name(label: str) -> str:
+    """What a label is called in files and on pages: bytes of a file's name that are no text are replaced."""
+    name = os.fsencode(_plain(label)).decode(errors="replace")
+    if len(name) > LONGEST_NAME:
+        raise DataError(f"a class must have a name of at most {LONGEST_NAME} characters (got {name[:40]!r}...).")
+    return name
+
+
+def _draw_part(share: float, missing: Sequence[str]) -> str:
+    """The part of a picture whose hash is this share of all hashes: for train, or a part that has no pictures yet."""
+    rest = share - (1 - SHARE * len(missing))
+    return "train" if rest < 0 else missing[min(len(missing) - 1, int(rest / SHARE))]
+
+
+def _train_each_class(pictures: list[Picture], drawn: Sequence[str]) -> tuple[tuple[Picture, ...], list[str]]:
+    """The pictures with the first one of each class that was drawn out of training put back; and these classes."""
+    trained, rescued, divided = {p.label for p in pictures if p.part == "train"}, list[str](), list[Picture]()
+    for picture in pictures:
+        if picture.part in drawn and picture.label not in trained:
+            trained.add(picture.label)
+            rescued.append(picture.label)
+            picture = picture._replace(part="train")
+        divided.append(picture)
+    return tuple(divided), rescued
+
+
+Found = tuple[str, str, str, str | None, float]  # path, name, label, part if it is given, size
+
+
+def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
+    """The pictures in class folders, or in class folders of train, val and test."""
+    found, folders, again = walk(root)
+    notes += _sentence("Links to folders that were found already, not followed", again)
+    tops = {folder.split("/")[0] for folder in folders}
+    named = {top: PART_NAMES[top.lower()] for top in tops if top.lower() in PART_NAMES}
+    depth = 2 if "train" in named.values() and len(set(named.values())) > 1 else 1
+    asked = set(named) if depth == 2 else tops
+    if depth == 2 and (others := sorted(tops - asked)):
+        notes.append(f"Folders beside train, val and test are left out: {', '.join(others)}.")
+    used, strange, outside = set[str](), list[str](), list[str]()
+    for place in found:
+        *above, name = place.split("/")
+        is_picture = name.lower().endswith(SUFFIXES)
+        if above and above[0] not in asked:
+            continue
+        if len(above) < depth:
+            outside += [place] * is_picture  # other files there are the user's own notes
+        elif is_picture:
+            used.add("/".join(above[:depth]))
+            yield os.path.join(root, place), place, above[depth - 1], named[above[0]] if depth == 2 else None, 1.0
+        else:
+            strange.append(place)
+    levels = {folder: folder.split("/") for folder in folders}
+    empty = [f for f, parts in levels.items() if len(parts) == depth and parts[0] in asked and f not in used]
+    notes += _sentence("Folders without pictures, which are no classes", empty)
+    notes += _sentence("Pictures in no class folder, left out", outside)
+    notes += _sentence(f"Files left out, since they do not end in {', '.join(SUFFIXES)}", strange)
+
+
+def _from_list(path: str, notes: list[str]) -> Iterator[Found]:
+    """The pictures that a CSV file names."""
+    seen: dict[str, tuple[int, str]] = {}
+    repeated: list[str] = []
+    try:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            rows = csv.DictReader(file, strict=True)
+            if missing := {"path", "label"} - set(rows.fieldnames or ()):
+                rule = "the first line must name the columns path and label (part and size may follow)"
+                got = f"got {', '.join(rows.fieldnames or ())[:200]!r}, without {' and '.join(sorted(missing))}"
+                raise DataError(f"{path}: {rule} ({got}).")
+            for row in rows:
+                place = f"{path}, line {rows.line_num}"
+                name, label, part, size = _read_row(row, place)
+                picture = os.path.join(os.path.dirname(path), os.path.expanduser(name))
+                line, before = seen.setdefault(os.path.normpath(picture), (rows.line_num, label))
+                if before != label:
+                    raise DataError(f"{place}: {name} has the label {label!r}, and {before!r} in line {line}.")
+                if line == rows.line_num:
+                    yield picture, name, label, part, size
+                else:
+                    repeated.append(name)
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a list of pictures: {error}.") from error
+    notes += _sentence("Pictures that are in the list more than once, and count once", repeated)
+
+
+def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, float]:
+    """Path, label, part and size of one line of a list."""
+    name, label, part = ((row.get(column) or "").strip() for column in ("path", "label", "part"))
+    if not name or not label:
+        raise DataError(f"{place}: path and label must not be empty.")
+    if "part" in row and part.lower() not in PART_NAMES:
+        raise DataError(f"{place}: part must be train, val or test (got {part!r}).")
+    try:
+        size = float(row["size"]) if "size" in row else 1.0
+        if not 0 < size < float("inf"):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise DataError(f"{place}: size must be a positive number (got {row['size']!r}).") from None
+    return os.path.normpath(name).replace(os.sep, "/"), label, PART_NAMES.get(part.lower()), size
+
+
+def _check_kept(
+    spec: FolderSpec, part: str | None, classes: Sequence[str], kept: Sequence[Picture], broken: dict[int, str]
+) -> None:
+    """Every class must be trained, and every part must have pictures."""
+    lost = sorted(set(classes) - {picture.label for picture in kept})
+    purpose = f" for {part}" if part else ""
+    if not kept or (part == "train" and lost):
+        what = f"no pictures of {_some(lost)}" if kept else "no pictures"
+        why = f", after {len(broken):,} that cannot be read ({next(iter(broken.values()))})" if broken else ""
+        advice = "add pictures, or divide them yourself into folders train, val and test" if part else "add pictures"
+        raise DataError(f"{spec.images} has {what}{purpose}{why}: {advice}.")
+    if lost:
+        log.warning("%s", _sentence(f"Classes without pictures{purpose}, of which nothing is known", lost)[0])
+
+
+def _sentence(what: str, names: Sequence[str]) -> list[str]:
+    """What holds for how many files, and some of them by name; nothing if there are none."""
+    return [f"{what} ({len(names):,}): {_some(sorted(names))}."] if names else []
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and dots if there are more."""
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+
+
+# Reading
+
+
+def _load_block(
+    spec: FolderSpec, part: str, pictures: Sequence[Picture], rows: range, workers: int | None
+) -> files.Content:
+    """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`."""
+    chosen = pictures[rows.start : rows.stop]
+    stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in chosen]
+    digest = files.combined_digest([stamps, spec.image_size, spec.fit, spec.grey, RECIPE])
+
+    def make() -> files.Content:
+        paths = [picture.path for picture in chosen]
+        few = sum(picture.stamp[0] for picture in chosen) < WORKER_BYTES
+        read = _read(paths, partial(_read_one, spec), (0 if few else _processors()) if workers is None else workers)
+        doing = f"reading {part}"
+        packed, broken, count = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[str, str](), 0
+        for row, result in enumerate(files.show_progress(read, len(pictures), doing, rows.start)):
+            if isinstance(result, str):
+                broken[str(row)] = result
+            else:
+                packed[count], count = torch.from_numpy(result), count + 1
+        return {"images": packed[:count]}, {"key": digest, "broken": broken}
+
+    path = files.cache_dir() / "folders" / f"{part}-{digest[:24]}.safetensors"
+    return files.cached(path, "", lambda meta: bool(meta["about"]["key"] == digest), make)
+
+
+def _read_one(spec: FolderSpec, path: str) -> Images | str:
+    """A picture, or in its place what is wrong with it."""
+    try:
+        return read_picture(path, 1 if spec.grey else 3, spec.image_size, spec.fit)
+    except PictureError as error:
+        return str(error)
+
+
+def _read(paths: Sequence[str], read: Callable[[str], Images | str], workers: int) -> Iterator[Images | str]:
+    """All pictures in their order. If processes cannot be had or die, the rest is read in this one."""
+    files.require("PIL.Image")  # told here, once
+    done = 0
+    if workers:
+        # A fork would inherit the threads' locks; and an interrupt is for this process to handle.
+        spawn, quiet = get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+        pool = ProcessPoolExecutor(workers, spawn, initializer=signal.signal, initargs=quiet)
+        try:
+            for result in pool.map(read, paths, chunksize=8):
+                yield result
+                done += 1
+        except (OSError, RuntimeError, AssertionError) as error:  # the last: daemons may not start processes
+            log.warning("processes that read pictures failed (%s): going on with one.", " ".join(str(error).split()))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    yield from map(read, paths[done:])
+
+
+def _processors() -> int:
+    """Processes to read with, 0 where this one does as well alone."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(WORKERS, count) if count > 1 else 0

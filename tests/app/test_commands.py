@@ -1,0 +1,160 @@
+"""The frame of the command line: lists of commands, flags of a configuration in groups."""
+
+import shlex
+from dataclasses import dataclass, field, fields
+
+import pytest
+
+from scalesteer.app import RunConfig, cli
+from scalesteer.app.commands import Commands, FlagGroup, collect, grouped_flags, number_lists
+
+
+@dataclass(frozen=True)
+class Cake:
+    """What to bake."""
+
+    flour: int = 500  # In grams.
+    eggs: tuple[int, ...] | None = None
+    """How many, by size;
+    by default none."""
+    sweet: bool = False  # With sugar.
+    name: str | None = None  # What it is called.
+    oven: tuple[float, float] | None = None  # From and to.
+
+    def __post_init__(self):
+        if self.flour <= 0:
+            raise ValueError(f"`flour` must be positive (got {self.flour}).")
+
+
+FLAGS = grouped_flags(
+    Cake,
+    {
+        "dough": FlagGroup("What goes in.", ("flour", "eggs", "sweet")),
+        "rest": FlagGroup("What else.", ("name", "oven")),
+    },
+    {"oven": "LOW HIGH"},
+)
+kitchen = Commands("Cook.")
+tools = kitchen.group("tools", "Clean and sharpen.")
+
+
+@kitchen.command("bake")
+@dataclass(frozen=True)
+class Bake:
+    """Bake a cake
+    and cool it.
+
+    It takes an hour.
+    """
+
+    flags: FLAGS = field(default_factory=FLAGS)
+
+    def run(self):
+        print(collect(Cake, self.flags))
+
+
+@tools.command("clean")
+@dataclass(frozen=True)
+class Clean:
+    """Clean all.
+
+    Also the oven.
+    """
+
+    def run(self):
+        raise FileNotFoundError(2, "No such file or directory", "brush")
+
+
+def shown(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        kitchen.main(words, "kitchen")
+    assert stop.value.code == 0
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_a_list_of_commands_has_one_sentence_for_each(capsys):
+    text = shown(capsys, "--help")
+    assert "Cook." in text
+    assert "Bake a cake and cool it." in text
+    assert "Clean and sharpen." in text
+    assert "hour" not in text
+
+
+def test_a_command_that_is_named_says_everything(capsys):
+    assert "It takes an hour." in shown(capsys, "bake", "--help")
+    assert "Also the oven." not in shown(capsys, "tools", "--help")
+    assert "Also the oven." in shown(capsys, "tools", "clean", "--help")
+
+
+def test_flags_are_shown_in_groups_with_comments_and_placeholders(capsys):
+    text = shown(capsys, "bake", "--help")
+    dough, rest = text.split("rest options")
+    assert "What goes in." in dough
+    assert "--flour INT In grams. (default: 500)" in dough
+    assert "--eggs INT... How many, by size; by default none." in dough
+    assert "--sweet With sugar." in dough
+    assert "--name NAME What it is called." in rest
+    assert "--oven LOW HIGH From and to." in rest
+    assert "None" not in text
+    assert "--no-sweet" not in text
+
+
+def test_flags_become_the_configuration(capsys):
+    words = "bake --eggs 1 2 --sweet --oven 150 180"
+    assert kitchen.main(shlex.split(words)) == 0
+    assert capsys.readouterr().out == f"{Cake(eggs=(1, 2), sweet=True, oven=(150.0, 180.0))}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "cake"),
+    [
+        ("--eggs 1,2 --oven 150,180", Cake(eggs=(1, 2), oven=(150.0, 180.0))),
+        ("--eggs 1, 2 ,3", Cake(eggs=(1, 2, 3))),
+        ("--eggs=1,2 --oven=150,1.8e2", Cake(eggs=(1, 2), oven=(150.0, 180.0))),
+        ("--eggs 1 --name 1,2", Cake(eggs=(1,), name="1,2")),
+        ("--oven 150,180 --name 1,2,", Cake(oven=(150.0, 180.0), name="1,2,")),
+        ("--eggs none", Cake()),
+    ],
+)
+def test_lists_of_numbers_have_spaces_or_commas(capsys, words, cake):
+    assert kitchen.main(["bake", *words.split()]) == 0
+    assert capsys.readouterr().out == f"{cake}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--flour ten", "--flour: it must be an integer, as 20 (got 'ten')"),
+        ("--flour 1.5", "--flour: it must be an integer, as 20 (got '1.5')"),
+        ("--flour 1,2", "--flour: it must be an integer, as 20 (got '1,2')"),
+        ("--eggs 1 two", "--eggs: it must be integers, as 3 5 7"),
+        ("--oven none 3", "--oven: it must be numbers, as 0.5 1 2"),
+        ("--oven 150", "--oven"),
+    ],
+)
+def test_what_is_no_number_is_told_with_what_is_wanted(capsys, monkeypatch, words, message):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        kitchen.main(["bake", *words.split()], "kitchen")
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "literal" not in err
+
+
+def test_what_a_configuration_or_the_disk_refuses_is_one_line(capsys):
+    assert kitchen.main(["bake", "--flour", "0"]) == 2
+    assert capsys.readouterr().err == "scalesteer: `flour` must be positive (got 0).\n"
+    assert kitchen.main(["tools", "clean"]) == 2
+    assert capsys.readouterr().err == "scalesteer: brush: No such file or directory\n"
+
+
+def test_train_shows_each_field_of_a_run_once():
+    names = [name for group in cli.GROUPS.values() for name in group.names]
+    assert sorted(names) == sorted(field.name for field in fields(RunConfig))
+    assert number_lists(cli.Train) == {
+        "--image-size", "--channels", "--test-channels", "--widths", "--kernel-size", "--resize", "--scale-range",
+        "--sizes", "--train-sizes", "--test-sizes", "--scales", "--orders",
+    }  # fmt: skip
+    assert set(cli.PLACEHOLDERS) <= set(names)
+    assert cli.app.parse(["train"]).config == RunConfig()

@@ -1,0 +1,237 @@
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from scalesteer import LogRadialBasis, create_model
+from scalesteer.app import cli
+from scalesteer.app.config import RunConfig
+
+STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "ss-cn"}, "Did you mean 'ss-cnn'?"),
+        ({"dataset": "mnist-scal"}, "Did you mean 'mnist-scale'?"),
+        ({"schedule": "one-cycl"}, "Did you mean 'one-cycle'?"),
+        ({"precision": "float23"}, "Did you mean 'float32'?"),
+        ({"basis": "pape"}, "Did you mean 'paper'?"),
+        ({"basis": "area", "model": "plain-cnn"}, "applies to ss-cnn, steered-cnn.* only"),
+        ({"m": 1.0, "model": "plain-cnn"}, r"`m` \(got 1.0\) applies to ss-cnn.* only \(got model='plain-cnn'\)"),
+        ({"scales": (1.0, 0.5)}, "`scales` must be positive and strictly ascending"),
+        ({"orders": ()}, "`orders` must not be empty"),
+        ({"m": 2.0, "basis": "area"}, "`m` must be below 2 with sampling='area'"),
+        ({"support": "dics"}, "Did you mean 'disc'?"),
+        ({"epochs": 0}, r"`epochs` must be at least 1 \(got 0\)"),
+        ({"batch_size": 1}, "`batch_size` must be at least 2"),
+        ({"batch_size": 10_001}, r"`batch_size` must be at most 10000, the training images \(got 10001\)"),
+        ({"batch_size": 11, "train_images": 10}, "`batch_size` must be at most 10"),
+        ({"lr": float("nan")}, r"`lr` must be finite \(got nan\)"),
+        ({"lr": 0}, r"`lr` must be positive and at most 1e30 \(got 0.0\)"),
+        ({"weight_decay": -1}, "`weight_decay` must not be negative"),
+        ({"label_smoothing": 1}, "`label_smoothing` must be from 0 to below 1"),
+        ({"upsample": 3}, r"`upsample` must be 1 or 2 \(got 3\)"),
+        ({"train_images": 10_001}, "`train_images` must be at most 10000"),
+        ({"train_images": 0}, "`train_images` must be at least 1"),
+        ({"sizes": (10, 0, 10), "batch_size": 5}, "`sizes` must leave images for validation and test"),
+        ({"split": -1}, "`split` must be at least 0"),
+        ({"seed": -1}, "`seed` must be at least 0"),
+        ({"seed": 2**63}, r"`seed` must be below 2\*\*63"),
+        ({"lr": 1e31}, r"`lr` must be positive and at most 1e30 \(got 1e\+31\)"),
+        ({"weight_decay": 1e7}, "`weight_decay` must not be negative and at most 1e6"),
+        ({"scales": (1.0, 17.0)}, r"`scales` must be at most 32 numbers up to 16 \(got 2, the largest 17\)"),
+        ({"scales": tuple(1 + i / 99 for i in range(33))}, "`scales` must be at most 32 numbers"),
+        ({"orders": tuple(range(33))}, "`orders` must be at most 32 numbers"),
+        ({"scale_range": (0.9, 0.3)}, "`scale_range` must be"),
+        ({"train_sizes": (17, 32)}, r"`train_sizes` \(got \(17.0, 32.0\)\) does not apply to dataset='mnist-scale'"),
+        ({**STIR, "train_sizes": (32, 17)}, r"`train_sizes` must be \(low, high\)"),
+        ({**STIR, "scale_range": (0.5, 1)}, "`scale_range` .* does not apply to dataset='stir-mnist'"),
+        ({**STIR, "resampler": "antialias"}, "`resampler` .* does not apply to dataset='stir-mnist'"),
+        ({**STIR, "train_sizes": (70, 80)}, "`train_sizes` must be"),
+        ({**STIR, "test_sizes": (16,)}, "`test_sizes` must be"),
+        ({**STIR, "sizes": (3, 3, 3), "train_sizes": (20, 21)}, "`batch_size` must be at most 6, the training images"),
+        ({**STIR, "readout": "maxx"}, "Did you mean 'max'?"),
+        ({"readout": "max"}, "`readout` .* applies to pooled-cnn, .* only"),
+        ({**STIR, "test_sizes": (32, 17)}, "`test_sizes` must be positive and strictly ascending"),
+        ({"resize": (2.0, 0.5)}, r"`resize` must be \(low, high\)"),
+        ({"resize_resampler": "bilinear"}, "`resize_resampler` must come with `resize`"),
+        ({"resize": (0.5, 2.0), "resize_resampler": "nearest"}, "`resize_resampler` must be one of 'antialias'"),
+        ({"resize": (0.01, 2.0)}, "`resize` must be factors from 1/16 to 16"),
+        ({"shift": -1}, "`shift` must be at least 0"),
+        ({"channels": (0.5, 1)}, "`channels` .* applies to pooled-cnn, .* only"),
+        ({**STIR, "channels": (1, 0.5)}, "`channels` must be positive and strictly ascending"),
+        ({**STIR, "channels": (1, 17)}, "`channels` must be at most 32 numbers up to 16"),
+        ({**STIR, "test_channels": (1, 17)}, "`test_channels` must be at most 32 numbers up to 16"),
+        ({**STIR, "join": "maen", "channels": (1, 2)}, "Did you mean 'mean'?"),
+        ({**STIR, "join": "mean"}, "`join` must be 'logsumexp' without `channels`"),
+        ({**STIR, "drop": 0.5}, r"`drop` \(got 0.5\) needs `channels`"),
+        ({**STIR, "drop": 1.0, "channels": (1, 2)}, "`drop` must be from 0 to below 1"),
+        ({**STIR, "one_size_epochs": 1}, "`one_size_epochs` .* needs `channels`"),
+        ({**STIR, "one_size_epochs": 60, "channels": (1, 2)}, "`one_size_epochs` must be fewer than `epochs`"),
+        ({**STIR, "border": 4}, "`border` .* needs `channels`"),
+        ({**STIR, "border": 257, "channels": (1, 2)}, "`border` must be at most 256"),
+        ({**STIR, "upsample": 2}, "`upsample` .* applies to .*ss-cnn.* only"),
+        ({**STIR, "kernel_size": 4}, "`kernel_size` must be odd"),
+        ({**STIR, "kernel_size": 33}, "`kernel_size` must be 1 to 32 integers up to 31"),
+        ({**STIR, "kernel_size": (7, 4)}, "`kernel_size` must be odd"),
+        ({**STIR, "kernel_size": ()}, "`kernel_size` must be 1 to 32 integers"),
+        ({**STIR, "widths": (0, 1)}, r"`widths\[0\]` must be at least 1"),
+        ({**STIR, "widths": (4096,)}, "`widths` must be 1 to 32 integers up to 2048"),
+        ({"dropout": 1.0}, "`dropout` must be from 0 to below 1"),
+    ],
+)
+def test_wrong_value_is_named_with_what_is_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"upsample": True},
+        {"epochs": 1.5},
+        {"lr": "0.1"},
+        {"train_images": 2.0},
+        {"tuning": 1},
+        {"flip": 1},
+        {"epochs": None},
+    ],
+)
+def test_wrong_type_is_an_error(options):
+    with pytest.raises(TypeError, match=next(iter(options))):
+        RunConfig(**options)
+
+
+def test_plain_values_and_back():
+    config = RunConfig("plain-cnn", sizes=(50, 20, 20), batch_size=10, scale_range=(0.5, 0.75), lr=0.1)
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("values", [{"modell": "ss-cnn"}, ["ss-cnn"], None])
+def test_unknown_setting_is_an_error(values):
+    with pytest.raises(ValueError, match="configuration"):
+        RunConfig.from_dict(values)
+
+
+def test_identity_is_that_of_the_values_whatever_their_spelling():
+    plain = RunConfig(lr=1.0, sizes=(50, 20, 20), batch_size=10, split=2, train_images=40)
+    numpy = RunConfig(
+        lr=np.float64(1), sizes=list(np.array([50, 20, 20])), batch_size=np.int64(10), split=np.int8(2), train_images=40
+    )
+    assert numpy == plain
+    assert numpy.identity == plain.identity
+    assert hash(numpy) == hash(plain)
+
+
+@pytest.mark.parametrize(
+    ("data", "mode"),
+    [({"dataset": "stir-mnist"}, "zeros"), ({"dataset": "rescaled-cifar10"}, "reflect"), ({"images": "x"}, "reflect")],
+)
+def test_a_border_is_black_around_digits_and_mirrored_around_photographs(data, mode):
+    config = RunConfig(model="pooled-cnn", channels=(0.5, 1), border=4, **data)
+    assert {"border": 4, "border_mode": mode}.items() <= config.model_options.items()
+
+
+def test_every_field_changes_the_identity():
+    paper = {
+        "dataset": "fmnist-scale", "split": 1, "seed": 1, "epochs": 1, "batch_size": 64, "lr": 0.1, "weight_decay": 0.1,
+        "label_smoothing": 0.2, "schedule": "cosine", "precision": "tf32", "upsample": 1, "basis": "area",
+        "train_images": 999, "scale_range": (0.5, 1.0), "sizes": (200, 9, 9), "resampler": "antialias",
+        "scales": (1.0, 2.0), "orders": (1.0,), "m": 0.5, "support": "crop", "resize": (0.5, 2.0), "flip": True,
+        "shift": 2, "widths": (2, 2, 2), "dropout": 0.1, "tuning": True, "model": "plain-cnn",
+    }  # fmt: skip
+    any_size = {
+        "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
+        "join": "mean", "drop": 0.5, "border": 4, "one_size_epochs": 1, "test_channels": (2.0,),
+    }  # fmt: skip
+    own = {"images": "others", "image_size": (32, 32), "fit": "crop", "grey": True, "class_weights": True}
+    resized = {"resize_resampler": "bilinear"}
+    assert {*paper, *any_size, *own, *resized} == {field.name for field in fields(RunConfig)}
+    changed = {RunConfig(**{name: value}).identity for name, value in paper.items()}
+    base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
+    changed |= {RunConfig(**base | {name: value}).identity for name, value in any_size.items()}
+    changed |= {RunConfig(**{"images": "photos", name: value}).identity for name, value in own.items()}
+    changed |= {RunConfig(resize=(0.5, 2.0), **resized).identity}
+    changed |= {RunConfig().identity, RunConfig(**base).identity, RunConfig(images="photos").identity}
+    assert len(changed) == len(paper) + len(any_size) + len(own) + len(resized) + 3
+
+
+def test_names_are_found_whatever_their_case_and_dashes():
+    plain = RunConfig("ss-cnn", "mnist-scale-local-2", basis="released-code")
+    assert RunConfig("SS_CNN", "MNIST-scale local_2", basis="Released_Code") == plain
+    assert RunConfig("Steered-CNN", "STIR_mnist").data.dataset == "stir-mnist"
+
+
+def test_identities_of_earlier_runs_stay():
+    assert RunConfig().identity == "44136fa355b3"  # of nothing that is not the default
+    assert RunConfig("plain-cnn", split=3, lr=0.125).identity == "b1e07799a643"
+    assert RunConfig(images="photos").name == "photos-pooled-resnet-c3b84011b30f"
+    recorded = RunConfig().to_dict() | {"model": "pooled-cnn", "images": "photos", "image_size": [64, 64]}
+    assert recorded["channels"] is None
+    assert RunConfig.from_dict(recorded).name == "photos-pooled-cnn-38a1ed1a1e4d"
+    assert RunConfig("pooled-cnn", images="photos", channels=None).name == "photos-pooled-cnn-91ef374c76ec"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig("pooled-cnn", kernel_size=(7, 5)),
+        RunConfig("plain-cnn", "fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75)),
+        RunConfig(basis="area", scales=(1, 9 / 7), orders=(1,), m=0.5, support="crop", tuning=True),
+        RunConfig(
+            "steered-cnn",
+            "stir-mnist",
+            train_sizes=(17, 32),
+            test_sizes=(17, 64),
+            resize=(0.5, 2),
+            resize_resampler="bilinear",
+            flip=True,
+            shift=1,
+            widths=(4, 8),
+            kernel_size=5,
+            readout="mean",
+            dropout=0.1,
+            channels=(0.5, 1),
+            join="max",
+            drop=0.25,
+            test_channels=(0.25, 1),
+            scales=(1, 1.4),
+        ),
+    ],
+)
+def test_command_gives_the_configuration_back(config):
+    parsed = cli.app.parse(config.command.split()[1:])
+    assert parsed.config == config
+
+
+def test_filters_are_the_presets_but_for_what_is_set():
+    config = RunConfig(basis="area", orders=[1, 2], scales=np.array([1, 1.5]), m=0)
+    assert config.orders == (1.0, 2.0)
+    layer = create_model("ss-cnn", **config.model_options).first
+    assert layer.scales == config.scales == (1.0, 1.5)
+    assert layer.basis == LogRadialBasis(sampling="area", orders=(1.0, 2.0), m=0.0)
+    assert create_model("ss-cnn", **RunConfig().model_options).first.basis == LogRadialBasis()
+
+
+def test_networks_are_made_as_a_run_says():
+    config = RunConfig(
+        "steered-cnn", "rescaled-cifar10", widths=(4, 6), kernel_size=5, readout="mean", dropout=0.25, scales=(1, 1.4),
+        basis="paper", m=0.5, channels=(0.5, 1), join="mean", drop=0.5,
+    )  # fmt: skip
+    model = create_model(config.model, config.dataset, **config.model_options)
+    assert (model.scales, model.join, model.drop) == ((0.5, 1.0), "mean", 0.5)
+    layer = model.net.first
+    assert (layer.scales, layer.kernel_size, layer.basis) == ((1.0, 1.4), (5, 5), LogRadialBasis(m=0.5))
+    assert model.net.readout == "mean"
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 10)
+    assert "channels" not in RunConfig("steered-cnn").model_options
+
+
+def test_filters_of_a_steered_network_are_its_own_but_for_what_is_set():
+    own = create_model("steered-cnn").first.basis
+    assert RunConfig("steered-cnn", m=0.5).model_options["basis"] == replace(own, m=0.5)
+    assert "basis" not in RunConfig("steered-cnn").model_options

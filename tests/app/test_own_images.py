@@ -1,0 +1,595 @@
+"""Runs on a user's own pictures: real files, real training, the command line."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from scalesteer import ScaleChannels, files, save_pretrained
+from scalesteer.app import CheckpointError, RunConfig, RunError, cli, evaluate, load, load_model, loop, results, train
+from scalesteer.app import run as running
+from scalesteer.app.engines import make_runs
+from scalesteer.app.pictures import read_picture
+from scalesteer.datasets import ImageSet
+from scalesteer.models import DATASETS, count_parameters, create_model
+from scalesteer.models.network import Task
+
+CLASSES = ("a circle", "großes Kreuz", "nothing")
+
+
+def draw(label, rng):
+    """A ring, a cross or nothing, bright on dark, somewhere in a picture of any size."""
+    height, width = rng.integers(20, 40, 2)
+    pixels = rng.integers(0, 60, (height, width, 3)).astype(np.float64)
+    y, x = np.ogrid[:height, :width]
+    row, column, radius = rng.integers(8, height - 8), rng.integers(8, width - 8), rng.uniform(4, 8)
+    away = np.hypot(y - row, x - column)
+    shape = [abs(away - radius) < 1.5, (away < radius) & ((abs(y - row) < 1.5) | (abs(x - column) < 1.5)), away < 0]
+    pixels[shape[label]] += (150, 190, 120)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """A folder of three classes: 90, 60 and 30 pictures, and one that is broken."""
+    root, rng = tmp_path_factory.mktemp("own") / "my pictures", np.random.default_rng(0)
+    for label, name in enumerate(CLASSES):
+        (root / name).mkdir(parents=True)
+        for i in range(90 - 30 * label):
+            draw(label, rng).save(root / name / f"{i}.{('png', 'jpg', 'webp')[i % 3]}")
+    (root / "nothing" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return root
+
+
+def configure(pictures, **options):
+    small = {"model": "pooled-cnn", "channels": (0.71, 1.0), "image_size": (32, 32), "epochs": 2, "batch_size": 20}
+    return RunConfig(images=str(pictures), **{**small, **options})
+
+
+@pytest.fixture(scope="session")
+def trained(pictures, tmp_path_factory):
+    """A run of twelve epochs with all that changes training, and its result."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALESTEER_CACHE", str(directory.parent / "cache"))
+        config = configure(
+            pictures, epochs=12, lr=0.02, flip=True, shift=1, resize=(0.9, 1.1), class_weights=True, channels=None
+        )
+        return directory, config, train(config, directory, device="cpu")
+
+
+def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(trained, pictures):
+    directory, config, result = trained
+    assert result["test_error"] < 0.25  # 0.5 for the largest class alone
+    assert sorted(row["class"] for row in result["test_error_by_class"]) == sorted(CLASSES)
+    assert "test_error_by_scale" not in result
+    model, again = load_model(directory)
+    assert again == config
+    assert model.task == Task(3, 3, (32, 32), CLASSES, "pad")
+    images = load(config, "train")
+    assert model.input_mean.tolist() == pytest.approx(images.mean)
+    assert model.input_std.tolist() == pytest.approx(images.std)
+    about = files.read(directory / "model.safetensors")[1]["about"]
+    assert about["task"] == {
+        "in_chans": 3, "num_classes": 3, "image_size": [32, 32], "classes": list(CLASSES), "fit": "pad"
+    }  # fmt: skip
+    data = result["environment"]["data"]
+    assert data["classes"] == list(CLASSES)
+    assert data["digest"] == images.about["digest"]
+    assert sum(data["counts"].values()) == 181
+
+
+def test_the_folder_to_deploy_is_the_same_network_and_the_page_names_the_classes(trained):
+    directory, config, result = trained
+    model, other = load_model(directory / "model")
+    assert other == config
+    assert model.task == Task(3, 3, (32, 32), CLASSES, "pad")
+    assert evaluate(model, load(config, "test"))["error"] == result["test_error"]
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in CLASSES)
+    assert f"{100 * result['test_error']:.2f}" in page
+
+
+def test_the_split_is_written_down(trained, pictures):
+    directory, config, _ = trained
+    with open(directory / "split.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["path"] for row in rows} == {p.relative_to(pictures).as_posix() for p in pictures.glob("*/*")}
+    for part in ("train", "val", "test"):
+        broken = any(row["part"] == part and row["path"] == "nothing/broken.png" for row in rows)
+        assert sum(row["part"] == part for row in rows) - broken == len(load(config, part))
+
+
+def test_error_by_class_is_that_of_each_class_alone(trained):
+    directory, config, result = trained
+    model, _ = load_model(directory)
+    images = load(config, "test")
+    found = evaluate(model, images)
+    assert found["by_class"] == result["test_error_by_class"]
+    wrong = 0
+    for label, row in enumerate(found["by_class"]):
+        chosen = images.labels == label
+        part = ImageSet(images.images[chosen], images.labels[chosen], images.scales[chosen])
+        assert row == {"class": CLASSES[label], "images": len(part), "error": evaluate(model, part)["error"]}
+        wrong += round(row["images"] * row["error"])
+    assert wrong == round(found["error"] * len(images))
+
+
+def test_evaluate_on_the_command_line_shows_classes_and_no_sizes(trained, capsys):
+    directory, _, result = trained
+    assert cli.main(["evaluate", str(directory), "--device", "cpu"]) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"test error {100 * result['test_error']:.2f} % (")
+    assert [row.split("  ")[1].strip() for row in rows] == list(CLASSES)
+    assert len({row.index("%") for row in rows}) == 1
+
+
+def test_a_network_without_its_pictures_asks_for_them(trained, tmp_path, capsys):
+    assert cli.main(["export", str(trained[0]), "--to", "folder", "--output", str(tmp_path / "net")]) == 0
+    assert cli.main(["evaluate", str(tmp_path / "net"), "--device", "cpu"]) == 2
+    assert "does not say which pictures it was trained on: give the run's own directory, or --images." in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.fixture
+def others(pictures, tmp_path):
+    """Labelled pictures that the trained network knows nothing of: two of its classes, and a broken file."""
+    rng = np.random.default_rng(7)
+    for label in (0, 1):
+        (tmp_path / "others" / CLASSES[label]).mkdir(parents=True)
+        for i in range(15):
+            draw(label, rng).save(tmp_path / "others" / CLASSES[label] / f"{i}.png")
+    (tmp_path / "others" / CLASSES[1] / "broken.jpg").write_bytes(b"no picture")
+    return tmp_path / "others"
+
+
+@pytest.mark.parametrize("inside", ["", "model"])
+def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, caplog, inside):
+    model, _ = load_model(trained[0])
+    assert cli.main(["evaluate", str(trained[0] / inside), "--images", str(others), "--device", "cpu"]) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    wrong = []
+    for name in CLASSES[:2]:
+        paths = sorted((others / name).glob("*.png"))
+        x = torch.stack([torch.from_numpy(read_picture(path, 3, (32, 32), "pad")) for path in paths]) / 255
+        with torch.no_grad():
+            wrong.append(int((model(x).argmax(1) != CLASSES.index(name)).sum()))
+    assert first == f"error {100 * sum(wrong) / 30:.2f} % (30 images)"
+    assert [" ".join(row.split()) for row in rows] == [
+        f"{name} {100 * n / 15:.2f} % (15)" for name, n in zip(CLASSES, wrong, strict=False)
+    ]
+    assert "broken.jpg cannot be read" in caplog.text
+    assert "1 of 31 pictures cannot be read and are left out." in caplog.text
+
+
+def test_names_of_classes_do_not_steer_the_terminal(cache, tmp_path, capsys):
+    names = ("\x1b[2Jcat", "dog")
+    model = create_model("pooled-cnn", in_chans=3, num_classes=2, image_size=16, widths=(2, 3), kernel_size=3)
+    model.task = model.task._replace(classes=names)
+    save_pretrained(model, tmp_path / "net")
+    for name in names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        draw(0, np.random.default_rng(0)).save(tmp_path / "photos" / name / "x.png")
+    words = ["evaluate", str(tmp_path / "net"), "--device", "cpu", "--images"]
+    assert cli.main([*words, str(tmp_path / "photos")]) == 0
+    assert "  \ufffd[2Jcat  " in capsys.readouterr().out
+    assert cli.main([*words, str(tmp_path / "none\x1b[2J")]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_evaluate_warns_of_the_pictures_of_the_training(trained, pictures, others, capsys, caplog):
+    for words, warned in (([pictures], True), ([pictures, "--part", "test"], False), ([others], False)):
+        assert cli.main(["evaluate", str(trained[0]), "--device", "cpu", "--images", *map(str, words)]) == 0
+        assert ("the model was trained on some of these pictures" in caplog.text) == warned
+        caplog.clear()
+
+
+def test_evaluate_shows_the_error_by_size_of_a_list_and_a_part_of_it(trained, others, capsys):
+    paths = sorted(others.glob("*/*.png"))
+    lines = [f"{path},{path.parent.name},{('val', 'test')[i % 2]},{1 + i % 3}" for i, path in enumerate(paths)]
+    (others / "list.csv").write_text("\n".join(["path,label,part,size", *lines]))
+    words = ["evaluate", str(trained[0]), "--device", "cpu", "--images", str(others / "list.csv")]
+    assert cli.main(words) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.endswith("(30 images)")
+    assert [row.split()[:2] + row.split()[-1:] for row in rows[2:]] == [["size", str(n), "(10)"] for n in (1, 2, 3)]
+    assert cli.main([*words, "--part", "val"]) == 0
+    assert re.match(r"val error .*\(15 images\)", capsys.readouterr().out)
+
+
+def test_evaluate_of_a_model_without_its_run_does_not_take_the_working_directory_for_its_pictures(
+    trained, others, tmp_path, monkeypatch, caplog
+):
+    assert cli.main(["export", str(trained[0]), "--to", "folder", "--output", str(tmp_path / "net")]) == 0
+    monkeypatch.chdir(others)
+    assert cli.main(["evaluate", str(tmp_path / "net"), "--device", "cpu", "--images", "."]) == 0
+    assert "the model was trained on some of these pictures" not in caplog.text
+
+
+def test_a_border_that_later_channels_cannot_have_is_noticed_before_the_training(pictures, cache, tmp_path):
+    config = configure(pictures, channels=(0.5, 1.0), border=16, one_size_epochs=1, epochs=2)
+    with pytest.raises(RunError, match=r"`channels` .*cannot be used: `border` \(got 16\) must be smaller than"):
+        train(config, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate_names_classes_that_the_model_does_not_know(trained, others, capsys):
+    (others / CLASSES[0]).rename(others / "a ring")
+    assert cli.main(["evaluate", str(trained[0]), "--images", str(others)]) == 2
+    said = "has classes that the model does not know: a ring; it knows a circle, großes Kreuz, nothing."
+    assert said in capsys.readouterr().err
+
+
+def test_evaluate_of_other_pictures_needs_a_model_of_own_ones(others, capsys):
+    assert cli.main(["evaluate", "digits", "--images", str(others)]) == 2
+    assert "needs a model of your own pictures: digits does not know" in capsys.readouterr().err
+
+
+def test_runs_are_listed_with_what_came_of_them(trained, tmp_path, capsys):
+    directory, config, result = trained
+    shutil.copytree(directory, tmp_path / "finished")
+    shutil.copytree(directory, tmp_path / "begun", ignore=shutil.ignore_patterns("result.json", "metrics.jsonl"))
+    shutil.copytree(directory, tmp_path / "odd", ignore=shutil.ignore_patterns("result.json"))
+    (tmp_path / "odd" / "config.json").write_text("{")
+    (tmp_path / "odd" / ".metrics.jsonl.tmp").symlink_to("gone")  # a file that was there a moment ago
+    (tmp_path / "no run").mkdir()
+    for i, path in enumerate(tmp_path / name for name in ("begun", "odd", "finished")):
+        for file in path.glob("[!.]*.json*"):
+            os.utime(file, (86400 * (i + 1),) * 2)
+    assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
+    head, *rows = [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+    assert head == ["run", "epochs", "validation error", "test error", "when", "flags"]
+    errors = [f"{100 * result[name]:.2f} %" for name in ("val_error", "test_error")]
+    assert [row[0] for row in rows] == ["begun", "odd", "finished"]
+    assert [row[1] for row in rows] == ["0 of 12", "cannot be read", "12 of 12"]
+    assert rows[2][2:4] == errors
+    assert rows[2][4].startswith(time.strftime("%Y-%m-%d", time.localtime(3 * 86400)))
+    assert f"scalesteer train {rows[2][5]}" == config.command
+    assert cli.main(["runs", "--runs", str(tmp_path / "no run")]) == 2
+    assert "there are no runs in" in capsys.readouterr().err
+
+
+def test_runs_show_the_error_of_epochs_that_looked_at_all_sizes(tmp_path, capsys):
+    config = RunConfig(model="pooled-cnn", dataset="stir-mnist", epochs=3, channels=(0.5, 1), one_size_epochs=2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config.to_dict()))
+    for errors, expected in (((0.1, 0.2), "10.00 %"), ((0.1, 0.2, 0.3), "30.00 %")):
+        lines = "".join(json.dumps({"val_error": error, "val_loss": 0.0}) + "\n" for error in errors)
+        (tmp_path / "run" / "metrics.jsonl").write_text(lines)
+        assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
+        assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(3, 2), (40, 8), (639, 64), (640, 128), (5000, 128)])
+def test_few_pictures_have_small_batches_unless_a_size_is_named(count, batch_size):
+    config = RunConfig(images="photos")
+    assert config.batch_for(count) == batch_size
+    assert RunConfig.from_dict(config.to_dict()) == config
+    assert cli.app.parse(shlex.split(config.command)[1:]).config == config
+    assert cli.app.parse(["train", "--images", "photos", "--batch-size", "128"]).config.batch_for(count) == 128
+    assert RunConfig(images="photos", batch_size=128).name != config.name
+    assert RunConfig().batch_for(count) == 128
+
+
+@pytest.mark.parametrize(("options", "got"), [({"batch_size": 0}, 0), ({"batch_size": 1, "images": "photos"}, 1)])
+def test_batches_have_two_images_or_more(options, got):
+    with pytest.raises(ValueError, match=rf"`batch_size` must be at least 2 \(got {got}\)"):
+        RunConfig(**options)
+
+
+@pytest.mark.parametrize("batch_size", [40, 4])
+def test_few_steps_in_an_epoch_are_told(pictures, caplog, batch_size):
+    load(configure(pictures, batch_size=batch_size), "train")
+    assert (f"steps of {batch_size} pictures: try a smaller batch size" in caplog.text) == (batch_size == 40)
+
+
+def test_sizes_of_a_list_give_the_error_by_size(pictures, trained, tmp_path):
+    directory, config, _ = trained
+    lines = [f"{path},{path.parent.name},{1 + i % 2 / 2}" for i, path in enumerate(sorted(pictures.glob("*/[1-9]*")))]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,size", *lines]))
+    images = load(replace(config, images=str(tmp_path / "list.csv")), "train")
+    rows = evaluate(load_model(directory)[0], images)["by_scale"]
+    assert [(row["from"], row["images"]) for row in rows] == [
+        (size, int((images.scales == size).sum())) for size in (1.0, 1.5)
+    ]
+
+
+def test_a_model_is_measured_by_the_names_of_its_classes(pictures, trained, tmp_path):
+    config = trained[1]
+    for name in CLASSES[1:]:
+        (tmp_path / name).symlink_to(pictures / name, target_is_directory=True)
+    images = load(replace(config, images=str(tmp_path)), "test", classes=CLASSES)
+    assert set(images.labels.tolist()) == {1, 2}
+    with pytest.raises(files.DataError, match="classes that the model does not know: a circle"):
+        load(config, "test", classes=CLASSES[1:])
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_returns_its_result(pictures, tmp_path, monkeypatch):
+    config = configure(pictures)
+    whole = train(config, tmp_path / "whole", device="cpu")
+    steps = []
+
+    def stop(*arguments):
+        steps.append(arguments)
+        if len(steps) == 7:
+            raise KeyboardInterrupt
+        return learning_rate(*arguments)
+
+    learning_rate = loop.learning_rate
+    monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(loop, "learning_rate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "parts", device="cpu")
+    before, _ = load_model(tmp_path / "parts")  # a checkpoint knows its classes too
+    assert before.task.classes == CLASSES
+    assert isinstance(before, ScaleChannels)
+    result = train(config, tmp_path / "parts", device="cpu")
+    assert {**result, "seconds": 0, "history": 0} == {**whole, "seconds": 0, "history": 0}
+    monkeypatch.setattr(loop, "learning_rate", pytest.fail)
+    assert train(config, tmp_path / "parts", device="cpu") == result
+
+
+def test_a_run_is_not_mixed_with_pictures_that_came_later(pictures, tmp_path):
+    root = tmp_path / "photos"
+    for path in sorted(pictures.glob("*/?.*")):
+        (root / path.parent.name).mkdir(parents=True, exist_ok=True)
+        (root / path.parent.name / path.name).write_bytes(path.read_bytes())
+    config = configure(root, epochs=1, batch_size=4, image_size=(16, 16), channels=None, model="pooled-cnn")
+    train(config, tmp_path / "run", device="cpu")
+    Image.new("RGB", (9, 9)).save(root / "nothing" / "new.png")
+    with pytest.raises(RunError, match=r"began with \(1 new or changed, 0 gone or changed\); choose another directory"):
+        train(config, tmp_path / "run", device="cpu")
+    Image.new("RGB", (99, 9)).save(root / "nothing" / "0.png")
+    with pytest.raises(RunError, match=r"\(2 new or changed, 1 gone or changed\)"):
+        train(config, tmp_path / "run", device="cpu")
+    root.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="cannot be compared with those here: `images` must be a folder"):
+        train(config, tmp_path / "run", device="cpu")
+
+
+def test_class_weights_make_every_class_count_alike():
+    labels = torch.tensor([0] * 6 + [1] * 3 + [2])
+    images = ImageSet(torch.zeros(10, 8, 8, dtype=torch.uint8), labels, torch.ones(10))
+    weights = loop._class_weights(images)
+    sums = [float(weights[labels][labels == label].sum()) for label in range(3)]
+    assert sums == pytest.approx([10 / 3] * 3)
+
+
+def test_weighted_steps_follow_the_gradient_of_the_weighted_loss(pictures):
+    config = configure(pictures, class_weights=True, channels=None, schedule="constant", weight_decay=0.0)
+    images = load(config, "train")
+    rows = torch.arange(20)
+    state, twin = (loop.initial_state(config, images) for _ in range(2))
+    loss = loop.make_update(state, config, images)(rows, config.lr)
+    x, labels = images.take(rows)
+    counts = [int((images.labels == label).sum()) for label in range(3)]
+    each = [F.cross_entropy(logits[None], label[None], label_smoothing=0.1) * len(images) / 3 / counts[label]
+            for logits, label in zip(twin.model.train()(x), labels, strict=True)]  # fmt: skip
+    expected = torch.stack(each).mean()
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    expected.backward()
+    for (name, p), q in zip(state.model.named_parameters(), twin.model.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-5), name
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_pictures_continue_beyond_their_border_as_in_a_mirror(pictures, grey):
+    config = configure(pictures, shift=3, grey=grey)
+    assert loop._make_augmentation(config).mirrored
+
+
+def test_pictures_with_an_empty_channel_can_be_trained_on(pictures, tmp_path):
+    for i, path in enumerate(sorted(pictures.glob("*/[1-9].*"))):
+        red = np.asarray(Image.open(path).convert("RGB")) * np.array([1, 0, 1], np.uint8)
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        Image.fromarray(red).save(tmp_path / "ab"[i % 2] / f"{i}.png")
+    config = configure(tmp_path, batch_size=4)
+    state = loop.initial_state(config, load(config, "train"))
+    network = state.model.net
+    assert network.input_std[1] == 1
+    assert network.input_mean[1] == 0
+    assert all(bool(p.isfinite().all()) for p in state.model(torch.rand(2, 3, 32, 32)))
+
+
+# The configuration
+
+
+def test_without_a_model_own_pictures_get_one_that_takes_any_size():
+    config = RunConfig(images="photos/")
+    assert (config.model, config.readout) == ("pooled-resnet", "logsumexp")
+    assert (config.channels, config.image_size) == ((0.5, 0.71, 1.0, 1.41), (64, 64))
+    named = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
+    same = RunConfig(images="./photos", image_size=(64, 64), **named)
+    assert config == same == RunConfig.from_dict(config.to_dict())
+    assert RunConfig(images="photos", channels=(1.0,)).channels == (1.0,)
+    assert cli.app.parse(["train", "photos"]).config == cli.app.parse(["train", "--images", "photos"]).config == config
+
+
+@pytest.mark.parametrize("model", ["pooled-cnn", "pooled-resnet", "steered-cnn"])
+def test_a_named_model_keeps_the_channels_of_own_pictures_unless_they_are_refused(model):
+    config = RunConfig(images="photos", model=model)
+    assert config.channels == (0.5, 0.71, 1.0, 1.41)
+    plain = RunConfig(images="photos", model=model, channels=None)
+    assert plain.channels is None
+    assert plain.name != config.name
+    for one in (config, plain):
+        assert RunConfig.from_dict(one.to_dict()) == one
+        assert cli.app.parse(shlex.split(one.command)[1:]).config == one
+    assert cli.app.parse(["train", "photos", "--model", model]).config == config
+    assert cli.app.parse(["train", "photos", "--model", model, "--channels", "None"]).config == plain
+    assert RunConfig(model=model, dataset="stir-mnist").channels is None
+
+
+def test_pictures_are_named_once_and_before_the_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(images="-p", model="pooled-cnn")
+    assert cli.app.parse(shlex.split(config.command)[1:]).config == config
+    with pytest.raises(ValueError, match="give your pictures once"):
+        cli.app.parse(["train", "photos", "--images", "photos"]).config  # noqa: B018
+    with pytest.raises(ValueError, match=r"there is no folder 'MNIST_Scale'; .* type --dataset mnist-scale"):
+        cli.app.parse(["train", "MNIST_Scale"]).config  # noqa: B018
+    (tmp_path / "mnist-scale").mkdir()
+    assert cli.app.parse(["train", "mnist-scale"]).config.images == "mnist-scale"
+
+
+@pytest.mark.parametrize(
+    ("images", "name"),
+    [("my photos Ω/", "my-photos-Ω"), ("/data/list.csv", "list"), (".", "images"), ("../..", "images"),
+     ("a/" + "x" * 300, "x" * 40)],
+)  # fmt: skip
+def test_a_run_is_named_after_the_folder(images, name):
+    config = RunConfig(images=images)
+    assert config.name == f"{name}-pooled-resnet-{config.identity}"
+
+
+def test_the_command_can_be_typed():
+    config = RunConfig(images="my photos/$x", grey=True, class_weights=True, image_size=(32, 48))
+    assert config.command.startswith("scalesteer train 'my photos/$x' --model pooled-resnet --image-size 32 48 --grey ")
+    parsed = cli.app.parse(shlex.split(config.command)[1:])
+    assert parsed.config == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": "stir-mnist"}, "`dataset` .got 'stir-mnist'. and `images` .got 'x'. exclude each other"),
+        ({"model": "ss-cnn"}, "`model` must be one that takes any size .* .got 'ss-cnn'."),
+        ({"model": "plain-cnn"}, "`model` must be one that takes any size for your own images: pooled-cnn,"),
+        ({"split": 1}, "`split` .got 1. does not apply to your own `images`"),
+        ({"sizes": (1, 1, 1)}, "`sizes` .* does not apply to your own `images`"),
+        ({"fit": "stretch"}, "`fit` must be one of"),
+        ({"image_size": (0, 3)}, "`image_size` must be at least 1"),
+        ({"class_weights": 1}, "`class_weights` must be True or False"),
+        ({"images": None, "grey": True}, "`grey` .got True. needs `images`"),
+        ({"images": None, "image_size": (9, 9)}, "`image_size` .got .9, 9.. needs `images`"),
+        ({"images": ""}, "`images` must be the path"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_own_pictures_is_named(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        RunConfig(**{"images": "x", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"batch_size": 500}, "`batch_size` must be at most 1[0-9][0-9], the training images .got 500"),
+     ({"train_images": 500}, "`train_images` must be at most 1[0-9][0-9]"),
+     ({"image_size": (4, 4)}, "`image_size` must be at least 5 x 5")],
+)  # fmt: skip
+def test_what_the_folder_does_not_suffice_for_is_said_before_a_directory_is_made(pictures, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(configure(pictures, **options), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": ["a", "b"]}, "`classes` must be 3 different names"),
+        ({"classes": [1, 2, 3]}, "`classes` must be 3 different names"),
+        ({"num_classes": 10**12, "classes": ["a"]}, "`classes` must be 1000000000000 different names"),
+        ({"in_chans": 10**9}, "does not fit the model"),
+        ({"image_size": "large"}, "names a model that cannot be"),
+        ({"fit": "none"}, "`fit` must be one of"),
+        (None, "names a model that cannot be: 'task'"),
+    ],
+)
+def test_a_file_whose_task_cannot_be_is_refused(trained, tmp_path, change, message):
+    tensors, meta = files.read(trained[0] / "model.safetensors")
+    about = {name: value for name, value in meta["about"].items() if name != "task"}
+    about |= {} if change is None else {"task": {**meta["about"]["task"], **change}}
+    (tmp_path / "model.safetensors").write_bytes(files.encode(tensors, about))
+    with pytest.raises(CheckpointError, match=message):
+        load_model(tmp_path)
+
+
+def test_results_of_own_pictures_stay_in_their_directory(trained, tmp_path):
+    directory, config, result = trained
+    assert results.publish(result, tmp_path / "results") is None
+    shutil.copytree(directory, tmp_path / "runs" / config.name)
+    made = make_runs([config], tmp_path / "results", runs=tmp_path / "runs", device="cpu")
+    assert made.results == {config: result}
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_models_task_is_that_of_its_dataset(undisturbed):
+    model, _ = load_model(undisturbed)
+    assert model.task == DATASETS["mnist-scale"]
+    assert count_parameters(model) == count_parameters(create_model("plain-cnn", "mnist-scale"))
+
+
+# The command line
+
+
+WITHOUT_TERMINAL = """
+from scalesteer import files
+from scalesteer.app import cli
+files.LOG_EVERY_S = 0
+raise SystemExit(cli.main())
+"""
+
+
+def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictures, tmp_path):
+    flags = "train --model pooled-cnn --image-size 24 24 --epochs 1 --device cpu --runs"
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TERMINAL, *shlex.split(flags), tmp_path / "runs", "--images", "my pictures"],
+        cwd=pictures.parent,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    out, said = done.stdout, done.stderr.splitlines()
+    assert out.startswith("test error ")
+    directory = Path(out.split(": ")[-1].strip())
+    assert directory.name.startswith("my-pictures-pooled-cnn-")
+    kept = {"config.json", "metrics.jsonl", "model", "model.safetensors", "report.html", "result.json", "split.csv"}
+    assert {path.name for path in directory.glob("[!.]*")} == kept
+    assert said[0].startswith("scalesteer: my pictures: 3 classes; pictures: 1")
+    assert said[1].startswith("scalesteer: reading train: 1 of ")
+    assert any(re.fullmatch("scalesteer: 1[0-9][0-9] pictures for training: batches of 16", line) for line in said)
+    assert json.loads((directory / "result.json").read_text())["batch_size"] == 16
+    assert any(line.startswith("scalesteer: my pictures/nothing/broken.png cannot be read: ") for line in said)
+    assert "scalesteer: epoch 1 of 1: step 1 of 8" in said
+    assert any(line.startswith("scalesteer: epoch 1 of 1: loss ") for line in said)
+    assert not (pictures.parent / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--images none", "`images` must be a folder of pictures or a CSV file (got none, which is not there)"),
+        ("--images .", "`images` . has pictures of 0 classes, and two are needed: ./cats, ./dogs, ..."),
+        ("--images . --model ss-cn", "Did you mean 'ss-cnn'?"),
+        ("--images . --model ss-cnn", "`model` must be one that takes any size for your own images: pooled-cnn,"),
+        ("--images . --fit fill", "fill"),
+        ("--grey", "`grey` (got True) needs `images`"),
+    ],
+)
+def test_a_mistake_with_own_pictures_is_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(["train", "--device", "cpu", *words.split()])
+    except SystemExit as left:  # the parser's own
+        code = left.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert message in out + err
+    assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
