@@ -157,6 +157,24 @@ def test_hooks_of_layers_are_called():
     assert sizes == [size for n in SIDES for size in (*[((n, n), (n, n))] * 2, ("net", n, n))]
 
 
+@pytest.mark.parametrize("layout", ["planes", "rows"])
+@pytest.mark.parametrize("layer", [nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.LeakyReLU, nn.Dropout])
+def test_layers_that_work_in_place_train_as_those_that_do_not(layer, layout, monkeypatch):
+    if layout == "rows":  # as on a GPU
+        monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    gradients = []
+    for inplace in (True, False):
+        torch.manual_seed(0)
+        options = {"p": 0.0} if layer is nn.Dropout else {}
+        act = layer(inplace=inplace, **options)
+        layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), act, nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), act
+        model = ScaleChannels(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double(), SCALES)
+        model(torch.rand(4, 1, 12, 12).double()).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for ours, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 @joint
 def test_gradients_are_those_of_finite_differences(make):
     net = make().double()
