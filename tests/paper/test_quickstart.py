@@ -74,7 +74,7 @@ def test_a_miniature_run_ends_in_a_report_that_needs_nothing_else(finished, caps
     assert page.open == []
     assert [image["alt"] for image in page.images] == [
         "Error against size",
-        "The size that answered",
+        "The estimated size",
         "Some digits and their answers",
     ]
     assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
