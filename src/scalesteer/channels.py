@@ -328,8 +328,8 @@ def at_sizes(module: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
     joined = torch.cat(pixels, dim=2)
     joined = module(joined if images[0].ndim < 4 else joined[..., None]).flatten(2)
     # Copies: the next layer may work in place, which views of one tensor do not allow.
-    parts = torch.split_with_sizes_copy(joined, [x.shape[2] for x in pixels], dim=2)
-    return [part.reshape(x.shape) for part, x in zip(parts, images, strict=True)]
+    parts = joined.split([x.shape[2] for x in pixels], dim=2)
+    return [part.reshape(x.shape).clone() for part, x in zip(parts, images, strict=True)]
 
 
 def _normalise_rows(module: nn.Module, images: list[Tensor]) -> list[Tensor]:
@@ -340,8 +340,8 @@ def _normalise_rows(module: nn.Module, images: list[Tensor]) -> list[Tensor]:
     pixels = [x.permute(0, 2, 3, 1) for x in images]  # (B, H, W, C) each
     joined = torch.cat([x.flatten(0, 2) for x in pixels])
     joined = module(joined[None, :, None].permute(0, 3, 1, 2))  # (1, C, all pixels, 1)
-    rows = torch.split_with_sizes_copy(joined.permute(0, 2, 3, 1).flatten(0, 2), [x.shape[:3].numel() for x in pixels])
-    return [part.unflatten(0, x.shape[:3]).permute(0, 3, 1, 2) for part, x in zip(rows, pixels, strict=True)]
+    rows = joined.permute(0, 2, 3, 1).flatten(0, 2).split([x.shape[:3].numel() for x in pixels])
+    return [part.unflatten(0, x.shape[:3]).permute(0, 3, 1, 2).clone() for part, x in zip(rows, pixels, strict=True)]
 
 
 def _is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
