@@ -238,6 +238,30 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing(path, monkeypatch, s
     assert [p.name for p in path.parent.glob(".*") if p.suffix != ".lock"] == []
 
 
+def test_folder_that_cannot_be_written_to_is_told_and_one_that_can_stays_as_it_is(tmp_path):
+    files.check_writable(tmp_path / "new" / "results")
+    files.check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    for folder, reason in {
+        tmp_path / "file" / "results": "Not a directory",
+        Path("/proc/results"): "No such file",
+    }.items():
+        with pytest.raises(DataError, match=f"{folder} cannot be written to .{reason}"):
+            files.check_writable(folder)
+
+
+def test_small_file_is_read_and_what_is_none_is_refused_without_waiting(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert files.read_small(tmp_path / "file", 5) == b"12345"
+    os.mkfifo(tmp_path / "pipe")
+    for path, largest in ((tmp_path / "file", 4), (tmp_path, 5000), (tmp_path / "pipe", 5), (Path("/dev/zero"), 5)):
+        with pytest.raises(DataError, match=f"{path} is not a regular file of at most {largest:,} bytes"):
+            files.read_small(path, largest)
+    with pytest.raises(FileNotFoundError):
+        files.read_small(tmp_path / "none")
+
+
 def test_the_home_of_nobody_is_an_error(monkeypatch):
     assert files.expand_home("~/x", "it") == Path.home() / "x"
     monkeypatch.setenv("SCALESTEER_CACHE", "~nobody-of-that-name/cache")

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -25,6 +26,7 @@ LOCK_WAIT_S = 900
 LOG_EVERY_S = 10.0  # how far something is, where there is no terminal
 LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
+LARGEST_TEXT = 64 << 20  # of JSON and the like
 EXTRAS = {"huggingface_hub": "hub", "matplotlib": "paper", "onnx": "export", "onnxruntime": "export"}
 EXTRAS |= {"onnxscript": "export", "ray": "cluster"}
 """Which extra of this package has another one; those that are not named are in `cli`."""
@@ -133,6 +135,26 @@ def write_atomically(path: Path, content: bytes) -> None:
     """The file appears under its name only when it is complete; a crash leaves the old one."""
     with replacing(path) as file:
         file.write(content)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise a DataError if nothing can be written to a folder, or it cannot be made; nothing stays behind."""
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    try:
+        tempfile.TemporaryDirectory(prefix=".try-", dir=there).cleanup()
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written to ({error.strerror or error}).") from error
+
+
+def read_small(path: Path, largest: int = LARGEST_TEXT) -> bytes:
+    """The content of a regular file of at most so many bytes; a pipe would be waited for, a device never end.
+
+    Any other file is a DataError, a missing one a FileNotFoundError.
+    """
+    size = path.stat().st_size
+    if size > largest or not path.is_file():
+        raise DataError(f"{path} is not a regular file of at most {largest:,} bytes.")
+    return path.read_bytes()
 
 
 def encode(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:

@@ -252,14 +252,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 
-    if path.stat().st_size > LARGEST_CONFIG or not path.is_file():
-        raise PretrainedError(f"{path} is no file of at most {LARGEST_CONFIG:,} bytes.")
     try:
-        config = json.loads(path.read_bytes(), parse_constant=refuse)
+        config = json.loads(files.read_small(path, LARGEST_CONFIG), parse_constant=refuse)
         if not isinstance(config, dict):
             raise ValueError("it is no JSON object")
     except (ValueError, RecursionError) as error:
-        raise PretrainedError(f"{path} is damaged: {error}.") from error
+        raise PretrainedError(f"{path} is damaged: {str(error).rstrip('.')}.") from error
     return config
 
 

@@ -89,6 +89,15 @@ def test_sheet_holds_the_images_three_times_enlarged():
     assert (sheet[91:104, 6:90] < 128).any()  # its caption
 
 
+def test_results_that_cannot_be_written_are_told_before_the_training(capsys, tmp_path):
+    words = ["train", "--runs", tmp_path / "runs", "--data-dir", tmp_path, "--results"]
+    code, out, err = scalesteer(capsys, *words, "/proc/results")
+    assert (code, out) == (2, "")
+    assert err == "scalesteer: /proc/results/runs cannot be written to (No such file or directory).\n"
+    assert "is missing in" in scalesteer(capsys, *words, tmp_path / "results")[2]  # the data comes next
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -127,6 +127,13 @@ def test_folder_of_runs_that_cannot_be_written_to_is_told(tiny, tmp_path):
         make_runs([tiny], tmp_path / "results", runs=tmp_path / "runs", device="cpu", engine="ray")
 
 
+def test_folder_of_results_that_cannot_be_written_to_is_told_first(tiny, tmp_path):
+    (tmp_path / "results").write_text("in the way")
+    with pytest.raises(ValueError, match=r"results/runs cannot be written to \(Not a directory\)"):
+        make_runs([tiny], tmp_path / "results", runs=tmp_path / "runs", device="cpu")
+    assert not (tmp_path / "runs").exists()
+
+
 def in_worker(config, directory, tmp_path, **changed):
     with engines._token(tmp_path) as token:
         options = {"token": str(token), "version": engines.scalesteer.__version__, "device": "cpu", "data_dir": None}

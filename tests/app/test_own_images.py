@@ -259,6 +259,12 @@ def test_runs_are_listed_with_what_came_of_them(trained, tmp_path, capsys):
     assert rows[2][2:4] == errors
     assert rows[2][4].startswith(time.strftime("%Y-%m-%d", time.localtime(3 * 86400)))
     assert f"scalesteer train {rows[2][5]}" == config.command
+    (tmp_path / "odd" / "config.json").unlink()
+    os.mkfifo(tmp_path / "odd" / "config.json")  # would be waited for
+    (tmp_path / "begun" / "result.json").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "begun" / "metrics.jsonl")
+    assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("cannot be read") == 2
     assert cli.main(["runs", "--runs", str(tmp_path / "no run")]) == 2
     assert "there are no runs in" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """A grid from a TOML file: which runs it has, what is refused, and the table of what came out."""
 
 import json
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_no_grid_is_one_setting(write):
         ("[base]\nlr = 1979-05-27\n", r"`lr` must be a number \(got datetime\.date"),
         ("[grid]\nlr = [1, 1.0]\n", r"the same run must not be named twice \(scalesteer train --lr 1\.0\)"),
         (f"[grid]\nsplit = {list(range(200))}\nseed = {list(range(200))}\n", r"at most 10,000 runs \(got 40,000\)"),
-        (b"#" * (1 << 20) + b"\n", r"it has more than 1,048,576 bytes"),
+        (b"#" * (1 << 20) + b"\n", r"is not a regular file of at most 1,048,576 bytes"),
         ("a = " + "[" * 100_000, "maximum recursion depth"),
     ],
 )  # fmt: skip
@@ -80,7 +81,7 @@ def test_mistake_is_one_line_before_anything_starts(write, capsys, tmp_path, tex
     places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
     code, out, err = command(capsys, "sweep", path, *places)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"scalesteer: {path}: ")
+    assert err.startswith(f"scalesteer: {path}")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -108,10 +109,30 @@ def test_values_of_any_kind_make_a_run_or_a_mistake(write, name):
         assert RunConfig.from_dict(setting.runs[0].to_dict()) == setting.runs[0]
 
 
-@pytest.mark.parametrize("name", ["none.toml", ""])
-def test_file_that_cannot_be_read_is_told(tmp_path, name):
-    with pytest.raises(SweepError, match=rf"{re.escape(str(tmp_path / name))} cannot be read \("):
+@pytest.mark.parametrize(("name", "reason"), [("none.toml", r"cannot be read \("), ("", "is not a regular file")])
+def test_file_that_cannot_be_read_is_told(tmp_path, name, reason):
+    with pytest.raises(SweepError, match=f"{re.escape(str(tmp_path / name))} {reason}"):
         read_grid(tmp_path / name)
+
+
+def test_pipe_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "grid.toml")
+    with pytest.raises(SweepError, match=r"grid\.toml is not a regular file"):
+        read_grid(tmp_path / "grid.toml")
+
+
+def test_run_that_is_named_twice_is_found_in_linear_time(write, monkeypatch):
+    compared, equal = 0, RunConfig.__eq__
+
+    def count(self, other):
+        nonlocal compared
+        compared += 1
+        return equal(self, other)
+
+    monkeypatch.setattr(RunConfig, "__eq__", count)
+    with pytest.raises(SweepError, match=r"the same run must not be named twice .*--seed 299 "):
+        read_grid(write(f"seeds = {[*range(300), 299]}\n{BASE}"))
+    assert compared < 600
 
 
 def test_dry_run_prints_the_commands_and_starts_nothing(write, capsys, tmp_path):

@@ -14,9 +14,9 @@ from paper import __main__ as commands
 from paper import grids, pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
 from paper.results import publish, read
-from scalesteer.app import RunError, evaluate, load, load_model
+from scalesteer.app import evaluate, load, load_model
 from scalesteer.datasets import ImageSet
-from scalesteer.files import locked
+from scalesteer.files import DataError, locked
 from tests.app import jobs
 from tests.app.test_train import outcome
 
@@ -82,7 +82,7 @@ def test_fresh_takes_no_notice_of_published_results(cache, grid, tiny, undisturb
 
 def test_results_that_could_not_be_kept_are_told_before_training(grid, tmp_path):
     (tmp_path / "results").write_text("in the way")
-    with pytest.raises(RunError, match="cannot be written to"):
+    with pytest.raises(DataError, match="cannot be written to"):
         run.make("1", grid, **places(tmp_path))
     assert not (tmp_path / "runs").exists()
 

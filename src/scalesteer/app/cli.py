@@ -283,10 +283,13 @@ class Train:
 
     def run(self) -> None:
         from scalesteer import app as training
+        from scalesteer import files
         from scalesteer.app import results
         from scalesteer.app.distributed import started
 
         config, directory = self.config, self.runs / self.config.name
+        if config.images is None and not started().rank:  # told before the training
+            files.check_writable(self.results / "runs")
         result = training.train(config, directory, device=self.device, data_dir=self.data_dir)
         if started().rank:  # by torchrun: the first process says and publishes it
             return
@@ -333,11 +336,12 @@ def _describe_run(directory: Path) -> "tuple[RunConfig, str, str, str]":
     """A run's configuration, and in words how far it is, its validation error and its test error."""
     from scalesteer.app import RunConfig
     from scalesteer.app.loop import best_epoch
+    from scalesteer.files import read_small
 
-    config = RunConfig.from_dict(json.loads((directory / "config.json").read_text()))
+    config = RunConfig.from_dict(json.loads(read_small(directory / "config.json")))
     metrics, result = directory / "metrics.jsonl", directory / "result.json"
-    epochs = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    ended = json.loads(result.read_text()) if result.exists() else {}
+    epochs = [json.loads(line) for line in read_small(metrics).splitlines()] if metrics.exists() else []
+    ended = json.loads(read_small(result)) if result.exists() else {}
     validation = _percent(best_epoch(epochs, config)["val_error"]) if epochs else ""
     test = "failed" if ended.get("status") == "failed" else ""
     test = _percent(ended["test_error"]) if "test_error" in ended else test
@@ -668,7 +672,7 @@ class Export:
         name = self.checkpoint.resolve().name
         if self.to == "folder":
             saved = self.checkpoint / "result.json"
-            told = results.card(json.loads(saved.read_text())) if saved.is_file() else ""
+            told = results.read_card(saved) if saved.exists() else ""
             folder = self.output or Path(f"{name}-model")
             run = None if config.images else config.to_dict()  # paths are nobody else's business
             save_pretrained(model, folder, card=told, half=self.half, run=run)

@@ -13,7 +13,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -89,14 +88,14 @@ def make_runs(
             CPU core where the cluster has no GPU.
 
     Raises:
-        ValueError: If an argument is wrong.
-        RunError: If results cannot be written, or no run can be made because of the cluster: it cannot be reached, has
+        ValueError: If an argument is wrong, or results cannot be written.
+        RunError: If no run can be made because of the cluster: it cannot be reached, has
             no GPU, or a machine of it does not share the disk or has another version.
     """
     _check_place(device, engine, address, gpus_per_run)
     todo, made = list(dict.fromkeys(configs)), Made({}, [])
     if any(config.images is None for config in todo):  # the others publish nothing
-        _check_writable(results_dir / "runs")
+        files.check_writable(results_dir / "runs")
     options = {"device": device, "data_dir": data_dir}
     outcomes = _local(todo, runs, options) if engine == "local" else _ray(todo, runs, options, address, gpus_per_run)
     bar = files.require("tqdm").tqdm(total=len(todo), unit="run", disable=None)
@@ -146,19 +145,10 @@ def _show_progress(bar: Any, configs: list[RunConfig], runs: Path) -> None:
     """How many epochs are done, by what the runs have written."""
     done = 0
     for config in configs:
-        with suppress(OSError):
-            done += len((runs / config.name / "metrics.jsonl").read_bytes().splitlines())
+        with suppress(OSError, files.DataError):
+            done += len(files.read_small(runs / config.name / "metrics.jsonl").splitlines())
     said = f"{done} of {sum(config.epochs for config in configs)}"
     log.info("%s epochs", said) if bar.disable else bar.set_postfix(epochs=said)
-
-
-def _check_writable(folder: Path) -> None:
-    """Tell before hours of training, not after."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written to ({error.strerror or error}).") from error
 
 
 def _local(configs: list[RunConfig], runs: Path, options: dict[str, Any]) -> Outcomes:

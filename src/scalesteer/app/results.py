@@ -32,6 +32,15 @@ def publish(result: dict[str, Any], folder: Path) -> Path | None:
     return None if config.images else add_line(folder / "runs" / f"{config.dataset}.jsonl", config, line)
 
 
+def read_card(path: Path) -> str:
+    """The :func:`card` of a result.json; a ResultError if it does not hold the result of a run."""
+    try:
+        return card(json.loads(files.read_small(path)))
+    except (OSError, *MALFORMED) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ResultError(f"{path} cannot be read as the result of a run: {reason}.") from error
+
+
 def card(result: dict[str, Any]) -> str:
     """What a reader of a trained network should know of its run, as Markdown: data, command, commit, error by size."""
     made, config = result.get("environment", {}), RunConfig.from_dict(result["config"])
@@ -73,7 +82,7 @@ def add_line(path: Path, config: RunConfig, line: bytes, *, repeats: bool = Fals
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.locked(path.with_name(f".{path.name}.lock"), LOCK_WAIT_S):
-            lines = path.read_bytes().splitlines() if path.exists() else []
+            lines = files.read_small(path, files.LARGEST_FILE).splitlines() if path.exists() else []
             before = [(_find_config(old, f"{path}, line {number}"), old) for number, old in enumerate(lines, 1)]
             kept = [(other.name, old) for other, old in before if repeats or other != config]
             entries = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order

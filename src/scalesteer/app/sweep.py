@@ -16,12 +16,13 @@ import itertools
 import math
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalesteer import _checks
+from scalesteer import _checks, files
 from scalesteer.app import RunConfig
 
 LARGEST_FILE, MOST_RUNS = 1 << 20, 10_000
@@ -46,11 +47,9 @@ def read_grid(path: Path) -> list[Setting]:
             is started before all runs are known to be sound.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise SweepError(f"it has more than {LARGEST_FILE:,} bytes")
-        return _settings(tomllib.loads(content.decode()))
+        return _settings(tomllib.loads(files.read_small(path, LARGEST_FILE).decode()))
+    except files.DataError as error:
+        raise SweepError(str(error)) from error
     except OSError as error:
         raise SweepError(f"{path} cannot be read ({error.strerror or error}).") from error
     except (ValueError, TypeError, RecursionError) as error:  # of TOML, of UTF-8, of a configuration
@@ -80,8 +79,8 @@ def _settings(content: dict[str, Any]) -> list[Setting]:
         own = [{}] if seeds is None else [{"seed": seed} for seed in seeds]
         settings.append(Setting(chosen, tuple(_config(base, chosen | seed) for seed in own)))
     runs = [config for setting in settings for config in setting.runs]
-    if len(set(runs)) < len(runs):
-        again = next(config for i, config in enumerate(runs) if config in runs[:i])
+    again, times = Counter(runs).most_common(1)[0]
+    if times > 1:
         raise ValueError(f"the same run must not be named twice ({again.command})")
     return settings
 
