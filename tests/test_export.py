@@ -11,13 +11,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scalesteer import create_model, from_pretrained, list_models
+from scalesteer import create_model, files, from_pretrained, list_models
 from scalesteer import export as exports
 from scalesteer.app import cli, load_model
 from scalesteer.channels import resize
 from scalesteer.datasets import load_split
 from scalesteer.export import ExportError, export
 from scalesteer.models import set_input_statistics
+from tests.app import jobs
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 
@@ -156,6 +157,19 @@ def test_wrong_arguments_are_told(tmp_path):
             export(network(**TINY), path)
 
 
+def test_a_full_disk_is_told_and_the_old_file_stays(forks, tmp_path):
+    path, told = tmp_path / "net.pt2", tmp_path / "told"
+    path.write_text("an older file")
+    process = forks.Process(target=jobs.with_little_disk, args=(
+        str(tmp_path), str(told), ["export", "digits", "--to", "pt2", "--output", str(path)], 1000
+    ))  # fmt: skip
+    process.start()
+    process.join(300)
+    assert process.exitcode == 2  # torch's own writer would abort
+    assert told.read_text() == f"scalesteer: {path} cannot be written (File too large).\n"
+    assert path.read_text() == "an older file"
+
+
 # The command
 
 
@@ -182,6 +196,21 @@ def test_command_makes_a_folder_with_a_card_of_a_run(undisturbed, cache, tmp_pat
     assert from_pretrained(folder).arguments["name"] == "plain-cnn"
     assert cli.main(["evaluate", str(folder), "--device", "cpu"]) == 0
     assert f"test error {100 * result['test_error']:.2f} %" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "3", '{"status": "finished"}', "[" * 100_000, "{", '{"config": {}}'])
+def test_result_of_a_run_that_is_malformed_is_one_line(tmp_path, capsys, content):
+    model, run = network("plain-cnn", upsample=1), {"model": "plain-cnn", "upsample": 1}
+    (tmp_path / "model.safetensors").write_bytes(files.encode(model.state_dict(), {"config": run}))
+    (tmp_path / "result.json").write_text(content)
+    words = ["export", str(tmp_path), "--to", "folder", "--output", str(tmp_path / "net")]
+    assert cli.main(words) == 2
+    err = capsys.readouterr().err
+    assert "result.json cannot be read as the result of a run: " in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "net").exists()
+    (tmp_path / "result.json").unlink()
+    assert cli.main(words) == 0
 
 
 def test_command_exports_a_run_and_checks_with_its_images(undisturbed, cache, tmp_path, capsys, caplog):

@@ -1,5 +1,6 @@
 """Trained networks as one file that runs without this package: ONNX, or a program of torch, compiled or not."""
 
+import io
 import json
 import logging
 import math
@@ -96,6 +97,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
         try:
             program, any_size = _trace(finished, batches, any_size)
             run = {"onnx": _to_onnx, "pt2": _to_pt2, "aoti": _to_aoti}[to](program, file, about)
+        except OSError as error:
+            raise ExportError(f"{path} cannot be written ({error.strerror or error}).") from error
         except Exception as error:  # torch has no common class for them
             reason = str(error).strip().partition("\n")[0]
             raise ExportError(f"{model.arguments['name']} cannot be exported to {to}: {reason}") from error  # type: ignore[index]
@@ -181,13 +184,17 @@ def _to_onnx(program: torch.export.ExportedProgram, file: Path, about: str) -> R
 
 
 def _to_pt2(program: torch.export.ExportedProgram, file: Path, about: str) -> Run:
-    torch.export.save(program, file, extra_files={"scalesteer.json": about})
+    archive = io.BytesIO()  # torch's own writer of files ends the process where a disk is full
+    torch.export.save(program, archive, extra_files={"scalesteer.json": about})
+    file.write_bytes(archive.getbuffer())
     module: Run = torch.export.load(file).module()
     return module
 
 
 def _to_aoti(program: torch.export.ExportedProgram, file: Path, about: str) -> Run:
-    torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+    archive: Any = io.BytesIO()  # likewise
+    torch._inductor.aoti_compile_and_package(program, package_path=archive)
+    file.write_bytes(archive.getbuffer())
     run: Run = torch._inductor.aoti_load_package(str(file))
     return run
 
