@@ -140,6 +140,17 @@ def test_saved_in_either_mode_gives_the_same_outputs(tmp_path, mode):
     assert torch.equal(loaded(x), model.eval()(x))
 
 
+@pytest.mark.parametrize("history", [3, True, "abc", {}])
+def test_history_that_is_no_list_is_refused(tmp_path, history):
+    tensors = {f"model.{name}": t for name, t in create_model("plain-cnn", upsample=1).state_dict().items()}
+    about = {"config": {"model": "plain-cnn", "upsample": 1}, "history": []}
+    save(tmp_path / "m", tensors, about)
+    assert load_model(tmp_path / "m")[1].model == "plain-cnn"
+    save(tmp_path / "m", tensors, about | {"history": history})
+    with pytest.raises(CheckpointError, match=r"`history` must be a list \(got"):
+        load_model(tmp_path / "m")
+
+
 def test_failed_write_keeps_the_old_file_and_leaves_nothing(path):
     before = path.read_bytes()
     with pytest.raises(TypeError):

@@ -222,8 +222,11 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
         config = RunConfig.from_dict(about["config"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say which model it holds: {error}.") from error
-    if "history" in about:
-        tensors = _below("best." if about["history"] else "model.", tensors)
+    history = about.get("history")
+    if not isinstance(history, (list, type(None))):
+        raise CheckpointError(f"{path}: `history` must be a list (got {history!r:.100}).")
+    if history is not None:
+        tensors = _below("best." if history else "model.", tensors)
     try:
         task = read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
         with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
@@ -234,8 +237,8 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(wrong)}.")
     model = make_model(config, task)
     model.load_state_dict(tensors)
-    if "history" in about:  # the sizes that its best model has seen: in the first epochs not all yet
-        look_at(model, config, len(about["history"]) - 1)
+    if history is not None:  # the sizes that its best model has seen: in the first epochs not all yet
+        look_at(model, config, len(history) - 1)
     return model.eval(), config
 
 
@@ -268,9 +271,9 @@ def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
     """The result in a run's directory, if there is one; another configuration's run there is a RunError."""
     path, result = directory / "config.json", None
     try:
-        other = RunConfig.from_dict(json.loads(path.read_text())) if path.exists() else None
+        other = RunConfig.from_dict(json.loads(files.read_small(path))) if path.exists() else None
         if other == config and (path := directory / "result.json").exists():
-            result = json.loads(path.read_text())
+            result = json.loads(files.read_small(path))
             if result["identity"] != config.identity or result["status"] not in ("finished", "failed"):
                 raise ValueError("it is not the result of this run")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
