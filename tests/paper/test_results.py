@@ -1,5 +1,6 @@
 """One line for each run, sorted, checked; several processes may publish at once."""
 
+import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -168,3 +169,9 @@ def test_published_results_keep_to_the_schema():
             names = [RunConfig.from_dict(json.loads(line)["config"]).name for line in path.read_text().splitlines()]
             assert names == sorted(names)
     assert os.listdir(ROOT / "results" / "runs")
+
+
+def test_runs_that_were_published_keep_their_names():
+    names = {config.name for kind in ("runs", "replaced") for config, _ in read(ROOT / "results", kind)}
+    digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+    assert (len(names), digest) == (606, "473f99f2eb75f12d18c10e3824c51263c07fe66dbcefb19c82927dcefe77419a")
