@@ -160,7 +160,7 @@ def other_images(cache, place, config, directory, log):
     enter(cache, place)
     if place[0] == 1:
         config_there, original = replace(config, split=1), run.load
-        run.load = lambda config, *more: original(config_there, *more)
+        run.load = lambda config, *more, **own: original(config_there, *more, **own)
     try:
         train(config, Path(directory), device="cpu")
     except (ValueError, OSError) as error:

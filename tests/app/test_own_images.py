@@ -19,7 +19,19 @@ import torch.nn.functional as F
 from PIL import Image
 
 from scalesteer import ScaleChannels, files, save_pretrained
-from scalesteer.app import CheckpointError, RunConfig, RunError, cli, evaluate, load, load_model, loop, results, train
+from scalesteer.app import (
+    CheckpointError,
+    RunConfig,
+    RunError,
+    cli,
+    evaluate,
+    folder,
+    load,
+    load_model,
+    loop,
+    results,
+    train,
+)
 from scalesteer.app import run as running
 from scalesteer.app.engines import make_runs
 from scalesteer.app.pictures import read_picture
@@ -363,8 +375,39 @@ def test_a_run_is_not_mixed_with_pictures_that_came_later(pictures, tmp_path):
     with pytest.raises(RunError, match=r"\(2 new or changed, 1 gone or changed\)"):
         train(config, tmp_path / "run", device="cpu")
     root.rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match="cannot be compared with those here: `images` must be a folder"):
+    with pytest.raises(files.DataError, match="`images` must be a folder of pictures or a CSV file"):
         train(config, tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize("change", ["rename", "remove", "add"])
+def test_a_folder_that_changes_while_a_run_starts_shifts_no_labels(pictures, tmp_path, monkeypatch, change):
+    root, read, changed = tmp_path / "photos", folder._load_block, list[str]()
+    shutil.copytree(pictures, root)
+    config = configure(root, epochs=1, image_size=(16, 16), channels=None)
+    whole = train(config, tmp_path / "whole", device="cpu")
+
+    def read_after_change(spec, part, *arguments):
+        if part == "val" and not changed:  # after the training pictures were read
+            changed.append(part)
+            first = root / CLASSES[0]
+            if change == "add":
+                shutil.copytree(first, root / "A class before the others")
+            elif change == "rename":
+                first.rename(root / "z, the last class now")
+            else:
+                shutil.rmtree(first)
+        return read(spec, part, *arguments)
+
+    monkeypatch.setenv("SCALESTEER_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(folder, "_load_block", read_after_change)
+    if change != "add":
+        with pytest.raises(files.DataError, match="pictures were changed, moved or removed while they were read"):
+            train(config, tmp_path / "run", device="cpu")
+        assert not (tmp_path / "run").exists()
+        return
+    result = train(config, tmp_path / "run", device="cpu")
+    assert result["test_error_by_class"] == whole["test_error_by_class"]
+    assert (tmp_path / "run" / "split.csv").read_bytes() == (tmp_path / "whole" / "split.csv").read_bytes()
 
 
 def test_class_weights_make_every_class_count_alike():

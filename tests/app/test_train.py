@@ -133,7 +133,9 @@ def test_result_is_that_of_the_best_model_on_validation_data(cache, undisturbed,
 
 def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr(running, "load", lambda config, part, *args: loaded.append(part) or load(config, part, *args))
+    monkeypatch.setattr(
+        running, "load", lambda config, part, *args, **own: loaded.append(part) or load(config, part, *args, **own)
+    )
     result = train(replace(tiny, tuning=True), tmp_path, device="cpu")
     assert loaded == ["train", "val"]
     whole = json.loads((undisturbed / "result.json").read_text())

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import signal
+import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,7 @@ class Folder(NamedTuple):
 
 
 def load_folder(
-    spec: FolderSpec, part: str | None, *, classes: Sequence[str] | None = None, workers: int | None = None
+    source: FolderSpec | Folder, part: str | None, *, classes: Sequence[str] | None = None, workers: int | None = None
 ) -> ImageSet:
     """One part of your own pictures as tensors; read on first use, later taken from the cache.
 
@@ -118,7 +119,7 @@ def load_folder(
     `counts` of all parts, the parts that were `drawn`, how many pictures were `broken`, and the images' `digest`.
 
     Args:
-        spec: Which pictures.
+        source: Which pictures; or a folder that was scanned, so that several parts are of one state of it.
         part: "train", "val" or "test"; None for all pictures.
         classes: What the labels 0, 1, ... mean to a model, which may know more classes than are there; by default all
             that are there, two or more, in the order of the alphabet.
@@ -126,11 +127,13 @@ def load_folder(
 
     Raises:
         DataError: There is no such folder, it has fewer than two classes or some that are not in `classes`, a class is
-            left without training pictures, a part without any, or they would take more than 8 GiB of memory.
+            left without training pictures, a part without any, or they would take more than 8 GiB of memory; or a
+            picture was changed or removed after the scan.
     """
     if part is not None:
         choice("part", part, PARTS)
-    folder = scan_folder(spec, known_classes=classes is not None)
+    folder = source if isinstance(source, Folder) else scan_folder(source, known_classes=classes is not None)
+    spec = folder.spec
     names = folder.classes if classes is None else tuple(classes)
     if unknown := sorted(set(folder.classes) - set(names)):
         raise DataError(
@@ -189,12 +192,7 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
         key = int.from_bytes(hashlib.sha256(os.fsencode(_plain(name))).digest()[:8], "big")
         if part in (None, "train"):
             part = _draw_part(key / 2**64, [p for p in drawn if p != "train"])
-        try:
-            stat = os.stat(path)
-            stamp = stat.st_size, stat.st_mtime_ns
-        except (OSError, ValueError):  # a link to nowhere, a name that cannot be: reading it will say so
-            stamp = 0, 0
-        keyed.append((key, Picture(path, name, _class_name(label), part, size, stamp)))
+        keyed.append((key, Picture(path, name, _class_name(label), part, size, _stamp(path))))
     keyed.sort(key=lambda entry: (entry[0], entry[1].name))
     pictures, rescued = _train_each_class([picture for _, picture in keyed], drawn)
     if not known_classes:
@@ -214,6 +212,15 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
             f"is {MOST_BYTES >> 30} GiB: choose a smaller `image_size`{grey} or fewer pictures."
         )
     return Folder(spec, classes, pictures, tuple(drawn), tuple(notes))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Bytes and last change of a file; zeros of anything else, of which reading it will say what it is."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # a link to nowhere, a name that cannot be
+        return 0, 0
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (0, 0)
 
 
 def _plain(text: str) -> str:
@@ -370,6 +377,9 @@ def _load_block(
                 broken[str(row)] = result
             else:
                 packed[count], count = torch.from_numpy(result), count + 1
+        if changed := sorted(picture.name for picture in chosen if _stamp(picture.path) != picture.stamp):
+            many = f"{len(changed):,} pictures were changed, moved or removed while they were read"
+            raise DataError(f"{spec.images}: {many} ({_some(changed)}): repeat the command when the folder is at rest.")
         return {"images": packed[:count]}, {"key": digest, "broken": broken}
 
     path = files.cache_dir() / "folders" / f"{part}-{digest[:24]}.safetensors"

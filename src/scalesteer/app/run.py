@@ -29,7 +29,7 @@ from scalesteer import files, list_pretrained
 from scalesteer.app.config import FEW_STEPS, MODEL_FIELDS, RunConfig
 from scalesteer.app.device import arithmetic, environment, pick_device
 from scalesteer.app.distributed import Processes, joined
-from scalesteer.app.folder import FolderSpec, load_folder, scan_folder
+from scalesteer.app.folder import Folder, FolderSpec, load_folder, scan_folder
 from scalesteer.app.loop import State, as_tested, fit, initial_state, look_at, make_model
 from scalesteer.app.report import write_report
 from scalesteer.app.results import card
@@ -92,12 +92,14 @@ def _check_shares(batch: int, processes: Processes) -> None:
 def _train_or_return(
     config: RunConfig, directory: Path, device: str, data_dir: Path | None, processes: Processes
 ) -> dict[str, Any]:
-    result: dict[str, Any] | None = processes.first(lambda: _saved_result(config, directory), RunError)
+    # What the folder is now, once: labels and parts of all pictures follow from this.
+    folder = scan_folder(config.data) if isinstance(config.data, FolderSpec) else None
+    result: dict[str, Any] | None = processes.first(lambda: _saved_result(config, directory, folder), RunError)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = processes.own_device(pick_device(device))
-        parts = {part: load(config, part, data_dir).to(place) for part in ("train", "val")}
-        test = () if config.tuning else load_part(config, "test", place, data_dir)
+        parts = {part: load(config, part, data_dir, folder=folder).to(place) for part in ("train", "val")}
+        test = () if config.tuning else load_part(config, "test", place, data_dir, folder=folder)
         about = json.dumps(parts["train"].about, sort_keys=True)
         if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
             raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
@@ -114,8 +116,8 @@ def _train_or_return(
                 if values := getattr(config, name):
                     advice += f", or smaller `{name}` (the largest is {values[-1]:g})"
             with ExitStack() as held, _memory(advice):
-                processes.first(lambda: held.enter_context(_claim(config, directory)), BusyError, RunError)
-                result = processes.first(lambda: _saved_result(config, directory), RunError)
+                processes.first(lambda: held.enter_context(_claim(config, directory, folder)), BusyError, RunError)
+                result = processes.first(lambda: _saved_result(config, directory, folder), RunError)
                 result = result or _train(config, directory, state, parts, test, processes)
     if result["status"] == "finished" and processes.rank == 0:  # no run resumes from these any more
         for path in [*_checkpoints(directory).values(), *directory.glob("damaged-*")]:
@@ -170,10 +172,16 @@ def _deliver(
     save_pretrained(model, directory / "model", card=card(result), run=config.to_dict())
 
 
-def load(config: RunConfig, part: str, data_dir: Path | None = None, classes: Sequence[str] | None = None) -> ImageSet:
-    """The images of a run. `classes`: what the labels of your own pictures mean to a model."""
+def load(
+    config: RunConfig,
+    part: str,
+    data_dir: Path | None = None,
+    classes: Sequence[str] | None = None,
+    folder: Folder | None = None,
+) -> ImageSet:
+    """The images of a run. `classes`: what the labels of your own pictures mean to a model; `folder`: as scanned."""
     if isinstance(config.data, FolderSpec):
-        images = load_folder(config.data, part, classes=classes)
+        images = load_folder(folder or config.data, part, classes=classes)
         if part == "train":
             config.check_count(len(images))
             count = min(config.train_images or len(images), len(images))
@@ -193,10 +201,11 @@ def load_part(
     device: torch.device,
     data_dir: Path | None = None,
     classes: Sequence[str] | None = None,
+    folder: Folder | None = None,
 ) -> Iterable[ImageSet]:
     """The images of a run on a device: all at once, or of a few test sizes at a time where they are many."""
     if part != "test" or not isinstance(config.data, SizedSpec):
-        return [load(config, part, data_dir, classes).to(device)]
+        return [load(config, part, data_dir, classes, folder).to(device)]
     task, sizes = DATASETS[config.dataset], config.data.test_sizes
     count = max(1, TEST_BYTES // (config.data.sizes[2] * task.in_chans * math.prod(task.image_size or ())))
     groups = [sizes[i : i + count] for i in range(0, len(sizes), count)]
@@ -267,7 +276,7 @@ def read_checkpoint(path: Path) -> files.Content:
     return tensors, meta["about"]
 
 
-def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
+def _saved_result(config: RunConfig, directory: Path, folder: Folder | None) -> dict[str, Any] | None:
     """The result in a run's directory, if there is one; another configuration's run there is a RunError."""
     path, result = directory / "config.json", None
     try:
@@ -283,29 +292,28 @@ def _saved_result(config: RunConfig, directory: Path) -> dict[str, Any] | None:
         there, here = other.to_dict(), config.to_dict()
         unlike = ", ".join(f"{k}: {there[k]!r} there, {here[k]!r} here" for k in here if there[k] != here[k])
         raise RunError(f"{directory} holds another run ({unlike}); choose another directory.")
-    _check_pictures(config, directory / SPLIT_FILE)
+    if folder is not None and (directory / SPLIT_FILE).exists():
+        _check_pictures(folder, directory / SPLIT_FILE)
     return result
 
 
-def _check_pictures(config: RunConfig, path: Path) -> None:
+def _check_pictures(folder: Folder, path: Path) -> None:
     """If your own pictures are not those that a run began with, a RunError."""
-    if not isinstance(config.data, FolderSpec) or not path.exists():
-        return
     try:
-        there, here = (set(table.splitlines()) for table in (path.read_bytes(), scan_folder(config.data).table()))
-    except (OSError, files.DataError) as error:
+        there, here = (set(table.splitlines()) for table in (path.read_bytes(), folder.table()))
+    except OSError as error:
         raise RunError(
             f"the pictures of the run in {path.parent} cannot be compared with those here: {error}"
         ) from error
     if there != here:
         raise RunError(
-            f"the pictures in {config.images} are not those that the run in {path.parent} began with "
+            f"the pictures in {folder.spec.images} are not those that the run in {path.parent} began with "
             f"({len(here - there)} new or changed, {len(there - here)} gone or changed); choose another directory."
         )
 
 
 @contextmanager
-def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
+def _claim(config: RunConfig, directory: Path, folder: Folder | None) -> Iterator[None]:
     """Make a run's directory and hold it; what cannot be written inside is said in terms of the run."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -314,8 +322,8 @@ def _claim(config: RunConfig, directory: Path) -> Iterator[None]:
                 left.unlink()
             if not (path := directory / "config.json").exists():
                 files.write_atomically(path, json.dumps(config.to_dict(), indent=1).encode())
-            if isinstance(config.data, FolderSpec) and not (path := directory / SPLIT_FILE).exists():
-                files.write_atomically(path, scan_folder(config.data).table())
+            if folder is not None and not (path := directory / SPLIT_FILE).exists():
+                files.write_atomically(path, folder.table())
             yield
     except files.LockedError as error:
         raise BusyError(str(error)) from error
