@@ -1,6 +1,7 @@
 import io
 import os
 import struct
+import time
 import zlib
 from contextlib import suppress
 
@@ -43,6 +44,7 @@ def grey_of(colours):
         ("lossy.webp", {"quality": 100}, 12),
         ("a.jpg", {"quality": 100, "subsampling": 0}, 3),
         ("progressive.jpeg", {"quality": 100, "subsampling": 0, "progressive": True}, 3),
+        ("a.ppm", {}, 0),
     ],
 )
 def test_every_format_gives_its_pixels(tmp_path, photo, name, options, error):
@@ -62,7 +64,7 @@ def test_picture_with_few_colours_or_none(tmp_path, photo):
     gif = read_picture(save(tmp_path, Image.fromarray(photo).quantize(8), "a.gif"), 3)
     np.testing.assert_array_equal(gif.transpose(1, 2, 0), np.asarray(Image.fromarray(photo).quantize(8).convert("RGB")))
     bits = photo[..., 0] > 100
-    for name in ("bits.png", "bits.tif", "bits.bmp"):
+    for name in ("bits.png", "bits.tif", "bits.bmp", "bits.pbm"):
         found = read_picture(save(tmp_path, bits, name), 1)
         np.testing.assert_array_equal(found, bits * np.uint8(255), err_msg=name)
     grey = photo[..., 0]
@@ -108,11 +110,22 @@ def tiff_of_16_bits(values, order, photometric, bits=16):
     if bits == 12:  # two numbers in three bytes
         pairs = values.reshape(-1, 2).tolist()
         flat = b"".join(((a << 12) | b).to_bytes(3, "big") for a, b in pairs)
-    tags = {256: values.shape[1], 257: values.shape[0], 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1}
-    tags |= {278: values.shape[0], 279: len(flat)}
-    entries = b"".join(struct.pack(order + "HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    return raw_tiff(flat, values.shape, {258: (bits,), 262: (photometric,), 277: (1,)}, order)
+
+
+def raw_tiff(flat, shape, tags, order="<"):
+    """A TIFF file of these bytes and tags, all of them short integers."""
+    rows, columns = shape[:2]
+    tags = {256: (columns,), 257: (rows,), 259: (1,), 273: (8,), 278: (rows,), 279: (len(flat),)} | tags
+    entries, more = b"", b""
+    behind = 8 + len(flat) + 2 + 12 * len(tags) + 4
+    for tag, numbers in sorted(tags.items()):
+        value = struct.pack(f"{order}{len(numbers)}H", *numbers)
+        if len(value) > 4:
+            value, more = struct.pack(order + "I", behind + len(more)), more + value
+        entries += struct.pack(order + "HHI", tag, 3, len(numbers)) + value.ljust(4, b"\0")
     header = (b"II" if order == "<" else b"MM") + struct.pack(order + "HI", 42, 8 + len(flat))
-    return header + flat + struct.pack(order + "H", len(tags)) + entries + bytes(4)
+    return header + flat + struct.pack(order + "H", len(tags)) + entries + bytes(4) + more
 
 
 def test_16_bits_are_scaled_and_not_clipped(tmp_path):
@@ -137,10 +150,66 @@ def test_tiff_may_have_12_bits_or_call_white_zero(tmp_path):
     assert np.abs(read_picture(tmp_path / "a.tif", 1) - (values >> 4) / 4095 * 255).max() <= 0.5
 
 
-def test_numbers_of_32_bits_are_refused(tmp_path):
-    for dtype in (np.int32, np.float32):
-        with pytest.raises(PictureError, match=r"a\.tif cannot be read: .* 32 bits .* use 16 or 8"):
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_few_bits_in_16_are_refused_and_not_made_nearly_black(tmp_path, name):
+    values = np.arange(0, 16384, 64, np.uint16).reshape(16, 16)  # of a camera of 14 bits
+    with pytest.raises(PictureError, match=r"16 bits are all in the lowest quarter.*up to 65,535, or with 8 bits"):
+        read_picture(save(tmp_path, values, name), 1)
+    for sound in (4 * values, 0 * values):
+        found = read_picture(save(tmp_path, sound, name), 1)
+        np.testing.assert_array_equal(found, (sound / 257).round())
+
+
+def test_few_bits_in_16_of_each_colour_are_refused(tmp_path):
+    for top, fits in ((4095, False), (16383, False), (65535, True), (0, True)):
+        values = np.linspace(0, top, 8 * 8 * 3).round().astype("<u2").reshape(8, 8, 3)
+        tags = {258: (16, 16, 16), 262: (2,), 277: (3,)}
+        (tmp_path / "a.tif").write_bytes(raw_tiff(values.tobytes(), (8, 8), tags))
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+        (tmp_path / "a.png").write_bytes(png(8, 8, 16, 2, rows))
+        for name in ("a.tif", "a.png"):
+            if fits:
+                found = read_picture(tmp_path / name, 3).transpose(1, 2, 0)
+                assert np.abs(found - values / 257).max() < 1, name
+            else:
+                with pytest.raises(PictureError, match="all in the lowest quarter"):
+                    read_picture(tmp_path / name, 3)
+
+
+def test_largest_number_of_a_ppm_is_white(tmp_path):
+    for top, kind in ((100, "u1"), (4095, ">u2"), (1000, ">u2")):
+        values = np.linspace(0, top, 60).round().astype(kind)
+        (tmp_path / "a.pgm").write_bytes(b"P5 # by hand\n10 6 %d\n" % top + values.tobytes())
+        expected = (values.astype(float) * 255 / top).reshape(6, 10)
+        assert np.abs(read_picture(tmp_path / "a.pgm", 1) - expected).max() <= 0.5
+        (tmp_path / "a.ppm").write_bytes(b"P6 10 2 %d\n" % top + values.tobytes())
+        assert np.abs(read_picture(tmp_path / "a.ppm", 3).transpose(1, 2, 0).ravel() - expected.ravel()).max() <= 0.5
+        (tmp_path / "a.pgm").write_bytes(b"P2 10 6 %d\n" % top + b" ".join(b"%d" % value for value in values))
+        assert np.abs(read_picture(tmp_path / "a.pgm", 1) - expected).max() <= 0.5
+        (tmp_path / "a.pgm").write_bytes(b"P5 10 6 %d\n" % top + values.tobytes()[:-1])
+        with pytest.raises(PictureError, match="cannot be read"):
+            read_picture(tmp_path / "a.pgm", 1)
+
+
+def test_large_ppm_of_any_largest_number_is_read_quickly(tmp_path):
+    (tmp_path / "a.pgm").write_bytes(b"P5 2000 2000 254\n" + bytes(4_000_000))
+    started = time.process_time()
+    read_picture(tmp_path / "a.pgm", 1)
+    assert time.process_time() - started < 1  # Pillow's reader takes several
+
+
+def test_numbers_whose_white_is_not_known_are_refused(tmp_path):
+    for dtype, what in ((np.int32, "numbers of 32 bits|signed numbers"), (np.float32, "fractions")):
+        with pytest.raises(PictureError, match=rf"a\.tif cannot be read: it has ({what}) and does not say which are"):
             read_picture(save(tmp_path, np.ones((4, 4), dtype), "a.tif"), 1)
+    save(tmp_path, np.ones((4, 4), np.float32), "a.pfm")
+    with pytest.raises(PictureError, match="numbers of 32 bits and does not say"):
+        read_picture(tmp_path / "a.pfm", 1)
+    for bits, kind in ((8, "i1"), (16, "<i2")):
+        values = np.arange(-8, 8).astype(kind).tobytes()
+        (tmp_path / "a.tif").write_bytes(raw_tiff(values, (4, 4), {258: (bits,), 262: (1,), 277: (1,), 339: (2,)}))
+        with pytest.raises(PictureError, match="it has signed numbers and does not say which are black and white"):
+            read_picture(tmp_path / "a.tif", 1)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -161,14 +230,68 @@ def test_rotation_noted_by_the_camera_is_done(tmp_path, photo, orientation, name
     assert np.abs(found.astype(int) - seen).max() <= 4
 
 
-@pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "pages.tif"])
-def test_first_of_several_frames_is_taken(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "what"), [("a.gif", "frames"), ("a.webp", "frames"), ("a.png", "frames"), ("pages.tif", "pages .planes")]
+)
+def test_several_frames_or_pages_are_refused(tmp_path, name, what):
     first, *others = (Image.new("RGB", (12, 8), colour) for colour in ("red", "blue", "green"))
     path = save(tmp_path, first, name, save_all=True, append_images=others, lossless=True)
-    with Image.open(path) as image:
+    with pytest.raises(PictureError, match=rf"it has several {what}.*save the one that you mean as a file of its own"):
+        read_picture(path, 3)
+    path = save(tmp_path, first, name, save_all=True, lossless=True)  # one is no trouble
+    assert tuple(read_picture(path, 3)[:, 0, 0]) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_copies_in_other_sizes_and_masks_are_no_pages(tmp_path, order):
+    pages = [Image.new("L", (16, 8), 200), Image.new("L", (8, 4), 10), Image.new("L", (16, 8), 20)]
+    for page, kind in zip(pages, (0, 1, 4), strict=True):
+        page.encoderinfo = {"tiffinfo": {254: kind}}
+    first, *others = pages[::order]
+    save(tmp_path, first, "a.tif", save_all=True, append_images=others, tiffinfo={254: 0 if order == 1 else 4})
+    with Image.open(tmp_path / "a.tif") as image:
         assert image.n_frames == 3
-    found = read_picture(path, 3)
-    np.testing.assert_array_equal(found, np.broadcast_to(np.array([255, 0, 0])[:, None, None], (3, 8, 12)))
+    assert read_picture(tmp_path / "a.tif", 1).tolist() == [[200] * 16] * 8
+
+
+def test_planes_that_do_not_show_as_pages_are_refused(tmp_path):
+    described = {270: "ImageJ=1.54f\nimages=5\nslices=5\n"}  # above 4 GB ImageJ writes one page
+    with pytest.raises(PictureError, match="it has 5 planes, and a picture has one"):
+        read_picture(save(tmp_path, Image.new("L", (4, 4)), "a.tif", tiffinfo=described), 1)
+    single = {270: "ImageJ=1.54f\nimages=1\n"}
+    assert not read_picture(save(tmp_path, Image.new("L", (4, 4)), "a.tif", tiffinfo=single), 1).any()
+    for count, photometric in ((2, 1), (4, 2), (5, 2)):
+        extra = (0,) * (count - {1: 1, 2: 3}[photometric])
+        tags = {258: (8,) * count, 262: (photometric,), 277: (count,), 338: extra}
+        (tmp_path / "a.tif").write_bytes(raw_tiff(bytes(16 * count), (4, 4), tags))
+        with pytest.raises(PictureError, match=f"it has {count} planes, and of some it does not say what they show"):
+            read_picture(tmp_path / "a.tif", 1)
+
+
+def progressive(side, repeats=0, **options):
+    """A progressive JPEG whose last scan comes so many more times."""
+    stream = io.BytesIO()
+    Image.new("L", (side, side), 90).save(stream, "JPEG", progressive=True, **options)
+    content = stream.getvalue()
+    scan, end = content.rindex(b"\xff\xda"), content.rindex(b"\xff\xd9")
+    return content[:end] + content[scan:end] * repeats + content[end:]
+
+
+def test_jpeg_of_many_scans_is_refused_quickly(tmp_path):
+    (tmp_path / "bomb.jpg").write_bytes(progressive(4000, 1000))
+    started = time.process_time()
+    with pytest.raises(PictureError, match=r"it is a JPEG of 1,00\d scans, and the limit is 32: save it anew"):
+        read_picture(tmp_path / "bomb.jpg", 3)
+    assert time.process_time() - started < 1
+    with pytest.raises(PictureError, match=r"^the picture cannot be read: it is a JPEG of"):
+        read_picture(io.BytesIO(progressive(16, 100)), 1)
+
+
+def test_scans_of_a_thumbnail_and_what_follows_a_jpeg_do_not_count(tmp_path):
+    thumbnail = progressive(16, 40)
+    comment = b"\xff\xfe" + (len(thumbnail) + 2).to_bytes(2) + thumbnail
+    (tmp_path / "a.jpg").write_bytes(progressive(40)[:2] + comment + progressive(40, 5)[2:] + thumbnail)
+    assert np.abs(read_picture(tmp_path / "a.jpg", 1).astype(int) - 90).max() <= 1
 
 
 def by_hand(picture, size, fit):
@@ -250,14 +373,14 @@ def test_pixel_and_thread_fill_a_canvas(tmp_path, shape, fit):
     assert read_picture(path, 1).shape == shape
 
 
-def png_header(width, height):
-    """A PNG of a few bytes that claims a size."""
+def png(width, height, bits, colour, rows):
+    """A PNG, written by hand."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +392,7 @@ def png_header(width, height):
     ],
 )
 def test_number_of_pixels_is_limited_by_the_header(tmp_path, width, height, message):
-    (tmp_path / "bomb.png").write_bytes(png_header(width, height))
+    (tmp_path / "bomb.png").write_bytes(png(width, height, 8, 2, bytes(100)))
     with pytest.raises(PictureError, match=rf"bomb\.png cannot be read: .*{message}|{message}"):
         read_picture(tmp_path / "bomb.png", 3)
 
@@ -292,7 +415,7 @@ def encoded(kind, **options):
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM"])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
 def test_truncated_file_is_refused(tmp_path, kind, share):
     whole = encoded(kind)
@@ -305,7 +428,7 @@ def test_truncated_file_is_refused(tmp_path, kind, share):
 def test_damaged_file_gives_pixels_or_a_picture_error(tmp_path):
     draw = np.random.default_rng(0)
     path = tmp_path / "damaged.png"
-    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"):
+    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM"):
         whole = np.frombuffer(encoded(kind), np.uint8)
         for _ in range(40):
             damaged = whole.copy()
@@ -323,13 +446,13 @@ def test_damaged_file_gives_pixels_or_a_picture_error(tmp_path):
         b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>",
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n",
         b"%PDF-1.4\n",
-        b"P5 2 2 255\n1234",  # of another format that Pillow reads
+        b"\x59\xa6\x6a\x95" + bytes(28),  # of another format that Pillow reads: Sun raster
     ],
 )
 def test_other_files_are_refused_whatever_their_name(tmp_path, content):
     (tmp_path / "x.png").write_bytes(content)
     with pytest.raises(
-        PictureError, match=r"x\.png cannot be read: it is not a PNG, JPEG, TIFF, WebP, GIF or BMP file"
+        PictureError, match=r"x\.png cannot be read: it is not a PNG, JPEG, TIFF, WebP, GIF, BMP or PPM file, or one of"
     ):
         read_picture(tmp_path / "x.png", 3)
 

@@ -479,7 +479,7 @@ class Models:
 class Predict:
     """Classify your own pictures with a trained model.
 
-    Give files (PNG, JPEG, TIFF, WebP, GIF or BMP), or folders to take all pictures from. A model that was trained on
+    Give pictures (PNG, JPEG, TIFF, WebP, GIF, BMP or PPM), or folders with pictures. A model that was trained on
     your own images fits them to its canvas as in training. For a model of the paper's datasets a picture is made grey,
     inverted if it is dark on light, cut to what differs from the background, resized and centred; one that has the
     model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is resized

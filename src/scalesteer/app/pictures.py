@@ -1,8 +1,12 @@
 """A user's own picture files: found in folders, read with limits, and fitted to one canvas."""
 
+import itertools
 import logging
+import math
 import os
+import re
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,11 +17,30 @@ from scalesteer import _checks
 from scalesteer.files import require
 from scalesteer.models.network import FITS
 
-FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP")  # Pillow also has formats that run other programs (EPS)
-SUFFIXES = (".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".gif", ".bmp")
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM")  # Pillow also has formats that run programs (EPS)
+KINDS = "PNG, JPEG, TIFF, WebP, GIF, BMP or PPM"
+SUFFIXES: tuple[str, ...] = (
+    ".png",
+    ".apng",
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".gif",
+    ".bmp",
+)
+SUFFIXES += (".ppm", ".pgm", ".pbm", ".pnm")
 MOST_PIXELS = 64_000_000
 MOST_BYTES = 1 << 30  # more than 64 megapixels take in any format; some formats are read as a whole before decoding
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 322, 323  # tags of a TIFF file
+MOST_SCANS = 32  # of a JPEG, each of which takes the time of a whole picture; programs that write JPEG make up to 14
+# Tags of a TIFF file.
+_SUBFILE_TYPE, _BITS_PER_SAMPLE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES = 254, 258, 262, 270, 277
+_TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 322, 323, 338, 339
+_REDUCED_OR_MASK, _UNKNOWN, _SIGNED, _FLOAT = 1 | 4, 0, 2, 3  # values of them
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
 
 log = logging.getLogger("scalesteer.datasets")
 
@@ -36,9 +59,11 @@ def read_picture(
 ) -> NDArray[np.uint8]:
     """The pixels of a picture file, upright, fitted to a canvas.
 
-    PNG, JPEG, TIFF, WebP, GIF and BMP are read. Of several frames or pages the first is taken. The rotation that a
-    camera noted is done, transparent parts are laid over black, and 16 bits are scaled to 8. Colour profiles are not
-    applied. The file's header is checked before anything is decoded: 64 megapixels is the limit.
+    PNG, JPEG, TIFF, WebP, GIF, BMP and PPM (also PGM and PBM) are read. A file of several pages, frames or planes is
+    refused, but for copies of the picture in other sizes. The rotation that a camera noted is done, transparent parts
+    are laid over black, and 16 bits are scaled to 8. Numbers of which white is not known are refused: fractions, signed
+    ones, those of 32 bits, and those of 16 bits that are all small. Colour profiles are not applied. The file's header
+    is checked before anything is decoded: 64 megapixels is the limit.
 
     Args:
         path: The file, or one that is open to be read as bytes.
@@ -73,12 +98,18 @@ def read_picture(
     try:
         # Pillow warns of what is refused here anyway, and of metadata that is not used.
         with warnings.catch_warnings(action="ignore"), pil.open(_regular_file(path), formats=FORMATS) as image:
+            _find_only_picture(image)
             tags = getattr(image, "tag_v2", {})
             _check_area(image, tags)
+            if image.format in ("JPEG", "MPO"):
+                _check_scans(image.fp)
             if canvas is not None and fit != "crop":  # a JPEG is decoded ten times as fast at an eighth of its size
                 image.draft(None, (2 * max(canvas), 2 * max(canvas)))
-            ops.exif_transpose(image, in_place=True)
-            plain = _flatten(pil, image, tags, "L" if channels == 1 else "RGB", contrast)
+            deep = ";16" in str(image.tile)  # the numbers in the file have 16 bits
+            if image.format != "PPM":  # which says nothing of rotation, and is not decoded yet
+                ops.exif_transpose(image, in_place=True)
+            eight = _to_eight_bits(pil, image, tags, deep)
+            plain = _flatten(pil, eight, "L" if channels == 1 else "RGB", contrast)
             pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
     except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
         raise PictureError(f"{picture_name(path)} cannot be read: {_explain(pil, error)}.") from error
@@ -153,15 +184,53 @@ def _check_area(image: Any, tags: Any) -> None:
             raise ValueError(f"it has {width:,} x {height:,} pixels, and the limit is {limit}")
 
 
-def _flatten(pil: Any, image: Any, tags: Any, mode: str, contrast: bool) -> Any:
-    """A picture of any mode as "L" or "RGB", on black, or on what contrasts with it."""
-    if image.mode.startswith("I;16"):
-        values, top = np.asarray(image).astype(np.uint32), (1 << tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1
-        values = np.where(values == image.info.get("transparency", -1), 0, values)
-        values = top - values if tags.get(_PHOTOMETRIC) == 0 else values  # Pillow leaves "white is zero" as it is
-        return pil.fromarray(((values * 255 + top // 2) // top).astype(np.uint8)).convert(mode)
-    if image.mode in ("I", "F"):
-        raise ValueError(f"it has numbers of 32 bits (mode {image.mode}) and does not say which is white; use 16 or 8")
+def _find_only_picture(image: Any) -> None:
+    """Go to the picture in an open file; if it has several, a ValueError. (An MPO's others are for other screens.)"""
+    one = "and a picture has one: save the one that you mean as a file of its own"
+    if image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
+        raise ValueError(f"it has several frames, {one}")
+    if image.format != "TIFF":
+        return
+    pages = list[int]()
+    for page in itertools.count():
+        try:
+            with suppress(SyntaxError):  # of a kind that is not read; that it is there counts
+                image.seek(page)
+        except EOFError:
+            break
+        if not image.tag_v2.get(_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK:
+            pages.append(page)
+        if len(pages) > 1:
+            raise ValueError(f"it has several pages (planes, channels or times), {one}")
+    image.seek(pages[0] if pages else 0)
+    stack = re.search(r"^images=(\d+)", str(image.tag_v2.get(_DESCRIPTION, "")), re.MULTILINE)  # by ImageJ
+    if stack and int(stack[1]) > 1:
+        raise ValueError(f"it has {int(stack[1]):,} planes, {one}")
+    if _UNKNOWN in image.tag_v2.get(_EXTRA_SAMPLES, ()):
+        count = image.tag_v2.get(_SAMPLES)
+        raise ValueError(f"it has {count} planes, and of some it does not say what they show: save it as grey or RGB")
+
+
+def _check_scans(file: BinaryIO) -> None:
+    """Refuse a JPEG with more scans than any program writes: each takes the time of a whole picture."""
+    place = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(place)
+    at, scans = 2, 0
+    while marker := _JPEG_MARKER.search(content, at):  # as libjpeg looks for them
+        at, kind = marker.end(), marker[0][1]
+        if kind == 0xD9:  # the end of the picture
+            break
+        if kind != 0x01 and not 0xD0 <= kind <= 0xD8:  # those have no length
+            at += int.from_bytes(content[at : at + 2])
+            scans += kind == 0xDA
+    if scans > MOST_SCANS:
+        raise ValueError(f"it is a JPEG of {scans:,} scans, and the limit is {MOST_SCANS}: save it anew")
+
+
+def _flatten(pil: Any, image: Any, mode: str, contrast: bool) -> Any:
+    """A picture of any mode of 8 bits as "L" or "RGB", on black, or on what contrasts with it."""
     if not image.has_transparency_data:
         return image if image.mode == mode else image.convert(mode)
     image = image.convert("RGBA")
@@ -171,6 +240,47 @@ def _flatten(pil: Any, image: Any, tags: Any, mode: str, contrast: bool) -> Any:
     ground = pil.new("RGB", image.size, "white" if dark else "black")
     ground.paste(image, mask=alpha)
     return ground.convert(mode)
+
+
+def _to_eight_bits(pil: Any, image: Any, tags: Any, deep: bool) -> Any:
+    """The picture with numbers of 8 bits, the largest of which is white; a ValueError if white is not known.
+
+    `deep`: the file has 16 bits; of colours Pillow keeps the upper 8.
+    """
+    kind, advice = tags.get(_SAMPLE_FORMAT, (1,))[0], "save it with 8 or 16 bits that begin at black"
+    if kind in (_SIGNED, _FLOAT) or image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        what = {_SIGNED: "signed numbers", _FLOAT: "fractions"}.get(kind, "numbers of 32 bits")
+        raise ValueError(f"it has {what} and does not say which are black and white: {advice}")
+    if image.format == "PPM" and image.tile[0][0] == "ppm" and image.tile[0][3][0] in ("L", "RGB"):
+        values, top = _read_ppm(image)  # which says how many bits are used
+    elif image.mode.startswith("I"):
+        values, top = np.asarray(image).astype(np.uint32), (1 << tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1
+        _check_lowest_quarter(int(values.max()), top)
+        values = np.where(values == image.info.get("transparency", -1), 0, values)
+        values = top - values if tags.get(_PHOTOMETRIC) == 0 else values  # Pillow leaves "white is zero" as it is
+    else:
+        if deep and image.mode != "CMYK":
+            colours = [channel for channel in image.getbands() if channel in "RGBL"]
+            _check_lowest_quarter(max(image.getchannel(channel).getextrema()[1] for channel in colours), 255)
+        return image
+    return pil.fromarray(((values * 255 + top // 2) // top).astype(np.uint8))
+
+
+def _check_lowest_quarter(largest: int, top: int) -> None:
+    if 0 < 4 * largest <= top:
+        raise ValueError(
+            "its numbers of 16 bits are all in the lowest quarter, as those of a camera of fewer bits, so that it "
+            "would be nearly black: save it with numbers up to 65,535, or with 8 bits"
+        )
+
+
+def _read_ppm(image: Any) -> tuple[NDArray[np.uint32], int]:
+    """The numbers of a PPM or PGM whose largest is not 255, and the largest. (Pillow takes a microsecond for each.)"""
+    _, (_, _, width, height), offset, (mode, top) = image.tile[0]
+    shape, kind = (height, width) if mode == "L" else (height, width, 3), np.dtype(">u2" if top > 255 else "u1")
+    image.fp.seek(offset)
+    content = image.fp.read(math.prod(shape) * kind.itemsize)
+    return np.frombuffer(content, kind).astype(np.uint32).clip(0, top).reshape(shape), top
 
 
 def _fit(pil: Any, image: Any, canvas: tuple[int, int], fit: str) -> Any:
@@ -202,7 +312,7 @@ def _fit(pil: Any, image: Any, canvas: tuple[int, int], fit: str) -> Any:
 def _explain(pil: Any, error: Exception) -> str:
     """What went wrong, in the words of a user."""
     if isinstance(error, pil.UnidentifiedImageError):
-        return "it is not a PNG, JPEG, TIFF, WebP, GIF or BMP file"
+        return f"it is not a {KINDS} file, or one of a kind that is not read"
     if isinstance(error, pil.DecompressionBombError):  # Pillow's own limit, reached before ours
         return f"it has more than {MOST_PIXELS // 10**6} megapixels ({error})".rstrip(".")
     if isinstance(error, OSError) and error.strerror:
