@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold, functional
-from scalesteer.fast.memory import Kept
+from scalesteer.fast.memory import Cache
 from scalesteer.geometry import Filters, Geometry
 from tests import reference
 
@@ -422,14 +422,14 @@ def test_auto_gives_the_numbers_of_both(monkeypatch):
     expected = build("direct")(x)
     for choice in BACKENDS:
         monkeypatch.setattr(fast, "choose_backend", lambda *_, choice=choice, **__: choice)
-        monkeypatch.setattr(functional, "_arrangements", Kept(1))
+        monkeypatch.setattr(functional, "_arrangements", Cache(1))
         assert largest_difference(build("auto")(x), expected) < 1e-10
 
 
 def test_what_was_found_for_one_call_serves_only_calls_like_it(monkeypatch):
     found, choose = [], fast.choose_backend
     monkeypatch.setattr(fast, "choose_backend", lambda *a: found.append(1) or choose(*a))
-    monkeypatch.setattr(functional, "_arrangements", Kept(4))
+    monkeypatch.setattr(functional, "_arrangements", Cache(4))
     layer = build("auto", torch.float32)
     for size in (12, 13, 12, 13):
         layer(torch.randn(1, 4, size, 12))

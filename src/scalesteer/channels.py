@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks
 from scalesteer.fast import being_exported, being_traced
-from scalesteer.fast.memory import holds_numbers, keep_for_cuda_graph
+from scalesteer.fast.memory import Cache, holds_numbers
 from scalesteer.geometry import no_autocast
 from scalesteer.nn import evaluation_mode, twin
 
@@ -408,8 +408,7 @@ def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     return y.to(x.dtype, memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
-_matrices: dict[tuple[Any, ...], Tensor] = {}
-MATRICES_BYTES = 1 << 26  # that are kept, of all images' sizes together
+_matrices: Cache[Tensor] = Cache(most_bytes=1 << 26)  # of all images' sizes together
 
 
 def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
@@ -417,18 +416,7 @@ def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kerne
     key = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
     if being_traced() or not holds_numbers(x):
         return _make_matrix(*key)
-    found = _matrices.get(key)
-    if found is None:
-        with torch.inference_mode(False):  # what is made in inference mode could not be used in training later
-            found = _make_matrix(*key)
-        if x.device.type == "cuda":
-            if torch.cuda.is_current_stream_capturing():
-                return found  # it belongs to the graph that is recorded
-            torch.cuda.synchronize(x.device)  # whoever comes next may work on another stream
-        if sum(matrix.nbytes for matrix in _matrices.values()) + found.nbytes > MATRICES_BYTES:
-            _matrices.clear()
-        _matrices[key] = found
-    return keep_for_cuda_graph(found, x.device)
+    return _matrices.get_or_make(key, lambda: _make_matrix(*key), x.device)
 
 
 def _make_matrix(

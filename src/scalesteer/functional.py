@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer import _checks, fast
-from scalesteer.fast.memory import Kept, holds_numbers
+from scalesteer.fast.memory import Cache, holds_numbers
 from scalesteer.geometry import Axes, Filters, Geometry, Maximum
 
 BACKENDS = ("auto", "direct", "fast", "spectral")  # the last is the old name of "fast"
@@ -103,7 +103,7 @@ def max_over_scales(responses: Iterator[Tensor], count: int, return_scales: bool
 
 
 Arrangement = tuple[tuple[int, int], Axes, str]
-_arrangements: Kept[Arrangement] = Kept(1024)
+_arrangements: Cache[Arrangement] = Cache(1024)
 
 
 def _arrange(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:
@@ -116,7 +116,7 @@ def _arrange(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plai
     training = torch.is_grad_enabled() and filters.weights.requires_grad
     shapes = x.shape, filters.weights.shape, filters.sizes, filters.symmetric
     key = (*shapes, geometry, backend, plain, training, x.device)
-    return _arrangements.find(key, lambda: _make_arrangement(x, filters, geometry, backend, plain))
+    return _arrangements.get_or_make(key, lambda: _make_arrangement(x, filters, geometry, backend, plain))
 
 
 def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:

@@ -164,24 +164,24 @@ def test_1024_by_1024_image_is_right():
     assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-def test_plans_are_shared_between_layers_and_not_in_their_state():
-    transforms._kept_plan.cache_clear()
+def test_plans_are_shared_between_layers_and_not_in_their_state(monkeypatch):
+    monkeypatch.setattr(transforms, "_plans", memory.Cache(64))
     _, fast = pair(3)
     size = len(copy.deepcopy(fast).state_dict())
     fast(torch.randn(1, 3, 12, 12, dtype=torch.float64))
     pair(3)[1](torch.randn(2, 3, 12, 12, dtype=torch.float64))
-    assert transforms._kept_plan.cache_info().currsize == 1
+    assert len(transforms._plans.values) == 1
     assert len(fast.state_dict()) == size
     for height in range(12, 100):
         fast(torch.randn(1, 3, height, 12, dtype=torch.float64))
-    assert transforms._kept_plan.cache_info().currsize <= 64
+    assert len(transforms._plans.values) <= 64
 
 
-def test_tracing_leaves_no_plan_without_numbers_behind():
-    transforms._kept_plan.cache_clear()
+def test_tracing_leaves_no_plan_without_numbers_behind(monkeypatch):
+    monkeypatch.setattr(transforms, "_plans", memory.Cache(64))
     _, fast = pair(3)
     torch.export.export(fast, (torch.randn(2, 3, 12, 12, dtype=torch.float64),))
-    assert transforms._kept_plan.cache_info().currsize == 0
+    assert len(transforms._plans.values) == 0
 
 
 def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
@@ -198,8 +198,8 @@ def test_running_maximum_stores_one_map_for_backward_not_one_a_scale():
 
 
 @pytest.mark.parametrize("reduce", ["max", None])
-def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce):
-    transforms._kept_plan.cache_clear()
+def test_inference_mode_leaves_nothing_behind_that_training_cannot_use(reduce, monkeypatch):
+    monkeypatch.setattr(transforms, "_plans", memory.Cache(64))
     _, fast = pair(3, reduce=reduce)
     x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
     with torch.inference_mode():
@@ -338,28 +338,24 @@ def test_a_basis_that_changes_at_every_step_is_not_kept():
         layer.steered_basis.copy_(layer.steered_basis.clone())  # as DistributedDataParallel does
         torch.testing.assert_close(layer(x), before)
     _, kept = memory._tables[layer.steered_basis]
-    assert len(kept) == 1
+    assert len(kept.values) == 1
 
 
 def test_tables_of_a_basis_are_not_kept_for_every_size_of_image(monkeypatch):
     layer = ScaleSteerableConv2d(4, 2, padding=3, backend="fast", basis="paper")
     monkeypatch.setattr(memory, "TABLES_BYTES", 1 << 21)
-
-    def tensors(value):
-        return [value] if isinstance(value, torch.Tensor) else [t for part in value or () for t in tensors(part)]
-
     counts = []
     for size in range(12, 44):
         layer(torch.randn(1, 4, size, 12))
         kept = memory._tables[layer.steered_basis][1]
-        assert sum(t.nbytes for value in kept.values() for t in tensors(value)) <= 1 << 21
-        assert any(axis.length == size for axis in list(kept)[-1][1])  # that of the last image
-        counts.append(len(kept))
+        assert 0 < kept.bytes <= 1 << 21
+        assert any(axis.length == size for axis in list(kept.values)[-1][1])  # that of the last image
+        counts.append(len(kept.values))
     assert max(counts) > 2
-    monkeypatch.setattr(memory, "TABLES_BYTES", 1)
+    kept.most_bytes = 1
     for size in (50, 51, 50):
         layer(torch.randn(1, 4, size, 12))
-    assert len(memory._tables[layer.steered_basis][1]) == 2  # used in turn
+    assert len(kept.values) == 2  # used in turn
 
 
 @both_symmetries

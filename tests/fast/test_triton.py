@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold
+from scalesteer.fast.memory import Cache
 from scalesteer.functional import scale_conv2d
 from scalesteer.geometry import Filters
 
@@ -212,8 +213,8 @@ def test_transforms_of_filters_are_made_once_for_both_passes_if_they_are_small(m
 def test_both_passes_look_for_what_shapes_and_basis_decide_once(monkeypatch):
     layer = ScaleSteerableConv2d(6, 5, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x, looked = torch.randn(2, 6, 9, 9, device=DEVICE, requires_grad=True), []
-    find, on_basis = fast._jobs.find, fast.engine.cached_on
-    monkeypatch.setattr(fast._jobs, "find", lambda *a: looked.append("job") or find(*a))
+    find, on_basis = fast._jobs.get_or_make, fast.engine.cached_on
+    monkeypatch.setattr(fast._jobs, "get_or_make", lambda *a: looked.append("job") or find(*a))
     monkeypatch.setattr(fast.engine, "cached_on", lambda *a: looked.append("basis") or on_basis(*a))
     layer(x).sum().backward()
     assert looked == ["job", "basis"]
@@ -235,7 +236,7 @@ class Kernel:
 
 
 def test_a_kernel_is_launched_as_compiled_for_such_arguments(monkeypatch):
-    monkeypatch.setattr(kernels, "_compiled", {})
+    monkeypatch.setattr(kernels, "_compiled", Cache())
     launched, x = [], torch.zeros(65)
     kernel, grid, blocks = Kernel(launched), (1, 2, 3), {"BP": 16, "num_warps": 4}
     usual = (x,), (7, 8), (True, "tf32"), blocks
@@ -355,8 +356,8 @@ def test_sizes_may_come_in_any_order():
     assert torch.allclose(expected, found, atol=1e-5)
 
 
-def test_torchs_defaults_do_not_matter(request):
-    fast._jobs.values.clear()
+def test_torchs_defaults_do_not_matter(request, monkeypatch):
+    monkeypatch.setattr(fast, "_jobs", Cache())
     layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     torch.set_default_dtype(torch.float64)

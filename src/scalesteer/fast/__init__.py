@@ -24,7 +24,7 @@ from torch import Tensor
 from scalesteer.fast import choice
 from scalesteer.fast.choice import choose_backend, pick_engine, tiles_of, works_with_basis
 from scalesteer.fast.engine import Engine, keep_larger
-from scalesteer.fast.memory import Kept, convert, holds_numbers, keep_for_cuda_graph, make_to_stay
+from scalesteer.fast.memory import Cache, convert, holds_numbers, keep_for_cuda_graph, make_to_stay, shows_changes
 from scalesteer.fast.spectral import Frequencies
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
@@ -187,7 +187,7 @@ class _Task(NamedTuple):
         """What follows from shapes and dtypes, kept for the next call."""
         fused = x.device.type in choice.KERNELS_RUN_ON and x.numel() > 0
         key = self, x.dtype, x.device, weights.shape, weights.dtype, None if basis is None else basis.device, fused
-        return _jobs.find(key, lambda: self._make_job(x, Filters(weights, basis, self.sizes, self.symmetric)))
+        return _jobs.get_or_make(key, lambda: self._make_job(x, Filters(weights, basis, self.sizes, self.symmetric)))
 
     def _make_job(self, x: Tensor, filters: Filters) -> _Job:
         kind = pick_engine(x, filters, self.groups, self.image_gradient)
@@ -221,7 +221,7 @@ class _Task(NamedTuple):
         pieces = max(1, -(-x.shape[0] // step))
         engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables, basis_tables)
         keep_for_cuda_graph((job.tables, engine.basis_tables), x.device)
-        engine.trains = gradient
+        engine.weights_stay = basis is None and shows_changes(weights)
         return engine, step
 
 
@@ -235,7 +235,7 @@ class _Job(NamedTuple):
     tables: Any  # see `Engine.make_tables`
 
 
-_jobs: Kept[_Job] = Kept(64)
+_jobs: Cache[_Job] = Cache(64)
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[Any]:

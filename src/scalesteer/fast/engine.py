@@ -43,7 +43,7 @@ class Engine:
     adds_bias = False  # whether it adds `bias` to the maximum
     bias: Tensor | None = None  # (O,), in the dtype of the maximum
     made: Tensor | None = None  # what it makes of the weights in the forward pass, if the backward pass can use it
-    trains = False  # whether a gradient may be wanted: what is made of weights alone then does not stay
+    weights_stay = False  # whether the weights are finished filters, and what is made of them serves the next call too
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
     # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
     load_batch: Callable[..., Tensor | None]

@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from scalesteer.fast.memory import Cache
 from scalesteer.geometry import Axes
 
 TAPS_MULTIPLE = 64  # the number of taps is filled up to a multiple of this
@@ -315,8 +316,7 @@ def input_precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"  # both of torch's switches show
 
 
-_compiled: dict[tuple[Any, ...], tuple[Any, list[int]]] = {}
-MOST_COMPILED = 4096
+_compiled: Cache[tuple[Any, list[int]]] = Cache(4096)
 
 
 def _launch(
@@ -334,16 +334,14 @@ def _launch(
     """
     kinds = [(t.dtype, t.data_ptr() % 16) for t in tensors]
     key = (id(kernel), numbers, constants, *blocks.values(), tensors[0].get_device(), *kinds)
-    found = _compiled.get(key)
+    found = _compiled.values.get(key)
     if found is not None:
         compiled, sizes = found
         compiled[grid](*tensors, *numbers, *constants, *sizes)
         return
     compiled = kernel[grid](*tensors, *numbers, *constants, **blocks)
     if compiled is not None:  # interpreted, there is none
-        if len(_compiled) >= MOST_COMPILED:
-            _compiled.clear()
-        _compiled[key] = compiled, [size for name, size in blocks.items() if not name.startswith("num_")]
+        _compiled.add(key, (compiled, [size for name, size in blocks.items() if not name.startswith("num_")]))
 
 
 def rows_in(

@@ -28,16 +28,21 @@ def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
 _kept_for_cuda_graphs: dict[int, Any] = {}
 
 
+def being_captured(device: torch.device) -> bool:
+    """Whether operations on this device are recorded as a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def keep_for_cuda_graph(value: Value, device: torch.device) -> Value:
     """What a CUDA graph that is being captured reads must outlive every cache: it is kept for good."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if being_captured(device):
         _kept_for_cuda_graphs[id(value)] = value
     return value
 
 
 def make_to_stay(make: Callable[[], Value], device: torch.device) -> Value:
-    """What `make` computes, in memory that may be kept; whoever comes next may want gradients, on another stream."""
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    """What `make` computes, in memory that may be kept and is ready for every stream, with or without gradients."""
+    if device.type != "cuda" or being_captured(device):
         with torch.inference_mode(False), torch.no_grad():
             return make()
     # torch.compile with CUDA graphs lends a thread memory for a first call, and nothing may stay there: take another.
@@ -48,28 +53,53 @@ def make_to_stay(make: Callable[[], Value], device: torch.device) -> Value:
     return value
 
 
-def to_stay(make: Callable[..., Value]) -> Callable[..., Value]:
-    """The same for a function whose last argument is the device, to be decorated with a cache."""
-    return lambda *arguments: make_to_stay(lambda: make(*arguments), arguments[-1])
+_lock = threading.RLock()  # one for all caches; nothing is computed while it is held
 
 
-class Kept(Generic[Value]):
-    """The values of the last `most` keys that were new."""
+class Cache(Generic[Value]):
+    """Values that are made once for each key and found again, from any thread; the oldest go first.
 
-    def __init__(self, most: int) -> None:
-        self.most, self.values = most, dict[Any, Value]()
+    There are at most `most` values, and their tensors take at most `most_bytes`, but for the newest `least` that have
+    any.
+    """
 
-    def find(self, key: Any, make: Callable[[], Value]) -> Value:
-        """The value of a key, made if it is not there."""
-        found = self.values.get(key)
-        if found is None:
-            found = self.values[key] = make()
-            if len(self.values) > self.most:
-                self.values.pop(next(iter(self.values)), None)  # another thread may be faster
-        return found
+    def __init__(self, most: float = math.inf, most_bytes: float = math.inf, least: int = 1) -> None:
+        self.most, self.most_bytes, self.least = most, most_bytes, least
+        self.values, self.sizes, self.bytes = dict[Any, Value](), dict[Any, int](), 0
+
+    def get_or_make(self, key: Any, make: Callable[[], Value], device: torch.device | None = None) -> Value:
+        """The value of a key, made if it is not there; with a device, by :func:`make_to_stay`.
+
+        What is made while a CUDA graph is captured has no numbers before the graph runs, and is not kept here.
+        """
+        value = self.values.get(key)
+        if value is None:
+            value = make() if device is None else make_to_stay(make, device)
+            if device is None or not being_captured(device):
+                value = self.add(key, value)
+        return value if device is None else keep_for_cuda_graph(value, device)
+
+    def add(self, key: Any, value: Value) -> Value:
+        """Keep a value, unless another thread was faster; what is kept."""
+        with _lock:
+            if key in self.values:
+                return self.values[key]
+            self.values[key] = value
+            if size := _count_bytes(value):
+                self.sizes[key] = size
+                self.bytes += size
+            while len(self.values) > self.most:
+                self._drop(next(iter(self.values)))
+            while self.bytes > self.most_bytes and len(self.sizes) > self.least:
+                self._drop(next(iter(self.sizes)))
+        return value
+
+    def _drop(self, key: Any) -> None:
+        del self.values[key]
+        self.bytes -= self.sizes.pop(key, 0)
 
 
-_tables: Any = WeakTensorKeyDictionary()
+_tables: Any = WeakTensorKeyDictionary()  # of each basis: its version, and a cache
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 IDLE_BYTES = 192 << 20  # of each thread's workspace, between two calls
 MOST_VIEWS = 4096  # of its buffers
@@ -79,21 +109,14 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
     """What `make` computes in the dtype and on the device of `like`: from a basis once, until it changes or is gone."""
     if basis is None or not holds_numbers(like):
         return make()
-    key = (*key, like.dtype, like.device)
     # Numbers may change, or the tensor may get others (`.data = ...`).
     version = 0 if basis.is_inference() else basis._version, basis.data_ptr() if holds_numbers(basis) else 0
-    found: tuple[Any, dict[Any, Any]] | None = _tables.get(basis)
-    if found is None or found[0] != version:
-        found = _tables[basis] = (version, {})
-    value: Value | None = found[1].get(key)
-    if value is None:
-        value = found[1][key] = make_to_stay(make, like.device)
-        # The oldest go; a layer uses two kinds of tables in turn, which stay whatever they take.
-        sizes = {name: size for name, kept in found[1].items() if (size := _count_bytes(kept)) > 0}
-        while len(sizes) > 2 and sum(sizes.values()) > TABLES_BYTES:
-            oldest = next(iter(sizes))
-            del found[1][oldest], sizes[oldest]
-    return keep_for_cuda_graph(value, basis.device)
+    with _lock:
+        found: tuple[Any, Cache[Value]] | None = _tables.get(basis)
+        if found is None or found[0] != version:
+            # A layer uses two kinds of tables in turn, which stay whatever they take.
+            found = _tables[basis] = version, Cache(most_bytes=TABLES_BYTES, least=2)
+    return found[1].get_or_make((*key, like.dtype, like.device), make, like.device)
 
 
 def shows_changes(weights: Tensor) -> bool:

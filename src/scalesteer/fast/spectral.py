@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scalesteer.fast.engine import Engine, batched_product, keep_larger
-from scalesteer.fast.memory import cached_on, exists, holds_numbers, shows_changes
+from scalesteer.fast.memory import cached_on, exists, holds_numbers
 from scalesteer.fast.transforms import (
     BasisPart,
     Matrices,
@@ -351,20 +351,17 @@ class Frequencies(Engine):
         return self.transfers is not None or self.basis is not None
 
     def _keep_transfers(self) -> Tensor:
-        """Of all frequencies; of finished filters that come again, as of a folded layer, for the next call too."""
-        weights, sizes, symmetric = self.filters.weights, self.filters.sizes, self.filters.symmetric
-        key = "transfers", self.axes, sizes, symmetric, self.groups
-        if self.basis is None and shows_changes(weights):
-            seen: list[bool] = cached_on(weights, self.like, ("seen", *key), list)
-            if seen:
-                return cached_on(weights, self.like, key, self._transfers_to_stay)
-            seen.append(True)
-        return self._make_transfers(self.every_row, "transfers")
+        """Of all frequencies; of finished filters, as of a folded layer, for the next call too."""
+        if not self.weights_stay:
+            return self._make_transfers(self.every_row, "transfers")
+        one = self.batch == 1  # the product with one image is faster if input channels are last in memory
 
-    def _transfers_to_stay(self) -> Tensor:
-        """The product with one image is faster if input channels are last in memory; with many it hardly matters."""
-        found = self._make_transfers(self.every_row)
-        return found.mT.contiguous().mT if self.batch == 1 else found
+        def make() -> Tensor:
+            found = self._make_transfers(self.every_row)
+            return found.mT.contiguous().mT if one else found
+
+        key = "transfers", self.axes, self.filters.sizes, self.filters.symmetric, self.groups, one
+        return cached_on(self.filters.weights, self.like, key, make)
 
     def _transfers(self, block: slice) -> Tensor:
         if self.transfers is None:

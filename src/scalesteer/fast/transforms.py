@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer.fast.engine import batched_product
-from scalesteer.fast.memory import NEW_MEMORY, Workspace, holds_numbers, keep_for_cuda_graph, to_stay
+from scalesteer.fast.memory import NEW_MEMORY, Cache, Workspace, holds_numbers
 from scalesteer.geometry import Axes, Axis, Filters
 
 Matrices = tuple[Tensor, Tensor]  # of rows and of columns
@@ -74,11 +73,15 @@ class Plan:
     windows: list[list[Matrices]]  # (N, n), (M, 2n): all rows
 
 
+_plans: Cache[Plan] = Cache(64)
+
+
 def plan_for(axes: Axes, sizes: tuple[int, ...], like: Tensor, symmetric: bool = True) -> Plan:
     """The matrices for these axes in the dtype and on the device of a tensor, kept for the next call."""
+    key = axes, sizes, symmetric, like.dtype, like.device
     if torch.compiler.is_compiling() or not holds_numbers(like):
-        return _make_plan(axes, sizes, symmetric, like.dtype, like.device)
-    return keep_for_cuda_graph(_kept_plan(axes, sizes, symmetric, like.dtype, like.device), like.device)
+        return _make_plan(*key)
+    return _plans.get_or_make(key, lambda: _make_plan(*key), like.device)
 
 
 def _make_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device) -> Plan:
@@ -109,9 +112,6 @@ def _make_plan(axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch
     row_matrix, column_matrix = _analysis(axes, [axis.first + axis.stride * _arange(axis.count) for axis in axes])
     restore = place(factor * row_matrix.T), place(column_matrix.T)
     return Plan(analyse, restore, filters, windows)
-
-
-_kept_plan = lru_cache(maxsize=64)(to_stay(_make_plan))
 
 
 def adjoint(matrices: Matrices) -> Matrices:

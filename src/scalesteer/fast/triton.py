@@ -15,7 +15,6 @@ handles is drawn in :mod:`kernels`.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from scalesteer.fast import kernels, transforms
 from scalesteer.fast.engine import Engine
-from scalesteer.fast.memory import cached_on, convert, keep_for_cuda_graph, shows_changes, to_stay
+from scalesteer.fast.memory import Cache, cached_on, convert
 from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.fast.transforms import Matrices
 from scalesteer.geometry import Axes, Filters
@@ -57,9 +56,10 @@ def _ring_tables(radius: int, dilation: tuple[int, int], device: torch.device) -
     return tuple(torch.from_numpy(table).to(device) for table in tables)
 
 
-@lru_cache(maxsize=8)
-@to_stay
-def _halves(
+_kept_halves: Cache[tuple[Tensor, ...]] = Cache(8)
+
+
+def _make_halves(
     axes: Axes, sizes: tuple[int, ...], symmetric: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
     """For each scale the transform of the first half of a window, 2 cos(u dy ± v dx), and last of its centre.
@@ -228,10 +228,9 @@ class FusedFrequencies(Engine):
     def _transfers(self) -> Tensor:
         """The transforms of the filters: `(f, S O, C')`. Those of finished filters, which nobody trains, are kept."""
         if self.made is None:
-            weights, filters = self.filters.weights, self.filters
+            filters = self.filters
             key = "transfers", self.axes, filters.sizes, filters.symmetric
-            finished = self.basis_tables is None and not self.trains and shows_changes(weights)
-            self.made = cached_on(weights if finished else None, self.like, key, self._make_transfers)
+            self.made = cached_on(filters.weights if self.weights_stay else None, self.like, key, self._make_transfers)
         return self.made
 
     def _make_transfers(self) -> Tensor:
@@ -261,8 +260,8 @@ class FusedFrequencies(Engine):
         return out.view(-1, scales * self.tables.out_step, matrix.shape[1] // self.tables.out_step)
 
     def _halves(self) -> tuple[Tensor, ...]:
-        halves = _halves(self.axes, self.filters.sizes, self.filters.symmetric, self.like.dtype, self.like.device)
-        return keep_for_cuda_graph(halves, self.like.device)
+        key = self.axes, self.filters.sizes, self.filters.symmetric, self.like.dtype, self.like.device
+        return _kept_halves.get_or_make(key, lambda: _make_halves(*key), self.like.device)
 
     def blank_scales(self) -> Tensor:
         _, offsets, rings = self.tables.rings
@@ -360,9 +359,8 @@ class FusedTaps(Engine):
             found: Tensor = flat[self.places["read"]] * self.places["factor"][:, None, None]
             return found.to(self.like.dtype).contiguous()
 
-        finished = self.table is None and shows_changes(self.filters.weights)
         key = "tap weights", self.filters.sizes, self.filters.symmetric
-        return cached_on(self.filters.weights if finished else None, self.like, key, make)
+        return cached_on(self.filters.weights if self.weights_stay else None, self.like, key, make)
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         image, pairs = self.image, self.filters.symmetric
