@@ -25,9 +25,10 @@ from torch.optim.swa_utils import update_bn
 
 from scalesteer import ScaleChannels, convert
 from scalesteer.app.device import commit
-from scalesteer.channels import at_sizes, resize
 from scalesteer.datasets.packages import fetch_package
 from scalesteer.files import write_atomically
+from scalesteer.joint import at_sizes
+from scalesteer.resize import resize
 
 SIZES = (0.5, 0.71, 1.0, 1.41, 2.0)  # of the photographs in a test, relative to training
 SCALES = (0.71, 1.0, 1.41, 2.0)  # of the converted layers

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import ScaleChannels
-from scalesteer.channels import resize
 from scalesteer.datasets.sources import fetch
+from scalesteer.resize import resize
 
 FRAME = 28  # pixels of a digit's square frame in training
 STRIDE = 4  # pixels from one place of the network's map to the next

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from scalesteer import ScaleChannels, ScaleSteerableConv2d, create_model
-from scalesteer.channels import JOINS, resize
+from scalesteer.channels import JOINS
 from scalesteer.datasets import sources
+from scalesteer.resize import resize
 
 SCALES = (0.5, 1.0, 1.7)
 
@@ -51,30 +52,7 @@ def spots(side, *where):
     return sum(h * (-((row - r) ** 2 + (column - c) ** 2) / (2 * w**2)).exp() for r, c, w, h in where)[None, None]
 
 
-# Resizing
-
-
-@pytest.mark.parametrize("size", [(10, 15), (33, 40), (20, 8), (7, 62), (1, 1), (20, 31)])
-def test_resizing_is_that_of_an_antialiased_cubic_interpolation(size):
-    x = torch.randn(2, 3, 20, 31, dtype=torch.float64, requires_grad=True)
-    expected = F.interpolate(x, size=size, mode="bicubic", antialias=True, align_corners=False)
-    actual = resize(x, size)
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-    weight = torch.randn_like(expected)
-    for first, second in zip(*(torch.autograd.grad((y * weight).sum(), x) for y in (actual, expected)), strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("factor", [0.25, 0.5, 0.71, 1.41, 2, 4])
-def test_resized_spots_miss_the_true_ones_by_at_most_three_quarters_of_linear_interpolation(factor):
-    side, width = 64, 1.2 * max(1, 1 / factor)  # 1.2 pixels at the coarser of the two sizes
-    small = round(side * factor)
-    ratio = small / side
-    place = (31.3, 30.1)
-    true = spots(small, *[(*((p + 0.5) * ratio - 0.5 for p in place), width * ratio, 1.0)])
-    x = spots(side, (*place, width, 1.0))
-    linear = F.interpolate(x, size=(small, small), mode="bilinear", antialias=True)
-    assert (resize(x, (small, small)) - true).norm() < 0.75 * (linear - true).norm()
+# Sizes of the channels
 
 
 def test_each_axis_has_its_own_factor():

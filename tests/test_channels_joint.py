@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from scalesteer import create_model
-from scalesteer.channels import ScaleChannels, at_sizes, resize
+from scalesteer.channels import ScaleChannels
+from scalesteer.joint import at_sizes
+from scalesteer.resize import resize
 
 SCALES, SIDES = (0.5, 1.0, 1.5), (6, 12, 18)
 TINY = {"widths": (3, 4), "kernel_size": 3, "subsample": (1,), "num_classes": 3, "hidden": 4}

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from scalesteer import ScaleChannels
-from scalesteer.channels import _find_grid, resize
+from scalesteer.places import find_grid
+from scalesteer.resize import resize
 from tests.test_channels import SCALES, Flat, spots
 
 
@@ -137,7 +138,7 @@ def test_the_grid_is_found_from_sizes(layers):
         for kernel, step, padding in layers:
             n = (n + 2 * padding - kernel) // step + 1
         counts.append(n)
-    found = _find_grid(lengths, counts)
+    found = find_grid(lengths, counts)
     assert found[0] == stride
     assert abs(found[1] - offset) <= max(0, stride - 2) / 4  # exact up to a stride of two
 
@@ -153,7 +154,7 @@ def test_the_grid_is_found_from_sizes(layers):
     ],
 )
 def test_a_stride_is_found_from_few_sizes_also_of_an_enlarging_network(lengths, counts, stride):
-    found = _find_grid(lengths, counts)
+    found = find_grid(lengths, counts)
     assert found[0] == stride
     assert stride > 0.5 or found[1] == -0.25
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from scalesteer import ScaleChannels
-from scalesteer.channels import JOINS, resize
+from scalesteer.channels import JOINS
+from scalesteer.resize import resize
 from tests.test_channels import SCALES, Flat
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from scalesteer import create_model, files, from_pretrained, list_models
 from scalesteer import export as exports
 from scalesteer.app import cli, load_model
-from scalesteer.channels import resize
 from scalesteer.datasets import load_split
 from scalesteer.export import ExportError, export
 from scalesteer.models import set_input_statistics
+from scalesteer.resize import resize
 from tests.app import jobs
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")

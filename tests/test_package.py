@@ -30,6 +30,8 @@ LIBRARY = (
     {"fast", "initialisation"},
     {"functional"},
     {"nn"},
+    {"resize"},
+    {"joint", "places"},
     {"channels", "conversion", "baselines", "testing"},
     {"models"},
     {"pretrained"},

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, Self, TypeGuard, overload
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, NoReturn, Self, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
-from scalesteer.fast import being_exported, being_traced
-from scalesteer.fast.memory import Cache, holds_numbers
-from scalesteer.geometry import no_autocast
+from scalesteer.fast import being_exported
+from scalesteer.joint import at_sizes, is_sequential
 from scalesteer.nn import evaluation_mode, twin
+from scalesteer.places import Grid, check_grid, on_one_grid
+from scalesteer.resize import resize
 
 JOINS = ("mean", "max", "logsumexp")
 BORDERS = {"zeros": "constant", "replicate": "replicate", "reflect": "reflect"}  # as `F.pad` calls them
 PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
-Grid = tuple[float, float]
 
 
 class ScaleChannels(nn.Module):
@@ -117,7 +118,7 @@ class ScaleChannels(nn.Module):
         self.drop = _checks.real("drop", drop)
         if not 0 <= self.drop < 1:
             raise ValueError(f"`drop` must be from 0 to below 1 (got {self.drop}).")
-        self.grid = None if grid is None else _check_grid(grid)
+        self.grid = None if grid is None else check_grid(grid)
         self.border = _checks.integer("border", border, minimum=0)
         self.border_mode = _checks.choice("border_mode", border_mode, tuple(BORDERS))
 
@@ -185,8 +186,9 @@ class ScaleChannels(nn.Module):
         kept = None
         if answers[0].ndim == 4:
             reference = self._reference_map(x) if self.grid is None and len(self.scales) == 1 else None
-            answers, kept = _on_one_grid(
-                answers, canvases, image, self.scales, self.grid, self.join, reference, self._borders
+            join = partial(_join, join=self.join)
+            answers, kept = on_one_grid(
+                answers, canvases, image, self.scales, self.grid, join, reference, self._borders
             )
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
         if self.training and self.net.training and self.drop:  # the network may be shared, and is in one mode
@@ -226,7 +228,7 @@ class ScaleChannels(nn.Module):
 
     def _answers(self, images: list[Tensor]) -> list[Tensor]:
         """What the network says of the image in each channel."""
-        together = self.net.training and len(images) > 1 and (hasattr(self.net, "at_sizes") or _is_sequential(self.net))
+        together = self.net.training and len(images) > 1 and (hasattr(self.net, "at_sizes") or is_sequential(self.net))
         answers: list[Any] = []
         try:
             if together:
@@ -297,145 +299,7 @@ class ScaleChannels(nn.Module):
         return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
 
 
-def at_sizes(module: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
-    """Apply a module to images of several sizes side by side; batch normalisation sees all of them as one batch.
-
-    An `nn.Sequential` is applied layer by layer. A module of another kind that holds batch normalisation says how its
-    parts are applied with a method `at_sizes(images)`, which calls this function for each. Everything else is applied
-    to one image after the other. Hooks of layers are called; those of modules that are taken apart are not.
-
-    Args:
-        module: Any module.
-        images: Batches `(B, C, H, W)` with the same B and C, or features of such, `(B, C)` or `(B, C, N)`.
-
-    Example:
-        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-        >>> [y.shape[-1] for y in at_sizes(net, [torch.rand(4, 1, 8, 8), torch.rand(4, 1, 5, 5)])]
-        [6, 3]
-    """
-    images = list(images)
-    if hasattr(module, "at_sizes"):
-        return list(module.at_sizes(images))  # type: ignore[operator]
-    if _is_sequential(module):
-        for layer in module:  # not children(), which leaves out one that comes twice
-            images = at_sizes(layer, images)
-        return images
-    if not isinstance(module, nn.modules.batchnorm._BatchNorm) or len(images) == 1:
-        return [module(x) for x in images]
-    if images[0].is_cuda and images[0].ndim == 4:
-        return _normalise_rows(module, images)
-    pixels = [x.flatten(2) if x.ndim > 2 else x[..., None] for x in images]  # (B, C, H W) each
-    joined = torch.cat(pixels, dim=2)
-    joined = module(joined if images[0].ndim < 4 else joined[..., None]).flatten(2)
-    # Copies: the next layer may work in place, which views of one tensor do not allow.
-    parts = joined.split([x.shape[2] for x in pixels], dim=2)
-    return [part.reshape(x.shape).clone() for part, x in zip(parts, images, strict=True)]
-
-
-def _normalise_rows(module: nn.Module, images: list[Tensor]) -> list[Tensor]:
-    """Batch normalisation of all pixels, each a row of its channels; the result is laid out so (channels_last).
-
-    A GPU sums rows of pixels with all its processors, but each plane of a channel with only one of them.
-    """
-    pixels = [x.permute(0, 2, 3, 1) for x in images]  # (B, H, W, C) each
-    joined = torch.cat([x.flatten(0, 2) for x in pixels])
-    joined = module(joined[None, :, None].permute(0, 3, 1, 2))  # (1, C, all pixels, 1)
-    rows = joined.permute(0, 2, 3, 1).flatten(0, 2).split([x.shape[:3].numel() for x in pixels])
-    return [part.unflatten(0, x.shape[:3]).permute(0, 3, 1, 2).clone() for part, x in zip(rows, pixels, strict=True)]
-
-
-def _is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images at another size, anti-aliased: `(B, C, H, W)` -> `(B, C, *size)`.
-
-    Pixels are unit squares and the image's edges stay where they are (``align_corners=False``); each axis has its own
-    factor. Deterministic, forward and backward. An axis that keeps its length is left as it is.
-
-    Example:
-        >>> resize(torch.ones(1, 1, 4, 6), (2, 9)).shape
-        torch.Size([1, 1, 2, 9])
-    """
-    matrices = []
-    for length, count in zip(x.shape[-2:], size, strict=True):
-        step = length / count
-        matrices.append(None if _equal(length, count) else _matrix(x, step / 2 - 0.5, step, count, length, _cubic))
-    return _multiply(x, *matrices)
-
-
-def halve(x: Tensor) -> Tensor:
-    """Images at half their size, without aliasing: `(B, C, H, W)` -> `(B, C, H // 2, W // 2)`.
-
-    Pixels are weighted by (1, 3, 3, 1) / 8 along both axes, a pixel of the result amid them; at the border those inside
-    share the weight of those outside. An odd image has a last row or column in which no pixel of the result lies.
-
-    Example:
-        >>> halve(torch.ones(1, 2, 8, 9)).shape
-        torch.Size([1, 2, 4, 4])
-    """
-    rows, columns = (_matrix(x, 0.5, 2.0, length // 2, length, _triangle) for length in x.shape[-2:])
-    return _multiply(x, rows, columns)
-
-
-def _equal(first: int, second: int) -> bool:
-    """Whether two lengths are known to be equal; to ask for a dynamic one would fix it in an exported program."""
-    return type(first) is int and type(second) is int and first == second
-
-
-def _cubic(distance: Tensor) -> Tensor:
-    """Keys' function, a = -1/2: on thin strokes it misses a third to three quarters as much as a triangle."""
-    d = distance.abs()
-    return torch.where(d < 1, 1 + d**2 * (1.5 * d - 2.5), (2 - 4 * d + 2.5 * d**2 - 0.5 * d**3) * (d < 2))
-
-
-def _triangle(distance: Tensor) -> Tensor:
-    """Linear interpolation, for logits: it never exceeds what it reads."""
-    return (1 - distance.abs()).clamp(min=0)
-
-
-def _multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """Multiply both axes of images by matrices; None leaves an axis as it is."""
-    if rows is None and columns is None:
-        return x
-    with no_autocast(x.device):  # half precision is for convolutions; pixels are mixed in float32 at least
-        y = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = y if columns is None else y @ columns.mT  # (..., W) -> (..., W')
-        if rows is not None:  # (B C, H, W') -> (B C, H', W'); a batched product fixes no size of an exported program
-            y = rows.expand(x.shape[0] * x.shape[1], -1, -1).bmm(y.flatten(0, 1)).unflatten(0, x.shape[:2])
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return y.to(x.dtype, memory_format=torch.channels_last if last else torch.contiguous_format)
-
-
-_matrices: Cache[Tensor] = Cache(most_bytes=1 << 26)  # of all images' sizes together
-
-
-def _matrix(x: Tensor, start: float, step: float, count: int, length: int, kernel: Callable[..., Tensor]) -> Tensor:
-    """The matrix `(count, length)` that reads a signal at start, start + step, …; kept for each size and device."""
-    key = (start, step, count, length, kernel, torch.promote_types(x.dtype, torch.float32), x.device)
-    if being_traced() or not holds_numbers(x):
-        return _make_matrix(*key)
-    return _matrices.get_or_make(key, lambda: _make_matrix(*key), x.device)
-
-
-def _make_matrix(
-    start: float,
-    step: float,
-    count: int,
-    length: int,
-    kernel: Callable[..., Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    work: dict[str, Any] = {"dtype": torch.float64, "device": device}
-    positions = (start + step * torch.arange(count, **work)).clamp(-0.5, length - 0.5)
-    # Where positions lie further apart than one, the function is stretched so that no sample is skipped.
-    weights = kernel((positions[:, None] - torch.arange(length, **work)) / torch.sym_max(1.0, step))
-    return (weights / weights.sum(1, keepdim=True)).to(dtype)
-
-
-def _join(z: Tensor, join: str, kept: Tensor | None) -> Tensor:
+def _join(z: Tensor, join: str, kept: Tensor | None = None) -> Tensor:
     """Join answers over the channels, or over those that are `kept`: `(S, B, classes, ...)` -> `(B, classes, ...)`."""
     if join == "mean":
         return z.mean(0) if kept is None else z.masked_fill(~kept, 0).sum(0) / kept.sum(0)
@@ -465,103 +329,3 @@ def canvas_size(image: tuple[int, int], scale: float) -> tuple[int, int]:
             " pixels: leave out the smallest `scales` or give larger images."
         )
     return height, width
-
-
-def _check_grid(grid: Any) -> Grid:
-    if not isinstance(grid, (tuple, list)) or len(grid) != 2:
-        raise ValueError(f"`grid` must be (stride, offset) (got {grid!r}).")
-    stride, offset = _checks.real("grid[0]", grid[0]), _checks.real("grid[1]", grid[1])
-    if stride <= 0:
-        raise ValueError(f"the stride in `grid` must be positive (got {stride}).")
-    return stride, offset
-
-
-def _on_one_grid(
-    maps: list[Tensor],
-    canvases: list[tuple[int, int]],
-    image: tuple[int, int],
-    scales: tuple[float, ...],
-    grid: Grid | None,
-    join: str,
-    reference: tuple[int, int] | None,
-    borders: list[int],
-) -> tuple[list[Tensor], Tensor]:
-    """The maps of all channels at the places of the reference grid; and where each channel sees, `(S, 1, 1, h, w)`.
-
-    A place covers several pixels of a finer map. They are joined as channels are: an object smaller than a place is not
-    averaged away.
-    """
-    parts = [math.ceil(scale) for scale in scales]  # how often a map is read within a place, along each axis
-    readings: list[list[Tensor | None]] = [[] for _ in maps]
-    seen: list[Tensor] = []
-    for axis in (0, 1):
-        lengths, counts = [canvas[axis] for canvas in canvases], [y.shape[2 + axis] for y in maps]
-        known = counts, [length + 2 * border for length, border in zip(lengths, borders, strict=True)]
-        if reference is not None:
-            known = [*counts, reference[axis]], [*known[1], image[axis]]
-        if grid is None and all(count == counts[0] for count in known[0]):  # each map covers its image in the same way
-            if any(borders):
-                raise ValueError(
-                    f"`border` (got {max(borders)}) cannot be cut off maps of {counts[0]} places in all channels, "
-                    "which tell no stride: give `grid`, (stride, offset), or border=0."
-                )
-            for reading in readings:
-                reading.append(None)
-            seen.append(torch.ones(len(maps), counts[0], dtype=torch.bool, device=maps[0].device))
-            continue
-        stride, offset = grid if grid is not None else _find_grid(known[1], known[0])
-        if reference is not None:
-            target = reference[axis]
-        elif 1.0 in scales:
-            target = counts[scales.index(1.0)]
-        else:
-            target = torch.sym_max(1, math.floor((image[axis] - 1 - 2 * offset) / stride) + 1)
-        inside = []
-        for y, reading, length, count, part, border in zip(
-            maps, readings, lengths, counts, parts, borders, strict=True
-        ):
-            factor = length / image[axis]
-            # Where the first place lies, in pixels of this map.
-            start = (border + (offset + 0.5) * factor - 0.5 - offset) / stride
-            same = not border and _equal(length, image[axis]) and _equal(count, target)
-            first = start + factor * (0.5 / part - 0.5)
-            reading.append(None if same else _matrix(y, first, factor / part, target * part, count, _triangle))
-            places = start + factor * torch.arange(target, dtype=torch.float64, device=y.device)
-            margin = torch.sym_max(1.0, factor) / 2 + 1e-6
-            inside.append((places >= -margin) & (places <= count - 1 + margin))
-        inside[-1] = torch.ones_like(inside[-1])  # the largest channel sees most; it answers everywhere
-        seen.append(torch.stack(inside))
-    kept = (seen[0][:, :, None] & seen[1][:, None, :])[:, None, None]
-    read = []
-    for y, reading, part in zip(maps, readings, parts, strict=True):
-        y = _multiply(y, *reading)
-        for i, matrix in enumerate(reading):
-            if matrix is not None and part > 1:
-                y = _join(y.unflatten(2 + i, (seen[i].shape[1], part)).movedim(3 + i, 0), join, None)
-        read.append(y)
-    return read, kept
-
-
-def _find_grid(lengths: list[int], counts: list[int]) -> Grid:
-    """Stride and offset of a network that makes `counts` output pixels of images of `lengths` pixels.
-
-    Equal padding on both sides means count - 1 = floor((length - 1 - 2 offset) / stride); each channel narrows down the
-    offset, a multiple of 1/2.
-    """
-    ratio = (max(lengths) - min(lengths)) / (max(counts) - min(counts))
-    # Few pixels let several strides fit: networks halve, and their padding is that of their filters.
-    guesses = range(1, 2 * math.ceil(ratio) + 1) if ratio > 0.75 else (1 / round(1 / ratio),)
-    found = []
-    for stride in guesses:
-        low = max(n - 1 - stride * count + min(1.0, stride) for n, count in zip(lengths, counts, strict=True))
-        high = min(n - 1 - stride * (count - 1) for n, count in zip(lengths, counts, strict=True))
-        if low <= high + 1e-9:
-            halves = stride < 1 or stride & (stride - 1) == 0  # type: ignore[operator]
-            found.append((not halves, abs(low + high) / 4, float(stride), (low + high) / 4))
-    if found:
-        return min(found)[2:]
-    pairs = ", ".join(f"{n} -> {count}" for n, count in zip(lengths, counts, strict=True))
-    raise ValueError(
-        f"no stride explains the sizes of the maps ({pairs}): give `grid`, (stride, offset), so that output pixel i of "
-        "`net` looks at input pixel offset + i * stride."
-    )

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, files
-from scalesteer.channels import ScaleChannels, resize
+from scalesteer.channels import ScaleChannels
 from scalesteer.models import network_of
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold
+from scalesteer.resize import resize
 
 Format = Literal["onnx", "pt2", "aoti"]
 SUFFIXES = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".pt2"}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks
 from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, evaluation_mode
+from scalesteer.resize import weigh
 
 Image = Callable[[Tensor, Tensor], Tensor]
 
@@ -198,8 +199,12 @@ def _interpolation(size: int, scale: float, border: float) -> tuple[Tensor, Tens
     centre = (size - 1) / 2
     position = torch.arange(size, dtype=torch.float64) - centre
     source = position / scale
-    distance = source[:, None] + centre - torch.arange(size, dtype=torch.float64)
-    kernel = torch.sinc(distance) * torch.sinc(distance / 8) * (distance.abs() < 8)
+    weights = weigh(source + centre, torch.arange(size, dtype=torch.float64), _lanczos)
     inside = centre - border * size
     keep = (position.abs() <= inside) & (source.abs() <= inside)
-    return kernel / kernel.sum(1, keepdim=True).where(keep[:, None], torch.ones(()).double()), keep
+    return weights.where(keep[:, None], 0), keep
+
+
+def _lanczos(distance: Tensor) -> Tensor:
+    """A sinc under a window of eight pixels to each side."""
+    return torch.sinc(distance) * torch.sinc(distance / 8) * (distance.abs() < 8)

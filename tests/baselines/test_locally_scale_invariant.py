@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from scalesteer import functional
-from scalesteer.baselines import KANAZAWA_SCALES, LocallyScaleInvariantConv2d, VectorFieldConv2d, _resized
+from scalesteer.baselines import KANAZAWA_SCALES, LocallyScaleInvariantConv2d
 from tests.baselines import slow
 
 
@@ -64,103 +62,6 @@ def test_every_geometry_reads_responses_at_the_windows_centres(channels, stride,
     assert layer(x).shape == plain(x.float()).shape
 
 
-@pytest.mark.parametrize(
-    ("channels", "options"),
-    [
-        (1, {"kernel_size": 3}),
-        (1, {"antialias": True}),
-        (4, {}),
-        (4, {"antialias": True, "kernel_size": 5}),
-        (3, {"kernel_size": 3, "stride": 2, "padding": 3}),
-        (2, {"padding": (0, 2), "dilation": (2, 1), "kernel_size": 3}),
-        (2, {"kernel_size": 3, "padding": "valid", "stride": (1, 3)}),
-        (2, {"padding": 6, "scales": (0.7,)}),
-    ],
-)
-def test_shorter_ways_give_the_same_with_gradients(monkeypatch, channels, options):
-    layer = make(channels, 6, **{"padding": "same", "scales": (0.5, 0.8, 1.0, 1.3), **options})
-    x = torch.randn(2, channels, 9, 12, dtype=torch.float64, requires_grad=True)
-    monkeypatch.setattr(_resized, "_frequencies_pay", lambda *sizes: True)
-    monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: True)
-    with monkeypatch.context() as patch:
-        patch.setattr(_resized, "_convolve_resized", None)
-        out = layer(x)
-    monkeypatch.setattr(_resized, "_frequencies_pay", lambda *sizes: False)
-    monkeypatch.setattr(_resized, "_maps_pay", lambda *sizes: False)
-    expected = layer(x)
-    assert out.is_contiguous()
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
-    grads = [torch.autograd.grad(y.square().sum(), (x, layer.weight)) for y in (out, expected)]
-    torch.testing.assert_close(*grads, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("padding", [3, 8])
-@pytest.mark.parametrize("vectors", [False, True])
-def test_frequencies_leave_ties_where_the_window_is_blank(monkeypatch, vectors, padding):
-    kind = {"padding": padding, "scales": (0.5, 1.0, 1.3), "dtype": torch.float32}
-    layer = VectorFieldConv2d(3, 4, vector_input=True, **kind) if vectors else make(6, 4, **kind)
-    layer.bias.data.fill_(0.5)
-    x = torch.zeros(2, 6, 24, 24)
-    x[:, :, 4:8, 5:9] = torch.randn(2, 6, 4, 4)
-    x = (x.unflatten(1, (3, 2)) if vectors else x).requires_grad_()
-    found = []
-    for pays in (True, False):
-        monkeypatch.setattr(_resized, "_frequencies_pay", lambda *sizes, pays=pays: pays)
-        out, winner = layer(x, return_scales=True)
-        found.append((out, winner, *torch.autograd.grad(out.square().sum(), (x, layer.weight))))
-    assert torch.equal(found[0][1], found[1][1])
-    assert (found[0][1] == 0).float().mean() > 0.3  # there are blank windows, and the lowest scale wins them
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
-def test_the_maximum_and_its_gradient_are_those_of_the_running_maximum():
-    draw = torch.Generator().manual_seed(0)
-    responses = [torch.randint(4, (2, 3, 5), generator=draw).double().requires_grad_() for _ in range(4)]  # with ties
-    best, winner = _resized._Largest.apply(*responses)
-    expected, index = functional.max_over_scales(iter(responses), 4, return_scales=True)
-    assert torch.equal(best, expected)
-    assert torch.equal(winner, index)
-    found = [torch.autograd.grad((y**2).sum(), responses, create_graph=True) for y in (best, expected)]
-    torch.testing.assert_close(*found)
-    second = [torch.autograd.grad(sum(g.sum() for g in grads), responses) for grads in found]
-    torch.testing.assert_close(*second)
-    with torch.no_grad():
-        responses[-1][0, 0, 0] = -torch.inf
-        best, winner = _resized._largest(responses)
-        expected, index = functional.max_over_scales(iter(responses), 4, return_scales=True)
-    assert best[0, 0, 0] == -torch.inf
-    assert torch.equal(best, expected)
-    assert torch.equal(winner, index)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "batch", "pixels", "ways"),
-    [
-        ((1, 30), 1, 28, ["taps", "taps", "taps", "resized", "resized", "resized"]),
-        ((16, 24), 32, 20, ["frequencies"] * 6),
-        ((16, 24), 1, 20, ["resized"] * 6),
-        ((64, 64), 8, 28, ["resized"] * 6),  # filters would outweigh the images
-        ((2, 3), 4, 200, ["resized"] * 6),
-    ],
-)
-def test_the_shorter_way_is_taken_where_there_is_one(monkeypatch, arguments, batch, pixels, ways):
-    taken = []
-    names = {"_multiply_taps": "taps", "_multiply_frequencies": "frequencies", "_convolve_resized": "resized"}
-    for name, way in names.items():
-        original = getattr(_resized, name)
-        monkeypatch.setattr(_resized, name, lambda *a, f=original, way=way: taken.append(way) or f(*a))
-    layer = make(*arguments, padding="same")
-    x = torch.randn(batch, arguments[0], pixels, pixels, dtype=torch.float64)
-    layer(x)
-    assert taken == ways
-    if "frequencies" in ways:  # half precision is for convolutions
-        taken.clear()
-        with torch.autocast("cpu", torch.bfloat16):
-            layer.float()(x.float())
-        layer.to(torch.bfloat16)(x.to(torch.bfloat16))
-        assert taken == ["resized"] * 12
-
-
 @pytest.mark.parametrize(("channels", "mode"), [(2, "circular"), (1, "zeros")])
 def test_one_scale_is_conv2d(channels, mode):
     layer = make(channels, 4, 5, 2, 1, groups=channels, padding_mode=mode, scales=(1.0,))
@@ -168,17 +69,6 @@ def test_one_scale_is_conv2d(channels, mode):
     plain.load_state_dict(layer.state_dict())
     x = torch.randn(2, channels, 9, 11, dtype=torch.float64)
     torch.testing.assert_close(layer(x), plain(x), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize(("length", "size"), [(28, 18), (28, 22), (28, 35), (28, 56), (40, 25), (7, 3), (5, 1), (1, 2)])
-def test_resize_matrix_is_that_of_torch(length, size, antialias):
-    x = torch.randn(1, 2, length, 6, dtype=torch.float64)
-    step = length / size
-    spread = step if antialias else 1.0
-    matrix = _resized.resize_matrix(step / 2 - 0.5, step, size, length, spread, dtype=torch.float64)
-    expected = F.interpolate(x, (size, 6), mode="bilinear", antialias=antialias)
-    torch.testing.assert_close(matrix @ x, expected, rtol=0, atol=1e-12)
 
 
 def blob(size, sigma):
@@ -269,16 +159,6 @@ def test_image_smaller_than_the_filter_is_right():
     x = torch.randn(1, 1, 3, 2, dtype=torch.float64)
     expected = slow.responses(x.numpy(), layer.weight.detach().numpy(), layer.scales)
     np.testing.assert_allclose(layer(x).detach().numpy(), expected.max(0), atol=1e-12)
-
-
-def test_matrices_made_in_inference_mode_serve_training_later():
-    _resized._cached.cache_clear()
-    layer = LocallyScaleInvariantConv2d(1, 1, padding="same")
-    x = torch.randn(1, 1, 13, 13, requires_grad=True)
-    with torch.inference_mode():
-        layer(x)
-    layer(x).sum().backward()
-    assert x.grad.abs().sum() > 0
 
 
 def test_repr_hides_defaults():

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scalesteer.resize import triangle, weigh
+
 
 @dataclass(frozen=True)
 class Augmentation:
@@ -64,8 +66,7 @@ def _matrices(
     # Weights also of the pixels beyond the border, so that what is seen there counts.
     beyond = math.ceil((centre + shift) / smallest - centre + max(1.0, 1 / smallest))
     lines = torch.arange(-beyond, size + beyond, device=factors.device)
-    weights = (1 - (lines - places[..., None]).abs() / width[..., None]).clamp(min=0)  # (B, size, size + 2 beyond)
-    weights = weights / weights.sum(-1, keepdim=True)
+    weights = weigh(places, lines, triangle, width[..., None])  # (B, size, size + 2 beyond)
     if not mirrored:
         return weights[..., beyond : beyond + size]
     lines = lines % (2 * size)  # a b c | c b a | a b c ...

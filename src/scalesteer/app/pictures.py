@@ -73,7 +73,7 @@ def read_picture(
             until all of it fits. It is centred, and the rest gets the mean colour of its border. ``"crop"`` keeps its
             scale; of a larger picture the centre is cut out, a smaller one is padded in the same way. ``"resize"``
             enlarges or shrinks it, with its aspect kept, until it covers the canvas, and cuts out the centre. Resizing
-            is anti-aliased, by the cubic function of :func:`scalesteer.channels.resize`.
+            is anti-aliased, by the cubic function of :func:`scalesteer.resize.resize`.
         contrast: Lay transparent parts over white instead, if what is seen is dark.
 
     Shape:

@@ -21,10 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
-from scalesteer.channels import ScaleChannels, at_sizes, halve
+from scalesteer.channels import ScaleChannels
 from scalesteer.harmonics import LogRadialBasis
+from scalesteer.joint import at_sizes
 from scalesteer.models.network import Models, Network, Plan, Scales
 from scalesteer.nn import MultiScaleConv2d, ScaleSteerableConv2d
+from scalesteer.resize import halve
 
 Convolution = nn.Conv2d | MultiScaleConv2d
 

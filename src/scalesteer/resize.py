@@ -1,0 +1,125 @@
+"""Resampling by matrices: an image of another size is one product with a matrix along each of its axes.
+
+A matrix reads a line of pixels at other places. It is made in float64, and its rows add up to 1. Products with it are
+batched and deterministic, forward and backward, and need no control flow that depends on data. Scale channels, the
+meters of :mod:`scalesteer.testing`, the compared methods and augmentation share what is here.
+
+The built-in datasets do not: their weights are whole numbers, so that every machine makes the same bytes
+(`scalesteer.datasets.scale`, `scalesteer.datasets.sized`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalesteer.fast import being_traced
+from scalesteer.fast.memory import Cache, holds_numbers
+from scalesteer.geometry import no_autocast
+
+Kernel = Callable[[Tensor], Tensor]  # the weight of a pixel by its distance from the place that is read
+
+
+def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images at another size, anti-aliased: `(B, C, H, W)` -> `(B, C, *size)`.
+
+    Pixels are unit squares and the image's edges stay where they are (``align_corners=False``); each axis has its own
+    factor. Deterministic, forward and backward. An axis that keeps its length is left as it is.
+
+    Example:
+        >>> resize(torch.ones(1, 1, 4, 6), (2, 9)).shape
+        torch.Size([1, 1, 2, 9])
+    """
+    matrices = []
+    for length, count in zip(x.shape[-2:], size, strict=True):
+        step = length / count
+        matrices.append(None if equal(length, count) else matrix(x, step / 2 - 0.5, step, count, length, cubic))
+    return multiply(x, *matrices)
+
+
+def halve(x: Tensor) -> Tensor:
+    """Images at half their size, without aliasing: `(B, C, H, W)` -> `(B, C, H // 2, W // 2)`.
+
+    Pixels are weighted by (1, 3, 3, 1) / 8 along both axes, a pixel of the result amid them; at the border those inside
+    share the weight of those outside. An odd image has a last row or column in which no pixel of the result lies.
+
+    Example:
+        >>> halve(torch.ones(1, 2, 8, 9)).shape
+        torch.Size([1, 2, 4, 4])
+    """
+    rows, columns = (matrix(x, 0.5, 2.0, length // 2, length, triangle) for length in x.shape[-2:])
+    return multiply(x, rows, columns)
+
+
+def equal(first: int, second: int) -> bool:
+    """Whether two lengths are known to be equal; to ask for a dynamic one would fix it in an exported program."""
+    return type(first) is int and type(second) is int and first == second
+
+
+def cubic(distance: Tensor) -> Tensor:
+    """Keys' function, a = -1/2: on thin strokes it misses a third to three quarters as much as a triangle."""
+    d = distance.abs()
+    return torch.where(d < 1, 1 + d**2 * (1.5 * d - 2.5), (2 - 4 * d + 2.5 * d**2 - 0.5 * d**3) * (d < 2))
+
+
+def triangle(distance: Tensor) -> Tensor:
+    """Linear interpolation: it never exceeds what it reads."""
+    return (1 - distance.abs()).clamp(min=0)
+
+
+def weigh(places: Tensor, pixels: Tensor, kernel: Kernel, spread: Any = 1.0) -> Tensor:
+    """The weights of pixels for each place: `(..., places)`, `(pixels,)` -> `(..., places, pixels)`; rows add up to 1.
+
+    `spread`, a number or a tensor that fits the result, stretches the kernel.
+    """
+    weights = kernel((places[..., None] - pixels) / spread)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def multiply(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """Multiply both axes of images by matrices; None leaves an axis as it is."""
+    if rows is None and columns is None:
+        return x
+    with no_autocast(x.device):  # half precision is for convolutions; pixels are mixed in float32 at least
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        y = y if columns is None else y @ columns.mT  # (..., W) -> (..., W')
+        if rows is not None:  # (B C, H, W') -> (B C, H', W'); a batched product fixes no size of an exported program
+            y = rows.expand(x.shape[0] * x.shape[1], -1, -1).bmm(y.flatten(0, 1)).unflatten(0, x.shape[:2])
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return y.to(x.dtype, memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+_matrices: Cache[Tensor] = Cache(most_bytes=1 << 26)  # of all images' sizes together
+
+
+def matrix(
+    x: Tensor, start: float, step: float, count: int, length: int, kernel: Kernel, spread: float | None = None
+) -> Tensor:
+    """The matrix `(count, length)` that reads a line at start, start + step, …; kept for each size and device.
+
+    Places beyond the line read its first or last pixel. `spread` above 1 stretches the kernel. By default it is the
+    step, so that no pixel is skipped where places lie further apart than one.
+    """
+    spread = step if spread is None else spread
+    key = (start, step, count, length, kernel, spread, torch.promote_types(x.dtype, torch.float32), x.device)
+    if being_traced() or not holds_numbers(x):
+        return _make_matrix(*key)
+    return _matrices.get_or_make(key, lambda: _make_matrix(*key), x.device)
+
+
+def _make_matrix(
+    start: float,
+    step: float,
+    count: int,
+    length: int,
+    kernel: Kernel,
+    spread: float,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    work: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    places = (start + step * torch.arange(count, **work)).clamp(-0.5, length - 0.5)
+    return weigh(places, torch.arange(length, **work), kernel, torch.sym_max(1.0, spread)).to(dtype)
