@@ -25,13 +25,24 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from paper import ROOT, anysize, cells, claims, datasets, distortion, measures, quickstart, report, reproduced
+from paper import (
+    ROOT,
+    anysize,
+    cells,
+    claims,
+    conversion,
+    datasets,
+    distortion,
+    measures,
+    quickstart,
+    report,
+    reproduced,
+    speed,
+)
 from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
-from speed import convert, simulation
-from speed import report as speed
 
-MODULES = (anysize, claims, datasets, distortion, measures, quickstart, report, reproduced, speed)
+MODULES = (anysize, claims, conversion, datasets, distortion, measures, quickstart, report, reproduced, speed)
 """Whose views the markers can name."""
 
 TABLE = re.compile(r"<!-- table: (.+?) -->")
@@ -55,10 +66,8 @@ class Change(NamedTuple):
 
 def views() -> dict[str, Callable[..., Any]]:
     """What markers can call: all views, those of `data` with the results of results/."""
-    others: dict[str, Any] = {**convert.VIEWS, **simulation.VIEWS}
-    found = VIEWS | others
-    of_results = [name for name, function in found.items() if "data" in inspect.signature(function).parameters]
-    return found | {name: partial(found[name], cells.published()) for name in of_results}
+    of_results = [name for name, function in VIEWS.items() if "data" in inspect.signature(function).parameters]
+    return VIEWS | {name: partial(VIEWS[name], cells.published()) for name in of_results}
 
 
 def evaluator() -> Callable[[str], str]:

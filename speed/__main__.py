@@ -1,4 +1,4 @@
-"""Speed and memory beside plain convolutions, and a simulation of large sweeps: `python -m speed`."""
+"""Speed and memory beside plain convolutions: `python -m speed`."""
 
 from __future__ import annotations
 
@@ -64,43 +64,6 @@ class Costs:
         for loss, case in costs.losses(self.shapes, found):
             if loss > 1.0:
                 print(f"{loss:6.2f}  {bench.describe(case.to_dict())}")
-
-
-@app.command("epoch")
-@dataclass(frozen=True)
-class Epoch:
-    """Time a training epoch on STIR-MNIST: our networks beside STIR's plain CNN.
-
-    Example: python -m speed epoch --output results/bench/stir-epoch.json
-    """
-
-    device: Device = "auto"
-    output: Path = Path("epoch.json")
-    """The file to write; results/bench/stir-epoch.json is what docs/evidence/stir.md shows."""
-
-    def run(self) -> None:
-        """Measure and print seconds."""
-        from speed import epoch
-
-        for line, seconds in epoch.run(self.output, device=self.device).items():
-            print(f"{seconds:8.2f} s  {line}")
-        print(self.output)
-
-
-@app.command("simulate")
-@dataclass(frozen=True)
-class Simulate:
-    """Simulate a sweep of many runs on many GPUs whose machines die now and then, from measured times of runs.
-
-    Example: python -m speed simulate
-    """
-
-    def run(self) -> None:
-        """Simulate, keep the numbers in results/bench and print them."""
-        from speed import simulation
-
-        simulation.measure()
-        print(simulation.sweep_table())
 
 
 @app.command("convert")

@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,16 +20,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.convert_resnet import resnet
-from paper.markdown import table
 from scalesteer import PAPER_SCALES, FoldedScaleConv2d, ScaleChannels, convert, fold
 from scalesteer.app.device import pick_device, warm_up
 from scalesteer.files import require, write_atomically
 from speed.bench import environment, seconds
 
-ROOT = Path(__file__).parents[1]
-COSTS, ERRORS = (ROOT / "results" / name for name in ("bench/convert.json", "guide/convert-resnet.json"))
-COMMAND = "python -m speed convert --output results/bench/convert.json"
-EXAMPLE = "python examples/convert_resnet.py --output results/guide/convert-resnet.json"
 SIDE, WIDTH, BATCH = 64, 32, 8
 METHOD = (
     "A ResNet of seven 3 x 3 convolutions, 32 to 128 channels, on images of 3 x 64 x 64, float32. Training: forward, "
@@ -136,43 +130,3 @@ def run(output: Path, *, device: str = "auto", rounds: int = 15, limit_s: float 
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, (json.dumps(result, indent=1) + "\n").encode())
     return result
-
-
-def conversion_errors() -> str:
-    """The errors of examples/convert_resnet.py by size, as a table: the network, and what each way ends with.
-
-    Conversions that nobody trained further are left out, and so are steps half-way (new batch statistics).
-    """
-    result = json.loads(ERRORS.read_text())
-    head = ("error in %, photographs of size", *result["rows"][0]["errors"], "mean", "s per epoch")
-    rows = [head]
-    for row in result["rows"]:
-        if row["model"].endswith("new batch statistics") or (
-            row["model"].startswith("converted") and not row["epochs"]
-        ):
-            continue
-        errors, seconds_per_epoch = row["errors"].values(), row.get("epoch_s")
-        name = row["model"] + (", one epoch more" if row["epochs"] else "")
-        shown = "" if seconds_per_epoch is None else f"{seconds_per_epoch:.2g}"
-        rows.append((name, *(f"{error:.1f}" for error in errors), f"{mean(errors):.1f}", shown))
-    about = f"{result['device']}, {result['train']:,} photographs for training and {result['test']:,} for testing"
-    return f"{table(rows)}\n\n{about}, {result['seconds']:.0f} s in all; `{EXAMPLE}`."
-
-
-def conversion_times(name: str, work: str) -> str:
-    """How many times the network's time a contender takes in "training" or "inference"."""
-    return f"{json.loads(COSTS.read_text())[work][name]['times_network']:.2g}"
-
-
-def conversion_error(model: str, epochs: int = 0, size: str = "") -> str:
-    """The error in % of a row of examples/convert_resnet.py at a size, by default the mean over all."""
-    rows = json.loads(ERRORS.read_text())["rows"]
-    errors = next(r["errors"] for r in rows if (r["model"], r["epochs"]) == (model, epochs))
-    return f"{errors[size] if size else mean(errors.values()):.1f}"
-
-
-VIEWS = {
-    "conversion_errors": conversion_errors,
-    "conversion_times": conversion_times,
-    "conversion_error": conversion_error,
-}

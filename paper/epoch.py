@@ -1,4 +1,8 @@
-"""A training epoch on STIR-MNIST: our networks beside STIR's plain CNN, in turns, in one process."""
+"""A training epoch on STIR-MNIST: our networks beside STIR's plain CNN, in turns, in one process.
+
+``python -m paper.epoch`` times it on this machine and keeps results/bench/stir-epoch.json, which docs/evidence/stir.md
+shows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paper import grids
+from paper import RESULTS, grids
 from paper.anysize import STIR_PLAIN
 from scalesteer.app import environment, pick_device
 from scalesteer.app.loop import State, initial_state, make_update
@@ -81,3 +85,8 @@ def _timer(state: State, config: Any, images: ImageSet) -> Callable[[], float]:
         return time.perf_counter() - began
 
     return sample
+
+
+if __name__ == "__main__":
+    for name, taken in run(RESULTS / "bench" / "stir-epoch.json").items():
+        print(f"{taken:8.2f} s  {name}")

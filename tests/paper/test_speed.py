@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from speed import report
+from paper import speed
 
 
 def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, monkeypatch):
@@ -24,51 +24,49 @@ def test_a_group_that_was_measured_again_takes_the_place_of_the_first(tmp_path, 
         }
         (tmp_path / name).write_text(json.dumps({"environment": about | {"commit": commit}, "measurements": cases}))
 
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(speed, "RESULTS", tmp_path)
     write("cpu.json", "a" * 40, large=111, baselines=222)
     write("cpu-baselines.json", "b" * 40, baselines=333)
-    found = {
-        case["group"]: case["contenders"]["a net"]["images_per_s"] for case in report.load()["cpu"]["measurements"]
-    }
+    found = {case["group"]: case["contenders"]["a net"]["images_per_s"] for case in speed.load()["cpu"]["measurements"]}
     assert found == {"large": 111, "baselines": 333}
     where = "d, torch 2, Python 3, commit aaaaaaa; `python -m speed bench cpu.json`"
-    assert report.speed_sources() == f"- two CPU threads: {where}; baselines again on d, commit bbbbbbb."
+    assert speed.speed_sources() == f"- two CPU threads: {where}; baselines again on d, commit bbbbbbb."
 
 
 def test_single_layers_show_failures_and_where_ours_is_slower(monkeypatch):
-    result = report.load()["cpu"]
-    slow, failed, *_ = (case for case in report.of_group(result, "layer") if case["train"])
+    result = speed.load()["cpu"]
+    slow, failed, *_ = (case for case in speed.of_group(result, "layer") if case["train"])
     slow["contenders"]["direct"] = {"ms": slow["contenders"]["auto"]["ms"] / 2}
     failed["contenders"]["auto"] = {"error": "out of memory"}
-    monkeypatch.setattr(report, "load", lambda: {"cpu": result})
-    rows = report.speed_layers().splitlines()[2:]
+    monkeypatch.setattr(speed, "load", lambda: {"cpu": result})
+    rows = speed.speed_layers().splitlines()[2:]
     assert rows[0].endswith("| 0.5 (slower) |")
     assert "| out of memory |" in rows[1]
     assert rows[1].endswith("|  |")
 
 
 def test_numbers_of_sentences_are_those_of_the_first_case():
-    for name, result in report.load().items():
+    for name, result in speed.load().items():
         for work in ("training", "inference"):
-            cases = report.of_group(result, "network")
+            cases = speed.of_group(result, "network")
             found = next(case["contenders"] for case in cases if case["train"] == (work == "training"))
             times = {who: found[who]["ms"] for who in ("auto", "direct", "plain")}
-            assert report.speed_rate(name, work) == report.number(found["auto"]["images_per_s"])
-            assert float(report.speed_share(name, work)) == pytest.approx(100 * times["plain"] / times["auto"], abs=0.6)
-            assert float(report.speed_gain(name, work)) == pytest.approx(times["direct"] / times["auto"], rel=0.06)
-            assert f"| {report.number(found['auto']['images_per_s'])} | " in report.speed_networks()
+            assert speed.speed_rate(name, work) == speed.number(found["auto"]["images_per_s"])
+            assert float(speed.speed_share(name, work)) == pytest.approx(100 * times["plain"] / times["auto"], abs=0.6)
+            assert float(speed.speed_gain(name, work)) == pytest.approx(times["direct"] / times["auto"], rel=0.06)
+            assert f"| {speed.number(found['auto']['images_per_s'])} | " in speed.speed_networks()
 
 
 def test_how_many_times_a_plain_network_takes_is_the_inverse_of_its_share():
-    ours = next(case for case in report.of_group(report.load()["cpu"], "network") if case["train"])["contenders"]
-    assert report.speed_times("cpu") == f"{ours['auto']['ms'] / ours['plain']['ms']:.1f}"
+    ours = next(case for case in speed.of_group(speed.load()["cpu"], "network") if case["train"])["contenders"]
+    assert speed.speed_times("cpu") == f"{ours['auto']['ms'] / ours['plain']['ms']:.1f}"
 
 
 def test_plots_have_the_measured_rates():
-    plots = report.plots()
+    plots = speed.plots()
     assert set(plots) == {f"bench/{name}-{kind}.png" for name in ("cpu", "h200") for kind in ("network", "growth")}
     assert all("on " in plot.get_suptitle() for plot in plots.values())  # which device
-    training = next(case for case in report.of_group(report.load()["cpu"], "network") if case["train"])
+    training = next(case for case in speed.of_group(speed.load()["cpu"], "network") if case["train"])
     bars = plots["bench/cpu-network.png"].axes[0].patches
     rates = [training["contenders"][name]["images_per_s"] for name in ("spectral", "direct", "plain")]
     assert [bar.get_height() for bar in bars] == rates
@@ -83,9 +81,9 @@ def test_situations_show_rates_latencies_and_what_is_missing(tmp_path, monkeypat
     ours = {"ms": 2.5, "images_per_s": 1234, "times_plain": 0.625, "times_direct": 12.5}
     cases = [case({"auto": ours}), case({"auto": ours | {"times_direct": None}}, train=False, batch=1)]
     (tmp_path / "cpu.json").write_text(json.dumps({"environment": {}, "measurements": cases}))
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    rows = report.speed_situations().splitlines()
+    monkeypatch.setattr(speed, "RESULTS", tmp_path)
+    rows = speed.speed_situations().splitlines()
     assert "| two CPU threads, training, batch 64 | 1,234 images/s | 0.62 | 12 |" in rows
     assert "| two CPU threads, one image | 2.5 ms | 0.62 |  |" in rows
     assert "| H200, one image | – |  |  |" in rows
-    assert len(rows) == 2 + len(report.SITUATIONS)
+    assert len(rows) == 2 + len(speed.SITUATIONS)
