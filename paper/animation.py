@@ -201,8 +201,9 @@ class Stage:
             ring.set(center=centre, radius=self.radius * one.scale)
         for mark, values in self.marks:
             mark.set_data([one.scale], [values[index]])
-        self.canvas.draw()
-        return require("PIL.Image").fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB")
+        self.canvas.draw()  # type: ignore[no-untyped-call]
+        pixels = self.canvas.buffer_rgba()  # type: ignore[no-untyped-call]
+        return require("PIL.Image").fromarray(np.asarray(pixels)).convert("RGB")
 
 
 def palette() -> Any:

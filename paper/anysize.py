@@ -17,9 +17,9 @@ import pandas as pd
 
 import paper
 from paper import RESULTS, cells, curves, grids, recorded
-from paper.cells import GAP, Data, lines, values
+from paper.cells import Data, lines, values
 from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
-from paper.markdown import table, view, words
+from paper.markdown import GAP, table, view, words
 from scalesteer.app.config import RunConfig
 from scalesteer.datasets import SIZED_DATASETS
 
@@ -294,8 +294,8 @@ def mean_error(data: Data, name: str, line: str, column: str = "", measure: str 
 @view
 def difference(data: Data, name: str, first: str, second: str, column: str = "", measure: str = "outside") -> str:
     """The 95 % interval of the first line's error minus the second's, in points."""
-    pair = (Cell(name, _line(name, line), column, measure) for line in (first, second))
-    return str(cells.minus(data, *pair)).strip("*")
+    ours, theirs = (Cell(name, _line(name, line), column, measure) for line in (first, second))
+    return str(cells.minus(data, ours, theirs)).strip("*")
 
 
 @view
@@ -329,9 +329,8 @@ def larger_experiments(data: Data) -> str:
     found.append(
         ("[photographs](docs/evidence/photographs.md), half to twice the size", "rescaled-cifar10", "", "outside")
     )
-    head = ("mean error in %", "random resizing, as long", "scale channels", "neither")
-    head += ("scale channels minus random resizing, 95 %", "seeds")
-    rows: list[Sequence[str]] = [head]
+    head = ["mean error in %", "random resizing, as long", "scale channels", "neither"]
+    rows: list[Sequence[str]] = [[*head, "scale channels minus random resizing, 95 %", "seeds"]]
     for what, name, column, measure in found:
         errors = [mean_error(data, name, line, column, measure) for line in (rival, "ours", TWIN)]
         seeds = [repeats_of(name, line) for line in (rival, "ours", TWIN)]

@@ -82,9 +82,10 @@ def load(folder: Path = RESULTS) -> Data:
 def _by_size(result: results.Result) -> dict[str, float]:
     """Errors at each size of the object, and inside and outside the training sizes: inside is all, if all were seen."""
     found = {f"size {row['from']:.3g}": 100 * row["error"] for row in result.get("test_error_by_scale", ())}
-    inside = result.get("test_error_inside", result.get("test_error", math.nan))
-    found |= {"inside": 100 * inside, "outside": 100 * result.get("test_error_outside", math.nan)}
-    return found | {"1 - size correlation": 1 - result.get("size_correlation", math.nan)}
+    result = dict.fromkeys(("test_error", "test_error_outside", "size_correlation"), math.nan) | result
+    found |= {"inside": 100 * result.get("test_error_inside", result["test_error"])}
+    found |= {"outside": 100 * result["test_error_outside"]}
+    return found | {"1 - size correlation": 1 - result["size_correlation"]}
 
 
 published = lru_cache(maxsize=1)(load)
@@ -249,7 +250,7 @@ class Summary(NamedTuple):
 
     mean: float
     deviation: float
-    count: int
+    size: int
 
     @classmethod
     def of(cls, sample: Sequence[float]) -> Summary:
@@ -260,8 +261,8 @@ class Summary(NamedTuple):
 def between(first: Summary, second: Summary | None = None) -> tuple[float, float]:
     """The ends of Student's 95 % interval of a mean, or of Welch's of the first mean minus the second."""
     samples = [first] if second is None else [first, second]
-    variances = [own.deviation**2 / own.count for own in samples]  # of the means
-    shares = (variance**2 / (own.count - 1) for variance, own in zip(variances, samples, strict=True))
+    variances = [own.deviation**2 / own.size for own in samples]  # of the means
+    shares = (variance**2 / (own.size - 1) for variance, own in zip(variances, samples, strict=True))
     freedom = sum(variances) ** 2 / sum(shares) if any(variances) else 1.0  # of one sample, its size less one
     reach = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(variances))
     centre = first.mean - (second.mean if second else 0.0)

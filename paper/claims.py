@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from paper import grids
-from paper.cells import GAP, Data, Interval, Summary, between, columns, mean, minus, values
+from paper.cells import Data, Interval, Summary, between, columns, mean, minus, values
 from paper.distortion import MORE_EPOCHS, epochs_of
 from paper.grids import EXPERIMENTS, FEW_IMAGES, OTHERS, PAPER, PAR, SOME_SIZES, STRENGTHS, Cell
-from paper.markdown import table, view, words
+from paper.markdown import GAP, table, view, words
 from scalesteer.datasets.scale import SPLITS
 
 

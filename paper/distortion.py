@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from paper import RESULTS, cells, curves, grids
-from paper.cells import DISTORTIONS, GAP, Data, columns, lines, load, runs, values
+from paper.cells import DISTORTIONS, Data, columns, lines, load, runs, values
 from paper.grids import PAPER, STRENGTHS, Cell
-from paper.markdown import view
+from paper.markdown import GAP, view
 from scalesteer.datasets import ELASTIC_ALPHAS
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def plot_filters_and_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
     """First-layer filters of both networks (a), and their average feature maps for several inputs (b)."""
     heights = 0.75 * _filter_lines(ss, lsi) + 0.7, 4.8
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=heights)
+    (above,), (below,) = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
     _draw_filters(above, ss, lsi, "(a) ")
     _draw_feature_maps(below, ss, lsi, images, "(b) ")
     return figure
@@ -298,7 +298,7 @@ def _load_run(flag: str, run: Path | None, model: str) -> tuple[Network, RunConf
         made = f"`scalesteer train --model {model}` makes one"
         raise ValueError(f"the figure shows a trained {model}: give its run with --{flag} RUN ({made}).")
     network, config = load_model(run)
-    if config.model != model:
+    if config.model != model or not isinstance(network, Network):
         raise ValueError(f"`{flag}` must be a run of {model} (got one of {config.model}).")
     return network, config
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -221,7 +221,7 @@ def measure(networks: Mapping[str, Network]) -> dict[str, Any]:
 def main(runs: Path = Path("runs")) -> None:
     """Measure the networks of the paper's comparison, and keep what was found."""
     names = {method: grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN")}
-    found = measure({method: load_model(runs / name)[0] for method, name in names.items()})
+    found = measure({method: cast(Network, load_model(runs / name)[0]) for method, name in names.items()})
     kept = {"source": f"python -m paper.layers; {', '.join(names.values())}", **found}
     write_atomically(RESULTS / "figures" / "layers.json", (json.dumps(kept, indent=1) + "\n").encode())
 

@@ -98,7 +98,7 @@ class Settings:
             return create_model(kind, "mnist-scale", kernel_size=size, channels=self.channels, drop=self.drop)
         if name == "pooled-cnn":
             return create_model(name, "mnist-scale", kernel_size=self.kernel_size)
-        own = {"scales": self.filter_scales, "basis": self.basis} if name == "ss-cnn" else {}
+        own: dict[str, Any] = {"scales": self.filter_scales, "basis": self.basis} if name == "ss-cnn" else {}
         return create_model(name, "mnist-scale", upsample=1, widths=self.widths, **own)
 
     def tested(self, name: str, model: nn.Module) -> nn.Module:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from paper import RESULTS, anysize, cells, curves, distortion, grids
-from paper.cells import GAP, SIZES, Data, columns, interval, lines, load, mean, minus, runs, show, values
+from paper.cells import SIZES, Data, columns, interval, lines, load, mean, minus, runs, show, values
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, PAPER, STRENGTHS, Cell
+from paper.markdown import GAP, view, words
 from paper.markdown import table as markdown
-from paper.markdown import view, words
 from scalesteer.app.loop import SCALE_BINS
 from scalesteer.datasets.scale import SPLITS
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from paper import recorded
-from paper.cells import GAP, Data, Interval, Summary, between, columns, lines, mean, minus, show, spread, values
+from paper.cells import Data, Interval, Summary, between, columns, lines, mean, minus, show, spread, values
 from paper.claims import FORMS, PUBLISHED, SIX_NUMBERS, Pair, decide, measured, papers, summary
 from paper.grids import OTHERS, PAPER, Cell
-from paper.markdown import table, view
+from paper.markdown import GAP, table, view
 from scalesteer.datasets.scale import SPLITS
 
 EXACT = 1e-12  # relative; what is closer is equal to rounding

@@ -60,8 +60,9 @@ def speed_situations() -> str:
         ("SS-CNN, unless it says otherwise", "ours", "of the plain network's rate", "times one convolution per scale")
     ]
     cases = [case | {"device": name} for name, result in load().items() for case in result["measurements"]]
+    missing: Record = {"contenders": {}}
     for what, (ours, wanted) in SITUATIONS.items():
-        case = next((case for case in cases if case.items() >= wanted.items()), {"contenders": {}})
+        case = next((case for case in cases if case.items() >= wanted.items()), missing)
         found = case["contenders"].get(ours, {})
         if "ms" not in found:
             rows.append((what, GAP, "", ""))

@@ -98,11 +98,13 @@ class Case:
 
     def layer(self, backend: str) -> ScaleSteerableConv2d:
         """The layer of a case, with a backend or with what is measured as one of :data:`LOBES`."""
-        size = self.kernel_size
+        if self.channels is None:
+            raise ValueError(f"a case of {self.group} measures a network, not a layer.")
+        (fan_in, fan_out), size = self.channels, self.kernel_size
         options = self.options | ({"basis": LOBES[backend]} if backend in LOBES else {})
         options |= {"scales": self.scales, "backend": "fast" if backend in LOBES else backend}
         padding = self.dilation * (size // 2)
-        return ScaleSteerableConv2d(*self.channels, size, padding=padding, **options)  # type: ignore[misc]
+        return ScaleSteerableConv2d(fan_in, fan_out, size, padding=padding, **options)
 
 
 @dataclass(frozen=True)
