@@ -1,6 +1,8 @@
 """Words that people type and read: names found whatever their spelling, and text that is safe to print."""
 
 import difflib
+import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,3 +43,25 @@ def _folded(word: str) -> str:
 def printable(text: str) -> str:
     """A text without characters that would steer a terminal or cannot be drawn."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def in_markdown(text: Any) -> str:
+    r"""A name as it is written in Markdown, where it is shown as it is: nothing in it is markup.
+
+    Example:
+        >>> print(in_markdown("a|b <script> *c*"))
+        a\|b &lt;script&gt; \*c\*
+    """
+    return re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(printable(str(text)), quote=False))
+
+
+def as_code(text: Any) -> str:
+    """A text as code in a line of Markdown."""
+    plain = printable(str(text))
+    fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
+    return f"{fence}{plain}{fence}" if len(fence) == 1 else f"{fence} {plain} {fence}"

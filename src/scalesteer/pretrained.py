@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, files
+from scalesteer._text import in_markdown, printable
 from scalesteer.models import count_parameters, create_model, network_of
 from scalesteer.models.network import FITS, LONGEST_NAME, Task
 
@@ -326,9 +327,10 @@ def _check_task(told: dict[str, Any], own: Task, path: Path) -> Task:
 def _card(model: Any, folder: Path, text: str) -> str:
     task, arguments = model.task, model.arguments
     pixels = "any size" if task.image_size is None else f"{task.image_size[0]} x {task.image_size[1]} pixels"
-    classes = f" ({', '.join(task.classes)})" if task.classes else ""
+    classes = f" ({', '.join(map(in_markdown, task.classes))})" if task.classes else ""
     kind = "one channel" if task.in_chans == 1 else f"{task.in_chans} channels"
     sizes = ", ".join(f"{scale:g}" for scale in arguments.get("channels", ()))
+    name = json.dumps(printable(folder.name), ensure_ascii=False)
     looks = f" It looks at each image at {len(arguments['channels'])} sizes ({sizes})." if sizes else ""
     return (
         f"""---
@@ -336,7 +338,7 @@ library_name: scalesteer
 pipeline_tag: image-classification
 ---
 
-# {folder.name}
+# {in_markdown(folder.name)}
 
 A network of scalesteer, `{arguments["name"]}`, for images of {pixels} with {kind}; {task.num_classes} classes{classes};
 {count_parameters(model):,} parameters.{looks}
@@ -344,7 +346,7 @@ A network of scalesteer, `{arguments["name"]}`, for images of {pixels} with {kin
 ```python
 import scalesteer
 
-model = scalesteer.from_pretrained("{folder.name}")  # or the path of this folder
+model = scalesteer.from_pretrained({name})  # or the path of this folder
 logits = model(images)  # (B, {task.in_chans}, H, W), from 0 to 1
 ```
 

@@ -49,6 +49,13 @@ def command(cache, log, argv, phase, ready, linger):
     sys.exit(cli.main(argv))
 
 
+def commands(cache, log, argvs):
+    """Run one command line after another."""
+    prepare(cache, log)
+    for argv in argvs:
+        cli.main(argv)
+
+
 def with_little_disk(cache, log, argv, limit):
     """Run a command line where no file can grow beyond `limit` bytes."""
     prepare(cache, log)

@@ -321,6 +321,13 @@ def test_the_browser_is_opened_if_asked_to(model, monkeypatch, capsys):
     assert opened == re.findall(r"http://127\.0\.0\.1:\d+", capsys.readouterr().out)[1:]
 
 
+def test_the_name_of_the_network_does_not_steer_the_terminal(model, monkeypatch, capsys):
+    monkeypatch.setattr(model, "name", "digits\x1b[2J")
+    monkeypatch.setattr(DemoServer, "serve_forever", lambda self, poll_interval: None)
+    scalesteer.app.demo.serve(model, 0)
+    assert capsys.readouterr().out.startswith("digits\ufffd[2J: http://")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_it_ends_within_two_seconds(number, code):
     command = [sys.executable, "-m", "scalesteer", "demo", "--port", "0", "--device", "cpu"]

@@ -38,6 +38,7 @@ from scalesteer.app.pictures import read_picture
 from scalesteer.datasets import ImageSet
 from scalesteer.models import DATASETS, count_parameters, create_model
 from scalesteer.models.network import Task
+from tests.app import jobs
 
 CLASSES = ("a circle", "großes Kreuz", "nothing")
 
@@ -201,6 +202,54 @@ def test_names_of_classes_do_not_steer_the_terminal(cache, tmp_path, capsys):
     assert "  \ufffd[2Jcat  " in capsys.readouterr().out
     assert cli.main([*words, str(tmp_path / "none\x1b[2J")]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_names_of_files_and_folders_do_not_steer_the_terminal(forks, tmp_path):
+    photos, log = tmp_path / "photos\x1b[2J", tmp_path / "log"
+    for name in ("cat\x1b]0;x\x07", "dog"):
+        (photos / name).mkdir(parents=True)
+        for i in range(20):
+            draw(0, np.random.default_rng(i)).save(photos / name / f"{i}.png")
+    draw(0, np.random.default_rng(0)).save(photos / "outside\x1b[8m.png")
+    (photos / "dog" / "broken\x1b[8m.png").write_bytes(b"")
+    (tmp_path / "grid.toml").write_text('[base]\nimages = "net\\u001b[2J"')
+    small = ["--image-size", "16", "16", "--model", "pooled-cnn", "--channels", "none", "--epochs", "1"]
+    words = [
+        ["train", str(photos), *small, "--runs", str(tmp_path / "runs\x1b[2J"), "--device", "cpu"],
+        ["suggest", str(photos)],
+        ["sweep", str(tmp_path / "grid.toml"), "--dry-run"],
+        ["export", "digits", "--to", "folder", "--output", str(tmp_path / "net\x1b[2J")],
+    ]
+    process = forks.Process(target=jobs.commands, args=(str(tmp_path / "cache"), str(log), words))
+    process.start()
+    process.join(300)
+    said = log.read_text()
+    told = (
+        "Pictures in no class folder",
+        "broken\ufffd[8m.png cannot",
+        "validation",
+        "train 'net\ufffd[2J'",
+        "parameters",
+    )
+    for part in (*told, "1 picture (dog/broken\ufffd[8m.png) cannot be read"):
+        assert part in said
+    assert not {character for character in said if not character.isprintable()} - {"\n", "\r"}
+
+
+def test_the_card_of_a_network_holds_names_and_no_markup(tmp_path):
+    names = ("<script>alert(1)</script>", "a|b\x1b[2J", "`c` **d** [e](f)")
+    model = create_model("pooled-cnn", in_chans=3, num_classes=3, widths=(2, 3), kernel_size=3)
+    model.task = model.task._replace(classes=names)
+    result = {"config": RunConfig(images="<b>p*h*</b>").to_dict(), "val_error": 0.1, "environment": {"commit": "<i>"}}
+    result["environment"]["command"] = "scalesteer train '``<b>' \x1b[2J"
+    result["test_error_by_class"] = [{"class": name, "images": 3, "error": 0.0} for name in names]
+    folder = save_pretrained(model, tmp_path / "<u>net`\x1b", card=results.card(result))
+    card = (folder / "README.md").read_text()
+    assert not {character for character in card if not character.isprintable()} - {"\n"}
+    outside = re.sub(r"(`+) ?.*? ?\1", "", re.sub(r"^```python.*?^```", "", card, flags=re.DOTALL | re.MULTILINE))
+    assert not re.search(r"<|(?<!\\)[*\[`]", outside)
+    assert card.count("| a\\|b") == 1  # still one cell
+    assert 'from_pretrained("<u>net`\ufffd")' in card
 
 
 def test_evaluate_warns_of_the_pictures_of_the_training(trained, pictures, others, capsys, caplog):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from scalesteer._text import lookup, nearest, printable
+from scalesteer._text import lookup, nearest, printable, printable_lines
 from scalesteer.app.commands import Commands, FlagGroup, Positional, arg, collect, grouped_flags
 from scalesteer.app.settings import EngineName, Join, Settings
 
@@ -298,7 +298,7 @@ class Train:
             raise training.RunError(f"{config.name} failed: {result['reason']}.")
         tested = "not tested" if config.tuning else f"test error {_percent(result['test_error'])}"
         chosen = f"validation {_percent(result['val_error'])} at epoch {result['best_epoch'] + 1}"
-        print(f"{tested} ({chosen}), {result['parameters']:,} parameters: {directory}")
+        print(f"{tested} ({chosen}), {result['parameters']:,} parameters: {printable(str(directory))}")
 
 
 @app.command("runs")
@@ -535,7 +535,7 @@ class Predict:
                     line = json.dumps(record) if self.json else predicting.to_sentence(record)
                     files.require("tqdm").tqdm.write(line, file=sys.stdout)
         if self.csv is not None and not self.json:
-            print(f"{len(names) - failed:,} pictures: {self.csv}")
+            print(f"{len(names) - failed:,} pictures: {printable(str(self.csv))}")
         if failed:
             raise ValueError(f"{failed} of {len(names)} images could not be used.")
 
@@ -583,7 +583,7 @@ class Suggest:
         from scalesteer.app.suggest import draw_histogram, suggest
 
         found = suggest(self.pictures, self.boxes)
-        print(found.text())
+        print(printable_lines(found.text()))
         if self.plot is not None:
             draw_histogram(found, self.plot)
 
@@ -620,18 +620,19 @@ class Sweep:
 
         settings = sweep.read_grid(self.file)
         configs = [config for setting in settings for config in setting.runs]
-        print(*(config.command for config in configs), sep="\n", flush=True)
+        print(*(printable(config.command) for config in configs), sep="\n", flush=True)
         if self.dry_run:
             return
         where = {
             name: getattr(self, name) for name in ("engine", "address", "gpus_per_run", "device", "data_dir", "runs")
         }
         made = make_runs(configs, self.results, **where)
-        print(f"\n{sweep.table(settings, made.results)}")
+        print(f"\n{printable_lines(sweep.table(settings, made.results))}")
         ended = [result for result in made.results.values() if result["status"] == "finished"]
         if ended:
             best = min(ended, key=lambda result: result["val_error"])
-            print(f"\nlowest validation error of one run: {self.runs / RunConfig.from_dict(best['config']).name}")
+            directory = self.runs / RunConfig.from_dict(best["config"]).name
+            print(f"\nlowest validation error of one run: {printable(str(directory))}")
         if made.problems:
             raise training.RunError(f"not finished: {'; '.join(made.problems)}")
 
@@ -677,12 +678,12 @@ class Export:
             run = None if config.images else config.to_dict()  # paths are nobody else's business
             save_pretrained(model, folder, card=told, half=self.half, run=run)
             size = (folder / "model.safetensors").stat().st_size
-            print(f"{folder}: {size / 1e6:.2f} MB, {count_parameters(model):,} parameters")
+            print(f"{printable(str(folder))}: {size / 1e6:.2f} MB, {count_parameters(model):,} parameters")
             return
         path = self.output or Path(f"{name}{SUFFIXES[self.to]}")
         done = export(model, path, to=self.to, examples=self._examples(config))
         free = "any size of image" if done.any_size else "images of " + " x ".join(map(str, done.shapes[0][2:]))
-        print(f"{path}: {done.bytes / 1e6:.2f} MB, any batch, {free}")
+        print(f"{printable(str(path))}: {done.bytes / 1e6:.2f} MB, any batch, {free}")
         sizes = ", ".join(dict.fromkeys(" x ".join(map(str, shape[2:])) for shape in done.shapes))
         batches = " and ".join(str(n) for n in dict.fromkeys(shape[0] for shape in done.shapes))
         print(f"checked with batches of {batches} at {sizes}: answers differ by {done.difference:.1g} at most")

@@ -23,7 +23,7 @@ except ImportError:
     raise SystemExit(2) from None
 
 from scalesteer import __version__
-from scalesteer._text import nearest, printable
+from scalesteer._text import nearest, printable, printable_lines
 from scalesteer.app.settings import DefaultNumbers
 
 __all__ = ["Commands", "FlagGroup", "Positional", "arg", "collect", "grouped_flags"]
@@ -31,6 +31,17 @@ __all__ = ["Commands", "FlagGroup", "Positional", "arg", "collect", "grouped_fla
 log = logging.getLogger("scalesteer")
 Kind = TypeVar("Kind", bound=type)
 Config = TypeVar("Config")
+
+
+class PrintableFormatter(logging.Formatter):
+    """Lines of a log for a terminal: names of files and folders in them may hold anything."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return printable_lines(super().formatException(ei))
 
 
 class Commands:
@@ -92,7 +103,9 @@ class Commands:
             if getattr(sys, name) is None:  # closed by the caller
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
             getattr(sys, name).reconfigure(errors="replace")  # the terminal may know few characters
-        logging.basicConfig(format="scalesteer: %(message)s")
+        handler = logging.StreamHandler()
+        handler.setFormatter(PrintableFormatter("scalesteer: %(message)s"))
+        logging.basicConfig(handlers=[handler])
         words = sys.argv[1:] if argv is None else argv
         before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         try:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, get_args
 
 import scalesteer
 from scalesteer import _checks, files
+from scalesteer._text import printable
 from scalesteer.app import results
 from scalesteer.app.config import RunConfig
 from scalesteer.app.device import pick_device
@@ -119,7 +120,7 @@ def make_runs(
                     made.problems.append(f"{config.name}: {said}")
             bar.update()
             number += 1
-            line = f"{config.name}: {said} ({number} of {len(todo)})"
+            line = printable(f"{config.name}: {said} ({number} of {len(todo)})")
             log.info("%s", line) if bar.disable else bar.write(line, file=sys.stderr)
     return made
 

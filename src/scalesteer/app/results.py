@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalesteer import files
+from scalesteer._text import as_code, in_markdown
 from scalesteer.app.config import RunConfig
 
 LOCK_WAIT_S = 60
@@ -46,11 +47,12 @@ def card(result: dict[str, Any]) -> str:
     made, config = result.get("environment", {}), RunConfig.from_dict(result["config"])
     data, own, rows = made.get("data", {}), config.images, list[tuple[str, dict[str, Any]]]()
     name = f"own pictures ({Path(own).name})" if own else f"{config.dataset}, split {config.split}"
-    digest = f", SHA-256 {data['digest']}" if "digest" in data else ""
+    name += f", SHA-256 {data['digest']}" if "digest" in data else ""
+    commit, torch = made.get("commit") or "unknown", made.get("torch", "unknown")
     lines = [
-        f"- Data: {name}{digest}.",
-        f"- Command: `{made.get('command', config.command)}`",
-        f"- Commit: {made.get('commit') or 'unknown'}, with torch {made.get('torch', 'unknown')}.",
+        f"- Data: {in_markdown(name)}.",
+        f"- Command: {as_code(made.get('command', config.command))}",
+        f"- Commit: {in_markdown(commit)}, with torch {in_markdown(torch)}.",
         f"- Validation error: {100 * result['val_error']:.2f} %.",
     ]
     if "test_error" in result:
@@ -59,7 +61,7 @@ def card(result: dict[str, Any]) -> str:
         size = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} to {row['to']:g}"
         rows.append((size, row))
     for row in result.get("test_error_by_class", ()):
-        rows.append((" ".join(str(row["class"]).replace("|", "\\|").split()), row))
+        rows.append((in_markdown(row["class"]), row))
     if rows:
         lines += ["", "| size or class | images | error in % |", "|---|---|---|"]
         lines += [f"| {name} | {row['images']:,} | {100 * row['error']:.2f} |" for name, row in rows]

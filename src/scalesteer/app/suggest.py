@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from scalesteer import _checks, files
+from scalesteer._text import printable
 from scalesteer.app.pictures import SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.harmonics import WIDE_STEP
 
@@ -245,7 +246,7 @@ def _conclude(images: Path, found: NDArray[np.float64], suited: Suited, remarks:
 
 def _some(names: Sequence[str]) -> str:
     """How many there are and the first three."""
-    listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    listed = ", ".join(map(printable, names[:3])) + (", …" if len(names) > 3 else "")
     return f"{len(names):,} picture{'s' * (len(names) > 1)} ({listed})"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
+from scalesteer._text import printable
 from scalesteer.app.demo.model import SIZES, DemoModel
 from scalesteer.app.pictures import PictureError
 
@@ -232,7 +233,7 @@ def serve(model: DemoModel, port: int, browse: bool = False) -> None:
     """Serve the page until Ctrl-C."""
     try:
         with DemoServer(model, port) as server:
-            print(f"{model.name}: {server.url} (only on this machine; Ctrl-C ends it)", flush=True)
+            print(f"{printable(model.name)}: {server.url} (only on this machine; Ctrl-C ends it)", flush=True)
             if browse:
                 webbrowser.open(server.url)
             server.serve_forever(poll_interval=0.2)
