@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from dataclasses import asdict, replace
@@ -258,6 +259,10 @@ def test_a_config_that_is_wrong_is_refused(entries, message, saved):
             "fewer functions",
         ),
         ({"basis": {"orders": [1] * 33}}, "up to 32"),
+        ({"image_size": [30_000, 30_000]}, "one image of 30,000 x 30,000 pixels it would take about 17 GiB of memory"),
+        ({"image_size": [1000, 1000], "widths": [2048, 3, 4]}, "would take about 10 GiB of memory, and the limit is 8"),
+        ({"image_size": [1200, 1200], "channels": [15.0, 16.0]}, "must be smaller: for one image of 1,200 x 1,200"),
+        ({"image_size": [1 << 20, 1 << 20]}, "GiB of memory"),
         ({"basis": {"strange": 1}}, "network that cannot be"),
     ],
 )
@@ -272,6 +277,29 @@ def test_a_damaged_config_is_refused(content, saved):
     (saved / "config.json").write_bytes(content)
     with pytest.raises(PretrainedError, match=r"config\.json"):
         from_pretrained(saved)
+
+
+def test_estimated_memory_is_near_what_one_image_takes():
+    """In a process of its own, which reports its largest size before and after."""
+    code = """
+import resource, torch
+from scalesteer import create_model, pretrained
+used = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = create_model("pooled-resnet", in_chans=3, image_size=512, channels=(0.5, 1.0)).eval()
+x = torch.rand(1, 3, 512, 512)
+before = used()
+with torch.no_grad():
+    model(x)
+taken = used() - before
+for factor, refused in ((2, True), (1 / 4, False)):
+    pretrained.MOST_MEMORY = int(taken / factor)
+    try:
+        pretrained.check_memory(model)
+        assert not refused, taken
+    except ValueError:
+        assert refused, taken
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_large_network_is_refused_before_memory_is_taken(saved):

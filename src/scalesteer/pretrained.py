@@ -4,6 +4,7 @@ Nothing in such a folder can run code, and what it claims is checked before memo
 """
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks, files
 from scalesteer._text import in_markdown, printable
+from scalesteer.channels import ScaleChannels
 from scalesteer.models import count_parameters, create_model, network_of
 from scalesteer.models.network import FITS, LONGEST_NAME, Task
 
@@ -25,10 +27,11 @@ SHIPPED = Path(__file__).with_name("weights")
 LARGEST_CONFIG = 1 << 20
 MOST_VALUES = 32
 LARGEST = {
-    "kernel_size": 31, "scales": 16, "channels": 16, "border": 256, "widths": 2048, "blocks": 64, "image_size": 8192,
+    "kernel_size": 31, "scales": 16, "channels": 16, "border": 256, "widths": 2048, "blocks": 64,
 }  # fmt: skip
 LARGEST_NUMBER = 1 << 20
 LARGEST_BASIS = 1 << 20  # functions times pixels of their windows
+MOST_MEMORY = 8 << 30  # bytes for one image, as :func:`check_memory` estimates them
 
 
 class PretrainedError(ValueError):
@@ -112,6 +115,7 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
     try:
         with torch.device("meta"):  # shapes alone: it may be a network that no memory holds
             model: Any = create_model(**arguments)
+        check_memory(model)
     except (TypeError, ValueError) as error:
         raise PretrainedError(f"{folder / CONFIG} names a network that cannot be: {error}") from error
     expected = model.state_dict()
@@ -192,6 +196,29 @@ def read_config(source: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise error if isinstance(error, PretrainedError) else PretrainedError(f"{path}: {error}") from error
     return config
+
+
+def check_memory(model: nn.Module) -> None:
+    """Raise a ValueError if one image of a network's task would take more than `MOST_MEMORY`.
+
+    The estimate is the maps of the widest layer in all channels of scale, or four copies of the image if they are more.
+    Measured were 0.8 to 2.5 times as many bytes.
+    """
+    network: Any = network_of(model)
+    size, told = network.task.image_size, network.arguments
+    if size is None:
+        return
+    pixels = model.pixels(*size) if isinstance(model, ScaleChannels) else math.prod(size)
+    # Behind the features there are fewer places: one of `stride` by `stride` pixels, or one in all.
+    scores = max(network.task.num_classes, told["hidden"]) / getattr(network, "stride", math.inf) ** 2
+    floats = max(*told["widths"], scores, 4 * network.in_chans)
+    bytes_needed = 4 * pixels * told.get("upsample", 1) ** 2 * floats
+    if bytes_needed > MOST_MEMORY:
+        shown = f"{size[0]:,} x {size[1]:,} pixels"
+        raise ValueError(
+            f"`image_size`, `channels` and `widths` must be smaller: for one image of {shown} it would take about "
+            f"{bytes_needed / 2**30:,.0f} GiB of memory, and the limit is {MOST_MEMORY >> 30} GiB."
+        )
 
 
 def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from scalesteer import files
-from scalesteer.app import CheckpointError, load_model
+from scalesteer.app import CheckpointError, RunConfig, load_model
 from scalesteer.app.run import misfits, read_checkpoint
 from scalesteer.models import create_model
 
@@ -119,6 +119,27 @@ def test_file_that_asks_for_too_much_is_refused_before_anything_is_made(tmp_path
     save(tmp_path / "m", TENSORS, {"config": {"model": "pooled-cnn", **config}})
     with pytest.raises(CheckpointError, match=message):
         load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "message"),
+    [
+        (20_000, {}, r"names a model that cannot be: .*one image of 20,000 x 20,000 pixels it would take about 48 GiB"),
+        (2_500, {"channels": [4.0]}, "take about 12 GiB of memory, and the limit is 8 GiB"),
+        (2_500, {"test_channels": [4.0]}, "take about 12 GiB of memory, and the limit is 8 GiB"),
+        (1_000, {"channels": [4.0]}, None),
+    ],
+)
+def test_image_that_asks_for_too_much_memory_is_refused(tmp_path, side, channels, message):
+    size = {"in_chans": 3, "num_classes": 2, "image_size": (side, side)}
+    model = create_model("pooled-cnn", **size, channels=channels.get("channels"))
+    config = RunConfig(images="photos", model="pooled-cnn", **{"channels": None, **channels}, image_size=(side, side))
+    save(tmp_path / "m", model.state_dict(), {"config": config.to_dict(), "task": {**size, "classes": ["a", "b"]}})
+    if message is None:
+        assert load_model(tmp_path / "m")[0].task.image_size == (side, side)
+    else:
+        with pytest.raises(CheckpointError, match=message):
+            load_model(tmp_path / "m")
 
 
 @pytest.mark.parametrize("about", [{}, {"config": {"model": "resnet"}}, {"config": 3}, {"config": {"depth": 3}}])

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass, field, fields
 
 import pytest
+import torch
 
 from scalesteer.app import RunConfig, cli
 from scalesteer.app.commands import Commands, FlagGroup, collect, grouped_flags, number_lists
@@ -147,6 +148,15 @@ def test_what_a_configuration_or_the_disk_refuses_is_one_line(capsys):
     assert capsys.readouterr().err == "scalesteer: `flour` must be positive (got 0).\n"
     assert kitchen.main(["tools", "clean"]) == 2
     assert capsys.readouterr().err == "scalesteer: brush: No such file or directory\n"
+
+
+def test_memory_that_does_not_suffice_is_one_line_and_what_is_unknown_is_raised(capsys, monkeypatch):
+    monkeypatch.setattr(Clean, "run", lambda self: torch.empty(1 << 50))
+    assert kitchen.main(["tools", "clean"]) == 2
+    assert capsys.readouterr().err == "scalesteer: out of memory\n"
+    monkeypatch.setattr(Clean, "run", lambda self: torch.ones(2, 3) @ torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        kitchen.main(["tools", "clean"])
 
 
 def test_train_shows_each_field_of_a_run_once():

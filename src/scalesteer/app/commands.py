@@ -126,8 +126,12 @@ class Commands:
         except BrokenPipeError:  # the reader has gone, as with `| head`: nothing is left to say, nor to flush
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
+        except (ValueError, TypeError, ImportError, OSError, MemoryError, RuntimeError) as error:
             said = str(error)
+            if isinstance(error, RuntimeError):
+                if "allocate memory" not in said and type(error).__name__ != "OutOfMemoryError":
+                    raise
+                said = ""  # the CPU's allocator has no exception of its own, and torch's message is for its developers
             if isinstance(error, OSError) and error.filename is not None:
                 said = f"{error.filename}: {error.strerror}"  # without the error's number
             print(f"scalesteer: {printable(' '.join(said.split())) or 'out of memory'}", file=sys.stderr)

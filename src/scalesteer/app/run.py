@@ -36,7 +36,15 @@ from scalesteer.app.results import card
 from scalesteer.datasets import ImageSet, SizedSpec, load_split
 from scalesteer.models import DATASETS, count_parameters, network_of
 from scalesteer.nn import evaluation_mode
-from scalesteer.pretrained import from_pretrained, is_pretrained, misfits, read_config, read_task, save_pretrained
+from scalesteer.pretrained import (
+    check_memory,
+    from_pretrained,
+    is_pretrained,
+    misfits,
+    read_config,
+    read_task,
+    save_pretrained,
+)
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
@@ -239,10 +247,11 @@ def load_model(path: Path) -> tuple[nn.Module, RunConfig]:
     try:
         task = read_task(about["task"]) if config.images is not None else DATASETS[config.dataset]
         with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
-            expected = make_model(config, task).state_dict()
+            described = make_model(config, task)
+        check_memory(as_tested(described, config))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} names a model that cannot be: {error}") from error
-    if wrong := misfits(expected, tensors):
+    if wrong := misfits(described.state_dict(), tensors):
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(wrong)}.")
     model = make_model(config, task)
     model.load_state_dict(tensors)
