@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup quickstart reproduce bench test lint types docs plots clean
+.PHONY: help setup quickstart reproduce bench test lint types docs site plots clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,8 +40,11 @@ test: lint types  ## lint, types, then the everyday tests (the rest: pytest -m s
 docs: $(READY)  ## fill in the tables and numbers of README.md and docs/ from results/; edit everything else by hand
 	$(BIN)/python -m paper report
 
+site: $(READY)  ## the pages, a reference and a gallery as a site with search, in build/site
+	$(BIN)/python -m docs.site
+
 plots: $(READY)  ## draw the plots of results/ again; SS=RUN LSI=RUN: also those of trained networks
 	$(BIN)/python -m paper plots $(if $(SS),--ss $(SS)) $(if $(LSI),--lsi $(LSI))
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -217,7 +217,7 @@ def new_networks(data: Data) -> str:
     return table([*rows, *((*found, GAP) for found in _published_rows("new-networks", [*DATASETS.values()]))])
 
 
-def _own_name(run: dict[str, Any]) -> str:
+def own_name(run: dict[str, Any]) -> str:
     """What a run of examples/own_images.py is."""
     sizes = [f"{scale:g}" for scale in run["channels"] or [1.0]]
     name = "plain network" if len(sizes) == 1 else f"at {', '.join(sizes)} times its size"
@@ -228,7 +228,7 @@ def _own_name(run: dict[str, Any]) -> str:
 def _own_errors() -> pd.DataFrame:
     """Errors of these runs by what they are and by size; what has the lowest at other sizes than 1 comes last."""
     runs = recorded("guide/own-images.json")
-    seeds = pd.DataFrame([run["errors"] for run in runs], index=map(_own_name, runs)).groupby(level=0)
+    seeds = pd.DataFrame([run["errors"] for run in runs], index=map(own_name, runs)).groupby(level=0)
     means = seeds.mean()
     others = means[[size for size in means if float(size) != 1]].mean(axis=1)
     order = others.sort_values(ascending=False).index
@@ -255,7 +255,7 @@ def more_sizes_table() -> str:
 def own_images() -> str:
     """Errors of networks that were trained on a folder of pictures, by size."""
     found = _own_errors()
-    first = next(run for run in recorded("guide/own-images.json") if _own_name(run) == found.index[0])
+    first = next(run for run in recorded("guide/own-images.json") if own_name(run) == found.index[0])
     head = ["error in %, photographs of size", *found.columns[:-2], "mean but 1", "seeds"]
     about = f"{first['device']}, torch {first['torch']}; the first line: `{first['command']}`."
     return f"{table([head, *found.itertuples()])}\n\n{about}"

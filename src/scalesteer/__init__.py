@@ -27,7 +27,7 @@ __all__ = [
     "push_to_hub",
     "save_pretrained",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public names come when they are first used: torch takes seconds to load, and the command line's help does not need it.
 _MODULES = {

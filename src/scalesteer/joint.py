@@ -57,4 +57,5 @@ def _normalise_rows(module: nn.Module, images: list[Tensor]) -> list[Tensor]:
 
 
 def is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Whether a module only applies its parts one after the other."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
