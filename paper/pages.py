@@ -30,7 +30,7 @@ from paper import (
     anysize,
     cells,
     claims,
-    conversion,
+    conversions,
     datasets,
     distortion,
     measures,
@@ -42,7 +42,7 @@ from paper import (
 from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
 
-MODULES = (anysize, claims, conversion, datasets, distortion, measures, quickstart, report, reproduced, speed)
+MODULES = (anysize, claims, conversions, datasets, distortion, measures, quickstart, report, reproduced, speed)
 """Whose views the markers can name."""
 
 TABLE = re.compile(r"<!-- table: (.+?) -->")
