@@ -1,5 +1,6 @@
 """The demo's server: what it refuses, and that it stays upright whatever it is sent."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -74,6 +75,22 @@ def test_the_page_and_all_that_it_loads_come_from_here(server):
         assert headers["X-Content-Type-Options"] == "nosniff"
         loaded = re.findall(rb"(?:src|href)=\"([^\"]*)\"|url\(([^)]*)\)|import\s", content)
         assert all(first in (b"app.js", b"style.css", b"data:,") for first, _ in loaded)
+    for asked in (
+        ("GET", "/"),
+        ("GET", "/network"),
+        ("GET", "/none"),
+        ("POST", "/curve"),
+        ("POST", "/none"),
+        ("PUT", "/"),
+    ):
+        headers = ask(server, *asked, SEVEN if asked[0] == "POST" else None, PNG)[1]
+        assert {"frame-ancestors 'none'", "default-src 'none'", "form-action 'none'", "base-uri 'none'"} <= set(
+            headers["Content-Security-Policy"].split("; ")
+        )
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["X-Content-Type-Options"] == "nosniff"
     assert json.loads(ask(server, "GET", "/network")[2])["classes"] == [str(digit) for digit in range(10)]
 
 
@@ -182,6 +199,28 @@ def test_clients_that_are_slow_or_lie_about_their_length_are_sent_away(server, m
     assert ask(server, "GET", "/")[0] == 200
 
 
+def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(server, monkeypatch):
+    monkeypatch.setattr(app, "SECONDS", 1.0)
+    host = f"Host: 127.0.0.1:{server.server_port}\r\nContent-Type: image/png\r\n".encode()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(b"POST /curve HTTP/1.1\r\n" + host + b"Content-Length: 1000\r\n\r\n")
+        connection.settimeout(0.2)
+        started, answer = time.monotonic(), b""
+        while not answer and time.monotonic() - started < 20:
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                connection.sendall(b"x")
+                answer = connection.recv(1000)
+    assert b" 408 " in answer
+    assert 0.5 < time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(("size", "status"), [((5 << 20) + 1, 413), (30 << 20, 413), (1 << 20, 403)])
+def test_a_client_that_sends_everything_first_learns_why_it_is_refused(server, size, status):
+    headers = PNG if status == 413 else {**PNG, "Origin": "http://evil.example"}
+    assert ask(server, "POST", "/curve", bytes(size), headers)[0] == status
+    assert ask(server, "GET", "/")[0] == 200
+
+
 def test_headers_without_end_are_refused(server):
     line = b"X-Header: " + b"a" * 100_000 + b"\r\n"
     assert b" 431 " in send(server, b"GET / HTTP/1.1\r\n" + line)
@@ -207,6 +246,9 @@ def test_what_cannot_be_shown_says_why(server):
     status, _, content = ask(server, "POST", "/curve", enormous, PNG)
     assert status == 422
     assert "64 megapixels" in said(content)
+    status, _, content = ask(server, "POST", "/curve", to_bytes(Image.new("1", (4100, 4100))), PNG)
+    assert status == 422
+    assert "it has 4,100 x 4,100 pixels, and the limit is 16 megapixels" in said(content)
     assert ask(server, "POST", "/curve", SEVEN[:100], PNG)[0] == 422
     for method in ("PUT", "HEAD", "OPTIONS", "TRACE"):
         status, headers, _ = ask(server, method, "/curve", SEVEN, PNG)

@@ -56,6 +56,7 @@ def read_picture(
     fit: str = "pad",
     *,
     contrast: bool = False,
+    most_pixels: int = MOST_PIXELS,
 ) -> NDArray[np.uint8]:
     """The pixels of a picture file, upright, fitted to a canvas.
 
@@ -63,7 +64,7 @@ def read_picture(
     refused, but for copies of the picture in other sizes. The rotation that a camera noted is done, transparent parts
     are laid over black, and 16 bits are scaled to 8. Numbers of which white is not known are refused: fractions, signed
     ones, those of 32 bits, and those of 16 bits that are all small. Colour profiles are not applied. The file's header
-    is checked before anything is decoded: 64 megapixels is the limit.
+    is checked before anything is decoded.
 
     Args:
         path: The file, or one that is open to be read as bytes.
@@ -75,6 +76,7 @@ def read_picture(
             enlarges or shrinks it, with its aspect kept, until it covers the canvas, and cuts out the centre. Resizing
             is anti-aliased, by the cubic function of :func:`scalesteer.resize.resize`.
         contrast: Lay transparent parts over white instead, if what is seen is dark.
+        most_pixels: A picture with more is refused.
 
     Shape:
         `(H, W)` for 1 channel, `(3, H, W)` for 3, uint8
@@ -100,7 +102,7 @@ def read_picture(
         with warnings.catch_warnings(action="ignore"), pil.open(_regular_file(path), formats=FORMATS) as image:
             _find_only_picture(image)
             tags = getattr(image, "tag_v2", {})
-            _check_area(image, tags)
+            _check_area(image, tags, most_pixels)
             if image.format in ("JPEG", "MPO"):
                 _check_scans(image.fp)
             if canvas is not None and fit != "crop":  # a JPEG is decoded ten times as fast at an eighth of its size
@@ -175,12 +177,12 @@ def _regular_file(path: str | os.PathLike[str] | BinaryIO) -> str | BinaryIO:
     return name
 
 
-def _check_area(image: Any, tags: Any) -> None:
+def _check_area(image: Any, tags: Any, most: int) -> None:
     """Refuse what is too large by its header; `tags` are those of a TIFF file."""
     sizes = [image.size, (tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1))]  # a tile is decoded as a whole
     for width, height in sizes:
-        if width * height > MOST_PIXELS:
-            limit = f"{MOST_PIXELS // 10**6} megapixels"
+        if width * height > most:
+            limit = f"{most // 10**6} megapixels"
             raise ValueError(f"it has {width:,} x {height:,} pixels, and the limit is {limit}")
 
 

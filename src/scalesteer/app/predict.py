@@ -109,17 +109,20 @@ def own_pictures(model: nn.Module, config: RunConfig) -> tuple[str | None, tuple
     return (task.fit if own else None), task.classes
 
 
-def reader(model: nn.Module, fit: str | None) -> Reader:
-    """Reads a file as a model wants it, `(H, W)` or `(3, H, W)`, and says whether it was inverted."""
+def reader(model: nn.Module, fit: str | None, **options: Any) -> Reader:
+    """Reads a file as a model wants it, `(H, W)` or `(3, H, W)`, and says whether it was inverted.
+
+    `options` are those of :func:`.pictures.read_picture`.
+    """
     network = network_of(model)
     channels, size = network.in_chans, network.image_size
     if fit is not None:
-        return lambda path: (read_picture(path, channels, size, fit), False)
+        return lambda path: (read_picture(path, channels, size, fit, **options), False)
     if size is None:
         raise ValueError("the network must know the size of its images: build it with `image_size` or a dataset.")
     if channels == 3:
-        return lambda path: (read_picture(path, 3, size, "resize", contrast=True), False)
-    return lambda path: fit_digit(read_picture(path, 1, contrast=True), size, picture_name(path))
+        return lambda path: (read_picture(path, 3, size, "resize", contrast=True, **options), False)
+    return lambda path: fit_digit(read_picture(path, 1, contrast=True, **options), size, picture_name(path))
 
 
 def _answer(

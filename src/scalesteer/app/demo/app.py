@@ -132,11 +132,20 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, *find())
         except RequestError as error:
             self.send_error(error.status, str(error))
+            self._ignore_body()
         except OSError:  # the client has gone
             raise
         except Exception:
             log.exception("a request failed")
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "something went wrong: the terminal says what.")
+
+    def _ignore_body(self) -> None:
+        """Let a client send all it has, or it would find a closed connection before it reads why it is refused."""
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.connection.recv(1 << 16):  # until it has no more, or the deadline
+                pass
 
     def _send(self, status: int, content: bytes, kind: str) -> None:
         self.send_response(status)
@@ -206,7 +215,6 @@ class Handler(BaseHTTPRequestHandler):
             content = b""
         if len(content) < int(length):
             raise RequestError(HTTPStatus.REQUEST_TIMEOUT, "the picture did not arrive.")
-        self.deadline.cancel()
         return content
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -21,6 +21,7 @@ from scalesteer.resize import resize
 
 SIZES = tuple(2 ** (third / 3) for third in range(-6, 7))  # of the object, relative to the picture that was given
 FORMATS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # how files of PNG and JPEG begin
+MOST_READ = 1 << 24  # pixels of a picture: those of a good telephone; they take half a gigabyte and a second
 MOST_PIXELS = 1 << 20  # that a network looks at for one answer, in all its channels
 MOST_CLASSES = 5  # that an answer names
 
@@ -57,7 +58,7 @@ class DemoModel:
         self.model = training.as_tested(model, config).to(training.pick_device(device)).eval()
         self.network = network_of(self.model)
         self.classes = tuple(classes) or tuple(map(str, range(self.network.task.num_classes)))
-        self.read_file = predict.reader(self.model, self.fit)
+        self.read_file = predict.reader(self.model, self.fit, most_pixels=MOST_READ)
         self.any_size = isinstance(self.network, PooledNetwork)
 
     def describe(self) -> dict[str, Any]:
