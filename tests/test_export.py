@@ -1,6 +1,8 @@
 """Exported networks: the same logits in ONNX Runtime and torch's programs at any batch and size; none bad is kept."""
 
 import json
+import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -168,6 +170,28 @@ def test_a_full_disk_is_told_and_the_old_file_stays(forks, tmp_path):
     assert process.exitcode == 2  # torch's own writer would abort
     assert told.read_text() == f"scalesteer: {path} cannot be written (File too large).\n"
     assert path.read_text() == "an older file"
+
+
+def test_logits_that_are_no_numbers_are_not_the_same():
+    model = network("plain-cnn", widths=(2, 2, 2), hidden=4)
+    with torch.no_grad():
+        assert exports._check(model, model, torch.rand(2, 1, 28, 28)) == 0
+        for spoil in (math.nan, math.inf):
+            with pytest.raises(ExportError, match="gives other logits than the network"):
+                exports._check(lambda x, spoil=spoil: model(x) * spoil, model, torch.rand(2, 1, 28, 28))
+
+
+def test_the_file_is_safe_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    path, synced, fsync = tmp_path / "net.pt2", dict[int, int](), os.fsync
+
+    def sync(number):
+        assert not path.exists()
+        synced[os.fstat(number).st_ino] = os.fstat(number).st_size
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    export(network("plain-cnn", widths=(2, 2, 2), hidden=4), path, to="pt2")
+    assert synced.get(path.stat().st_ino) == path.stat().st_size
 
 
 # The command

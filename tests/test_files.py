@@ -76,6 +76,11 @@ def test_combined_digest_is_that_of_all_names_and_digests(path):
     assert meta["digest"] == hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
+def test_combined_digest_does_not_depend_on_the_order():
+    assert files.combined_digest({"a": "1", "b": "2"}) == files.combined_digest({"b": "2", "a": "1"})
+    assert files.combined_digest({"a": "1", "b": "2"}) != files.combined_digest({"a": "2", "b": "1"})
+
+
 def test_same_content_gives_the_same_bytes_in_any_order():
     turned = dict(reversed(TENSORS.items()))
     assert {files.encode(turned, dict(reversed(ABOUT.items()))) for _ in range(9)} == {files.encode(TENSORS, ABOUT)}

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -272,19 +273,37 @@ def test_a_network_that_is_too_large_or_another_is_refused(arguments, message, s
         from_pretrained(saved)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"format": NaN}', b"[" * 100_000, b" " * (1 << 20) + b"{}"])
-def test_a_damaged_config_is_refused(content, saved):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is damaged: Expecting value"),
+        (b"[]", "is damaged: it is no JSON object"),
+        (b"{", "is damaged: Expecting property name"),
+        (b'{"format": 1, "run": {"lr": NaN}}', "is damaged: NaN is no JSON"),
+        (b'{"format": 1, "run": {"lr": -Infinity}}', "is damaged: -Infinity is no JSON"),
+        (b"[" * 100_000, "is damaged: maximum recursion depth"),
+        (b" " * (1 << 20) + b"{}", "is not a regular file of at most 1,048,576 bytes"),
+    ],
+)
+def test_a_damaged_config_is_refused(content, reason, saved):
     (saved / "config.json").write_bytes(content)
-    with pytest.raises(PretrainedError, match=r"config\.json"):
+    with pytest.raises(PretrainedError, match=rf"config\.json.* {reason}"):
+        from_pretrained(saved)
+
+
+def test_a_pipe_for_a_config_is_refused_without_waiting(saved):
+    (saved / "config.json").unlink()
+    os.mkfifo(saved / "config.json")
+    with pytest.raises(PretrainedError, match=r"config\.json is not a regular file"):
         from_pretrained(saved)
 
 
 def test_estimated_memory_is_near_what_one_image_takes():
     """In a process of its own, which reports its largest size before and after."""
-    code = """
-import resource, torch
+    code = r"""
+import re, torch
 from scalesteer import create_model, pretrained
-used = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+used = lambda: 1024 * int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1])
 model = create_model("pooled-resnet", in_chans=3, image_size=512, channels=(0.5, 1.0)).eval()
 x = torch.rand(1, 3, 512, 512)
 before = used()

@@ -151,6 +151,15 @@ def test_a_photograph_is_read_upright_and_gets_its_own_ground(tmp_path):
     assert demo.answer(picture, 2.0)["channels"][0]["pixels"] == [11, 11]  # of 64, at 0.7 / 4
 
 
+def test_a_photograph_of_one_colour_is_blank(tmp_path):
+    demo = saved(tmp_path, name="pooled-cnn", in_chans=3, num_classes=3, image_size=(32, 32), channels=(0.7, 1.0))
+    with pytest.raises(PictureError, match="the picture is blank: all of it has one colour"):
+        demo.read(to_bytes(Image.new("L", (50, 40), 90)))
+    two = Image.new("L", (50, 40), 90)
+    two.putpixel((25, 20), 200)
+    assert demo.read(to_bytes(two))[0].max() > 90 / 255
+
+
 def test_a_network_for_one_size_of_image_is_shown_as_it_is(tmp_path):
     demo = saved(tmp_path, name="plain-cnn", in_chans=1, num_classes=10, image_size=(28, 28))
     picture = demo.read(to_bytes(draw_seven()))[0]

@@ -75,6 +75,20 @@ def test_ray_gives_what_the_local_engine_gives(cache, tiny, ray_folder, tmp_path
     assert not list((tmp_path / "ray").glob(".ray-*"))
 
 
+def test_run_that_is_named_twice_is_made_once(tiny, tmp_path, monkeypatch):
+    made = []
+
+    def train(config, directory, **options):
+        made.append(config)
+        raise RunError("not here")
+
+    monkeypatch.setattr(engines, "train", train)
+    other = replace(tiny, split=1)
+    found = make_runs([tiny, other, tiny, other], tmp_path, runs=tmp_path / "runs", device="cpu")
+    assert made == [tiny, other]
+    assert found.problems == [f"{tiny.name}: not here", f"{other.name}: not here"]
+
+
 def test_finished_runs_need_no_cluster(cache, tiny, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "runs" / tiny.name)
     # Nothing listens there: it would fail.

@@ -129,6 +129,27 @@ def test_blank_image_says_so(size):
         fit_digit(np.full(size, 200, np.uint8), (28, 28), "x.png")
 
 
+@pytest.mark.parametrize(
+    ("ground", "ink", "blank"), [(0, 15, True), (0, 16, False), (250, 235, True), (250, 234, False)]
+)
+def test_what_hardly_differs_from_its_background_is_blank(ground, ink, blank):
+    grey = np.full((60, 100), ground, np.uint8)
+    grey[20:40, 30:50] = ink
+    if blank:
+        with pytest.raises(PictureError, match="is blank: nothing in it differs from its background"):
+            fit_digit(grey, (28, 28))
+    else:
+        assert fit_digit(grey, (28, 28))[0].max() == 255
+
+
+@pytest.mark.parametrize("size", [(28, 28), (56, 56), (112, 140), (28, 56)])
+def test_margin_grows_with_the_image(bar, size):
+    image, _ = fit_digit(bar, size)
+    rows = np.flatnonzero(image.any(1))
+    margin = 4 * min(size) // 28
+    assert (rows[0], rows[-1]) == (margin, size[0] - margin - 1)
+
+
 @pytest.mark.parametrize("ink", [0, 255])
 def test_transparent_ground_contrasts_with_the_ink(tmp_path, bar, ink):
     image = Image.merge("LA", (Image.new("L", (60, 100), ink), Image.fromarray((bar > 0) * np.uint8(255))))

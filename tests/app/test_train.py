@@ -283,6 +283,33 @@ def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undistu
     assert outcome(tmp_path) == outcome(undisturbed)
 
 
+def test_damaged_checkpoint_is_put_aside(cache, tiny, halfway, tmp_path, monkeypatch):
+    shutil.copytree(halfway, tmp_path / "run")
+    newest = tmp_path / "run" / "last-000003.safetensors"
+    newest.write_bytes(b"damaged")
+    monkeypatch.setattr(running, "fit", lambda *_: 1 / 0)  # stopped before a step
+    with pytest.raises(ZeroDivisionError):
+        train(tiny, tmp_path / "run", device="cpu")
+    assert checkpoints(tmp_path / "run") == ["last-000002.safetensors"]
+    assert (tmp_path / "run" / "damaged-last-000003.safetensors").read_bytes() == b"damaged"
+
+
+def test_state_whose_losses_are_no_numbers_is_not_saved(cache, tiny, tmp_path, monkeypatch):
+    real, count = torch.nn.functional.cross_entropy, [0]
+
+    def failing(logits, labels, **options):
+        count[0] += torch.is_grad_enabled()
+        return real(logits, labels, **options) * (math.nan if count[0] == 5 and torch.is_grad_enabled() else 1)
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", failing)
+    monkeypatch.setattr(running, "SAVE_EVERY_S", 0.0)  # after every step
+    assert train(tiny, tmp_path / "run", device="cpu")["status"] == "failed"
+    for name in checkpoints(tmp_path / "run"):
+        _, about = running.read_checkpoint(tmp_path / "run" / name)
+        assert np.isfinite(about["losses"]).all()
+    assert load_model(tmp_path / "run")
+
+
 def drop(prefix):
     def change(tensors, about):
         for name in [name for name in tensors if name.startswith(prefix)]:

@@ -61,6 +61,18 @@ def cifar(monkeypatch):
     return {"rows": rows, "payloads": payloads, **found}
 
 
+def test_pinned_files_of_cifar_are_those_that_others_pin():
+    published = """
+        5dd7e06a14cb22eb9f671a540d1b7c25 data_batch_1.bin
+        5ea93a67294ea407fff1d09f752e9692 data_batch_2.bin
+        942cd6a4bcdd0dd3c604fbe906cb4421 data_batch_3.bin
+        ae636b3ba5c66a11e91e8cb52e771fcb data_batch_4.bin
+        53f37980c15c3d472c316c40844f3f0d data_batch_5.bin
+        803d5f7f4d78ea53de84dbe85f74fb6d test_batch.bin
+    """
+    assert list(CIFAR_FILES.items()) == [(file, md5) for md5, file in map(str.split, published.split("\n")[1:-1])]
+
+
 @pytest.fixture
 def offline(monkeypatch):
     """No server answers, and npm fails."""
