@@ -281,7 +281,7 @@ def cached(path: Path, prefix: str, is_sound: Callable[[dict[str, Any]], bool], 
             except DataError as error:
                 log.warning("%s It is made again.", error)
             write_atomically(path, encode(*make()))
-            return read(path, prefix)
+            return load()
     except OSError as error:
         hint = "set SCALESTEER_CACHE to a directory with room that you can write to"
         raise DataError(f"cannot write to the cache at {path.parent} ({error.strerror or error}): {hint}.") from error

@@ -329,6 +329,33 @@ def test_sound_split_of_another_version_is_noticed_and_rebuilt(filled_cache, cap
     assert path.read_bytes() == good
 
 
+def test_pinned_digests_in_the_package_are_those_that_tests_build(pools):
+    found = {dataset: [] for dataset in DATASETS}
+    for dataset in DATASETS:
+        for split in scale.SPLITS:
+            path = scale.split_path(SplitSpec(dataset, split), pools[SplitSpec(dataset).source].identity)
+            found[dataset].append(scale.PINNED["splits"][path.stem])
+    assert found == {dataset: DIGESTS[dataset] for dataset in DATASETS}
+
+
+def test_split_that_is_whole_but_not_the_pinned_one_is_made_again(filled_cache, caplog, monkeypatch):
+    spec = SplitSpec(**SMALL)
+    part, meta = load_part(spec)
+    (path,) = filled_cache.glob("splits/*.safetensors")
+    good = path.read_bytes()
+    monkeypatch.setitem(scale.PINNED["splits"], path.stem, meta["digest"])
+    tensors, _ = cache_files.read(path)
+    tensors["train/images"][0, 14, 14] ^= 1
+    path.write_bytes(cache_files.encode(tensors, meta["about"]))  # with digests of its own
+    again, _ = load_part(spec)
+    np.testing.assert_array_equal(again.images, part.images)
+    assert caplog.messages == [f"{path} does not hold what its name says. It is made again."]
+    assert path.read_bytes() == good
+    monkeypatch.setitem(scale.PINNED["splits"], path.stem, "0" * 64)  # this machine would make another one
+    with pytest.raises(DataError, match="does not hold what its name says"):
+        load_part(spec)
+
+
 def test_recipe_is_part_of_a_splits_identity(monkeypatch, pools):
     identity = pools["mnist"].identity
     before = scale.split_path(SplitSpec(), identity)

@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from scipy import ndimage
 
 from scalesteer.app import cli
-from scalesteer.datasets import PARTS, SIZED_DATASETS, SizedSpec, load_split, packages, sized, sources
+from scalesteer.datasets import PARTS, SIZED_DATASETS, DataError, SizedSpec, load_split, packages, scale, sized, sources
 from scalesteer.datasets.sized import draw_digits, draw_photos
 
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())["sized"]
@@ -298,6 +299,21 @@ def test_digest_of_photos_is_pinned():
     photos = np.random.RandomState(0).randint(0, 256, (3, 3, 32, 32)).astype(np.uint8)
     drawn = [draw_photos(photos, size, 64).tobytes() for size in SIZED_DATASETS["rescaled-cifar10"].sizes]
     assert hashlib.sha256(b"".join(drawn)).hexdigest() == DIGESTS["random-photos"]
+
+
+def test_pinned_digests_in_the_package_are_those_of_the_tests():
+    expected = {f"{name}-0-{part}": DIGESTS[name][part] for name in SIZED_DATASETS for part in PARTS}
+    del expected["mnist-large-scale-0-test"]  # the tests build two of its sizes
+    assert scale.PINNED["sized parts"] == expected
+
+
+def test_part_that_is_whole_but_not_the_published_one_is_refused(filled_cache, monkeypatch):
+    load_split("stir-mnist", 0, "val", sizes=(10, 5, 4))
+    monkeypatch.setitem(SIZED_DATASETS, "stir-mnist", replace(SIZED_DATASETS["stir-mnist"], counts=(10, 5, 4)))
+    with pytest.raises(DataError, match=r"stir-mnist-0-val\* does not hold the images that are published: delete it"):
+        load_split("stir-mnist", 0, "val")
+    load_split("stir-mnist", 1, "val")  # of which nothing is pinned
+    load_split("stir-mnist", 0, "val", train_sizes=(17, 32))
 
 
 @pytest.mark.slow

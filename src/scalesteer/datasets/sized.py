@@ -21,7 +21,7 @@ from scalesteer._checks import choice, integer, lookup, reals
 from scalesteer.datasets import packages, sources
 from scalesteer.datasets.elastic import blurring_weights
 from scalesteer.datasets.icons import draw_icon
-from scalesteer.datasets.scale import PARTS
+from scalesteer.datasets.scale import PARTS, PINNED
 from scalesteer.datasets.sources import SIDE, DataDir, Identity, Images, Pool
 from scalesteer.datasets.streams import random_below, random_bits, stream_key
 
@@ -327,5 +327,10 @@ def load_sized(
     about = {"dataset": spec.dataset, "split": spec.split, "sizes": list(spec.sizes), "object_sizes": list(sizes),
              "recipe": RECIPE, "source": vars(_identity(own.source, data_dir)), "part": part,
              "digest": _join(digests)}  # fmt: skip
+    pinned = PINNED["sized parts"].get(f"{spec.dataset}-{spec.split}-{part}")
+    published = spec.sizes == own.counts and sizes == SizedSpec(spec.dataset).sizes_of(part)
+    if published and pinned not in (None, about["digest"]):
+        place = f"{files.cache_dir() / 'splits' / spec.dataset}-{spec.split}-{part}*"
+        raise files.DataError(f"{place} does not hold the images that are published: delete it, to make them again.")
     scales = torch.tensor(sizes).repeat(count)
     return images.flatten(0, 1), labels.repeat_interleave(len(sizes)), scales, about
