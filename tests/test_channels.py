@@ -143,10 +143,13 @@ def test_the_size_is_continuous_between_channels():
 
 
 def test_dropping_joins_over_the_channels_that_stay_with_a_draw_for_each_image():
-    net, x = Flat().eval(), torch.randn(400, 3, 8, 8)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x, seen = torch.randn(400, 3, 8, 8), []
+    net.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     model = ScaleChannels(net, SCALES, "mean", drop=0.6).train()
     z = [net(resize(x, (n, n))) for n in (4, 8, 14)]
     torch.manual_seed(3)
+    seen.clear()
     joined = model(x)
     means = {  # of all ways to leave channels out
         kept: torch.stack([z[c] for c in range(3) if kept >> c & 1]).mean(0) for kept in range(1, 8)
@@ -155,6 +158,7 @@ def test_dropping_joins_over_the_channels_that_stay_with_a_draw_for_each_image()
         next(kept for kept, mean in means.items() if torch.allclose(joined[b], mean[b], atol=1e-5)) for b in range(400)
     ]
     stay = [sum(kept >> c & 1 for kept in drawn) / 400 for c in range(3)]
+    assert [count / 400 for count in seen] == stay  # what is left out is not computed
     # Each stays with 0.4; all three are left out with 0.6^3, and then one of them stays after all.
     assert stay == pytest.approx([0.4 + 0.6**3 / 3] * 3, abs=0.08)
     assert not torch.equal(joined, model(x))
@@ -243,9 +247,10 @@ def test_batch_norm_keeps_statistics_of_all_channels():
     model = ScaleChannels(net, (0.5, 1.0, 2.0)).train()
     x = torch.rand(8, 3, 16, 16)
     model(x)
-    means = [net.features[0](resize(x, (n, n)) / net.input_std).mean((0, 2, 3)) for n in (8, 16, 32)]
-    torch.testing.assert_close(net.features[1].running_mean, sum(means) / 3, rtol=1e-4, atol=1e-5)
-    assert int(net.features[1].num_batches_tracked) == 3
+    maps = [net.features[0](resize(x, (n, n)) / net.input_std) for n in (8, 16, 32)]
+    pixels = torch.cat([y.movedim(1, -1).flatten(0, -2) for y in maps])
+    torch.testing.assert_close(net.features[1].running_mean, pixels.mean(0), rtol=1e-4, atol=1e-5)
+    assert int(net.features[1].num_batches_tracked) == 1
 
 
 def test_steerable_layers_and_dense_networks_inside():
@@ -319,7 +324,11 @@ def test_a_network_that_refuses_a_size_is_quoted_with_the_channel():
         (lambda x: x.mean((1, 2, 3)), ValueError, r"logits \(B, classes\) or maps.*\(got shape \(2,\) from images"),
         (lambda x: x.flatten(2), ValueError, r"\(got shape \(2, 3, 64\) from images of shape \(2, 3, 8, 8\)\)"),
         (lambda x: x.mean(0), ValueError, r"logits \(B, classes\) or maps \(B, classes, h, w\)"),
-        (lambda x: (x, x), TypeError, r"must return a tensor of logits or maps \(got tuple\)"),
+        (
+            lambda x: (x, x),
+            TypeError,
+            r"must return a tensor of logits or maps \(got tuple of 2\): choose .* by `output`",
+        ),
     ],
 )
 def test_an_output_without_classes_is_told(answer, error, message):

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
-from scalesteer.fast import being_exported
-from scalesteer.joint import at_sizes, is_sequential
+from scalesteer.answers import REFUSALS, Output, check_output, find_refused, read, refuse
+from scalesteer.fast import being_traced
+from scalesteer.fast.memory import being_captured, holds_numbers
+from scalesteer.joining import JOINS, Join, find_size, join
+from scalesteer.joint import at_sizes, find_batch_layer
 from scalesteer.nn import evaluation_mode, twin
 from scalesteer.places import Grid, check_grid, on_one_grid
-from scalesteer.resize import resize
+from scalesteer.resize import canvas_size, image_size, resize
 
-JOINS = ("mean", "max", "logsumexp")
+BorderMode = Literal["zeros", "replicate", "reflect"]
 BORDERS = {"zeros": "constant", "replicate": "replicate", "reflect": "reflect"}  # as `F.pad` calls them
-PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
 
 
 class ScaleChannels(nn.Module):
@@ -49,27 +50,27 @@ class ScaleChannels(nn.Module):
         but by `border`.
 
     Note:
-        Batch normalisation must see all channels together: evaluation normalises them alike, with one set of running
+        Batch normalisation sees all channels together: evaluation normalises them alike, with one set of running
         statistics, so that a channel that training had normalised by statistics of its own would meet other numbers
-        there. In training the channels therefore pass through the network side by side, layer by layer
-        (:func:`at_sizes`), where the network is an `nn.Sequential` or one of :func:`scalesteer.create_model`, and a
-        step moves the running statistics once. Any other network runs once for each channel; let it normalise without
-        the batch (`nn.GroupNorm`), or give it a method `at_sizes`.
+        there. In training the channels therefore pass through the network side by side (`scalesteer.joint.at_sizes`),
+        and a step moves the running statistics once. That needs nothing of the network but that `torch.fx` can trace
+        what surrounds its batch normalisation. Otherwise a warning names the layer and says what to do.
 
     Note:
         Time and memory are :attr:`cost` times those of the network alone; a border adds to it (:meth:`pixels`).
 
     Args:
         net: Any module that maps images `(B, C, H, W)` to logits `(B, classes)` or to maps `(B, classes, h, w)`, and
-            that takes images of every size. Logits are joined as they are: a network for maps with a class "nothing
-            here" keeps the logit of that class at zero, so that the others mean the same in every channel.
+            that takes images of every size, or of every multiple of a number (`multiple`). Logits are joined as they
+            are: a network for maps with a class "nothing here" keeps the logit of that class at zero, so that the
+            others mean the same in every channel.
         scales: How much larger than the image the channels see it, positive and ascending. A scale above 1 enlarges the
             image, and so answers for objects that are smaller than those that `net` was made for. Which to take:
             :func:`scalesteer.app.suggest.choose_channels`, docs/guide/which-scales.md.
         join: ``"mean"``, ``"max"`` or ``"logsumexp"``.
         drop: Share of channels that is left out at random in training, from 0 to below 1; at least one stays. Each
-            image has its own draw, made on the device, so that a recorded CUDA graph draws anew. All channels are
-            computed: it makes the network rely on no single channel, and saves no time.
+            image has its own draw. What is left out is not computed, and the network relies on no single channel. (A
+            CUDA graph and a compiled program compute all channels: their shapes cannot change. They draw anew, too.)
         grid: Where the pixels of a map lie: (stride, offset) for a net whose output pixel i looks at input pixel
             ``offset + i * stride``. None finds it from the sizes of image and map in all channels, which needs padding
             that is equal on both sides; one channel alone needs a look at the image itself for it. Export of maps with
@@ -80,6 +81,11 @@ class ScaleChannels(nn.Module):
             surroundings as in larger images. For maps, a multiple of their stride keeps them on their places.
         border_mode: What the border shows: ``"zeros"``, for pictures on a black ground; the image continued by its
             outermost pixels (``"replicate"``) or mirrored (``"reflect"``), for photographs.
+        multiple: The images of all channels have a height and width that are multiples of this number, the nearest to
+            those that the scale asks for: 32 for most networks that halve their maps five times. Sizes that are found
+            are then those of the channels as they are.
+        output: Which part of what `net` returns holds the logits or maps: the key of a dict, the index of a tuple or
+            list, or a function that is given the whole. None if `net` returns them alone.
 
     Shape:
         `(B, C, H, W)` -> `(B, classes)`, or `(B, classes, h, w)` with h and w of the net on the image itself.
@@ -102,12 +108,14 @@ class ScaleChannels(nn.Module):
         self,
         net: nn.Module,
         scales: Sequence[float],
-        join: str = "logsumexp",
+        join: Join = "logsumexp",
         *,
         drop: float = 0.0,
         grid: Grid | None = None,
         border: int = 0,
-        border_mode: str = "zeros",
+        border_mode: BorderMode = "zeros",
+        multiple: int = 1,
+        output: Output | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
@@ -121,6 +129,12 @@ class ScaleChannels(nn.Module):
         self.grid = None if grid is None else check_grid(grid)
         self.border = _checks.integer("border", border, minimum=0)
         self.border_mode = _checks.choice("border_mode", border_mode, tuple(BORDERS))
+        self.multiple = _checks.integer("multiple", multiple, minimum=1)
+        if 2 * self.border % self.multiple:
+            raise ValueError(
+                f"twice the `border` (got {self.border}) must be a multiple of `multiple` ({self.multiple})."
+            )
+        self.output = check_output(output)
 
     @property
     def cost(self) -> float:
@@ -132,29 +146,16 @@ class ScaleChannels(nn.Module):
 
     def pixels(self, height: int, width: int) -> float:
         """How many pixels of an image the network sees, in all channels together and with their borders."""
-        pairs = zip(self.scales, self._borders, strict=True)
-        return sum((height * scale + 2 * border) * (width * scale + 2 * border) for scale, border in pairs)
+        image, total = (height, width), 0.0
+        for scale, border in zip(self.scales, self._borders, strict=True):
+            rows, columns = (height * scale, width * scale) if self.multiple == 1 else self._canvas(image, scale)
+            total += (rows + 2 * border) * (columns + 2 * border)
+        return total
 
     @property
     def _borders(self) -> list[int]:
         """The border of each channel."""
         return [self.border if scale < 1 else 0 for scale in self.scales]
-
-    @property
-    def task(self) -> Any:
-        """What a network of `create_model` is for."""
-        return self.net.task
-
-    @task.setter
-    def task(self, task: Any) -> None:
-        self.net.task = task
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of `create_model` that make the same network again, at these sizes."""
-        own: dict[str, Any] = {"channels": list(self.scales), "join": self.join, "drop": self.drop}
-        own |= {"border": self.border, "border_mode": self.border_mode} if self.border else {}
-        return {**self.net.arguments, **own}  # type: ignore[dict-item]
 
     def with_scales(self, scales: Sequence[float]) -> Self:
         """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
@@ -178,29 +179,56 @@ class ScaleChannels(nn.Module):
                 ``join="max"``, the size of the channel that won.
         """
         _checks.batch(x)
-        image = _image_size(x)
-        canvases = [canvas_size(image, scale) for scale in self.scales]
-        images = [x if scale == 1 else resize(x, canvas) for scale, canvas in zip(self.scales, canvases, strict=True)]
-        answers = self._answers(list(map(self._extend, images, self._borders)))
+        image = image_size(x)
+        canvases = [self._canvas(image, scale) for scale in self.scales]
+        stays = self._draw(x)
+        answers = self._answers(x, canvases, stays)
+        stays = kept = None if stays is None else stays.to(x.device)
         work = torch.promote_types(answers[0].dtype, torch.float32)
-        kept = None
         if answers[0].ndim == 4:
             reference = self._reference_map(x) if self.grid is None and len(self.scales) == 1 else None
-            join = partial(_join, join=self.join)
+            readings = partial(join, kind=self.join)
             answers, kept = on_one_grid(
-                answers, canvases, image, self.scales, self.grid, join, reference, self._borders
+                answers, canvases, image, self.scales, self.grid, readings, reference, self._borders
             )
+            if stays is not None:  # where no channel that stays sees a place, all that stay are read at their border
+                stays = stays[:, :, None, None, None]
+                kept = (kept & stays) | (stays & ~(kept & stays).any(0))
+        elif stays is not None:
+            kept = stays[:, :, None]
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
-        if self.training and self.net.training and self.drop:  # the network may be shared, and is in one mode
-            drawn = torch.rand(z.shape[:2], device=z.device)
-            stays = (drawn >= self.drop) | (drawn == drawn.amax(0))
-            stays = stays.view(*z.shape[:2], *(1,) * (z.ndim - 2))
-            # Where all channels that stay do not see a place, the one that sees it answers after all.
-            kept = stays if kept is None else (kept & stays) | (kept & ~(kept & stays).any(0))
-        joined = _join(z, self.join, kept)
+        joined = join(z, self.join, kept)
         if not return_scales:
             return joined.to(answers[0].dtype)
-        return joined.to(answers[0].dtype), self._sizes(z, joined, kept)
+        scales = self.scales
+        if self.multiple > 1:  # as the channels are, on average along both axes
+            scales = tuple(math.sqrt(rows / image[0] * (columns / image[1])) for rows, columns in canvases)
+        return joined.to(answers[0].dtype), find_size(z, joined, self.join, kept, scales)
+
+    if TYPE_CHECKING:  # so that a call has the types of `forward`
+
+        @overload
+        def __call__(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
+
+        @overload
+        def __call__(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+        def __call__(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]: ...
+
+    def _canvas(self, image: tuple[int, int], scale: float) -> tuple[int, int]:
+        return canvas_size(image, scale, self.multiple)
+
+    def _draw(self, x: Tensor) -> Tensor | None:
+        """Which images each channel is shown to, `(S, B)`; None if all are. Drawn without waiting for a GPU."""
+        if not (self.training and self.net.training and self.drop):  # the network may be shared, and is in one mode
+            return None
+        drawn = torch.rand(len(self.scales), len(x), device=x.device if _has_fixed_shapes(x) else None)
+        return (drawn >= self.drop) | (drawn == drawn.amax(0))
+
+    def _image(self, x: Tensor, canvas: tuple[int, int], channel: int) -> Tensor:
+        """What a channel shows."""
+        as_it_is = self.scales[channel] == self.multiple == 1
+        return self._extend(x if as_it_is else resize(x, canvas), self._borders[channel])
 
     def _extend(self, image: Tensor, border: int) -> Tensor:
         """The image of a channel with its border."""
@@ -216,19 +244,42 @@ class ScaleChannels(nn.Module):
 
     def _reference_map(self, x: Tensor) -> tuple[int, int] | None:
         """Height and width of the network's map of the image itself, without which one other map has no known grid."""
-        if self.scales[0] == 1:
+        if self.scales[0] == self.multiple == 1:
             return None
         if torch.compiler.is_compiling():
             raise ValueError(
                 f"maps of one channel, of scale {self.scales[0]:.4g}, need `grid` to be compiled or exported."
             )
-        with torch.no_grad(), evaluation_mode(self.net):
-            height, width = self.net(x[:1]).shape[-2:]
+        height, width = self._find_shape(x)[1:]
         return height, width
 
-    def _answers(self, images: list[Tensor]) -> list[Tensor]:
-        """What the network says of the image in each channel."""
-        together = self.net.training and len(images) > 1 and (hasattr(self.net, "at_sizes") or is_sequential(self.net))
+    def _find_shape(self, x: Tensor) -> torch.Size:
+        """The shape of what the network says of one image, without the axis of images."""
+        with torch.no_grad(), evaluation_mode(self.net):
+            return read(self.net(x[:1]), self.output, x[:1]).shape[1:]
+
+    def _answers(self, x: Tensor, canvases: list[tuple[int, int]], stays: Tensor | None) -> list[Tensor]:
+        """What the network says of the image in each channel; zeros where a channel is not shown an image."""
+        if stays is None or _has_fixed_shapes(x):
+            images = [self._image(x, canvas, channel) for channel, canvas in enumerate(canvases)]
+            return self._run(images, range(len(images)))
+        rows = [mask.nonzero().flatten().to(x.device) for mask in stays]  # of the batch, for each channel
+        used = [channel for channel, chosen in enumerate(rows) if len(chosen)]
+        images = [self._image(x[rows[channel]], canvases[channel], channel) for channel in used]
+        answers, parts = [], dict(zip(used, self._run(images, used), strict=True))
+        first = parts[used[0]]
+        for channel, chosen in enumerate(rows):
+            if channel not in parts and first.ndim == 4:  # maps of an own size
+                shape = self._find_shape(self._image(x[:1], canvases[channel], channel))
+            else:
+                shape = parts.get(channel, first).shape[1:]
+            answer = first.new_zeros(len(x), *shape)
+            answers.append(answer.index_copy(0, chosen, parts[channel]) if channel in parts else answer)
+        return answers
+
+    def _run(self, images: list[Tensor], channels: Sequence[int]) -> list[Tensor]:
+        """Logits or maps of the images of these channels."""
+        together = len(images) > 1 and find_batch_layer(self.net) is not None
         answers: list[Any] = []
         try:
             if together:
@@ -236,96 +287,23 @@ class ScaleChannels(nn.Module):
             else:
                 for image in images:
                     answers.append(self.net(image))
-        except (RuntimeError, ValueError) as error:  # which holds torch.OutOfMemoryError
-            channel = self._refusing(images, error) if together else len(answers)
-            if channel is None:
+        except REFUSALS as error:
+            place = find_refused(self.net, images, error) if together else len(answers)
+            if place is None:
                 raise
-            self._refuse(error, channel, images[channel])
-        for image, answer in zip(images, answers, strict=True):
-            if not isinstance(answer, Tensor):
-                raise TypeError(f"`net` must return a tensor of logits or maps (got {type(answer).__name__}).")
-            if answer.ndim not in (2, 4) or answer.shape[0] != image.shape[0]:
-                raise ValueError(
-                    f"`net` must return logits (B, classes) or maps (B, classes, h, w) (got shape "
-                    f"{tuple(answer.shape)} from images of shape {tuple(image.shape)}): without an axis of classes "
-                    "there is nothing to join."
-                )
-        return answers
-
-    @torch.no_grad()
-    def _refusing(self, images: list[Tensor], error: Exception) -> int | None:
-        """The channel because of which the network failed with all of them, if there is one."""
-        if isinstance(error, torch.OutOfMemoryError):
-            return len(images) - 1  # all take part in it, the largest most
-        for channel, image in enumerate(images):
-            try:
-                self.net(image)
-            except (RuntimeError, ValueError) as alone:
-                if str(alone) == str(error):  # batch normalisation may also refuse a channel only because it is alone
-                    return channel
-        return None
-
-    def _refuse(self, error: Exception, channel: int, image: Tensor) -> NoReturn:
-        """Say in which channel the network failed, with an error of the same kind."""
-        why = str(error)
-        if isinstance(error, torch.OutOfMemoryError):
-            largest = f"the largest of {len(self.scales)} channels, {self.scales[-1]:.4g}"
-            why += f" Leave out {largest}, or take smaller batches."
-        kind = next(kind for kind in (torch.OutOfMemoryError, ValueError, RuntimeError) if isinstance(error, kind))
-        shown = f"shows `net` images of {image.shape[-2]} x {image.shape[-1]} pixels, which failed"
-        raise kind(f"the channel of scale {self.scales[channel]:.4g} {shown}: {why}") from error
-
-    def _sizes(self, z: Tensor, joined: Tensor, kept: Tensor | None) -> Tensor:
-        """The size that answered for the class that won: `(S, B, classes, ...)` -> `(B, ...)`."""
-        best = joined.argmax(1, keepdim=True)  # (B, 1, ...)
-        score = z.gather(2, best.expand(len(self.scales), *best.shape))  # (S, B, 1, ...)
-        if kept is not None:
-            score = score.masked_fill(~kept, -math.inf)
-        score = score.squeeze(2)
-        if self.join == "max":
-            winner = score.argmax(0)
-            shares = [(winner == i).to(z.dtype) for i in range(len(self.scales))]
-        else:
-            shares = list(score.softmax(0))
-        # Plain numbers: a tensor of sizes could not be copied to the device while a CUDA graph is recorded.
-        parts = [share * -math.log(scale) for share, scale in zip(shares, self.scales, strict=True)]
-        return torch.stack(parts).sum(0).exp()
+            refuse(error, images[place], self.scales[channels[place]], self.scales)
+        return [read(answer, self.output, image) for answer, image in zip(answers, images, strict=True)]
 
     def extra_repr(self) -> str:
         """Arguments that differ from the defaults."""
         parts = ["scales=(" + ", ".join(f"{s:.4g}" for s in self.scales) + ")", f"join={self.join!r}"]
         parts += [f"drop={self.drop:.4g}"] if self.drop else []
         parts += [f"border={self.border}, border_mode={self.border_mode!r}"] if self.border else []
+        parts += [f"multiple={self.multiple}"] if self.multiple > 1 else []
+        parts += [f"output={self.output!r}"] if self.output is not None else []
         return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
 
 
-def _join(z: Tensor, join: str, kept: Tensor | None = None) -> Tensor:
-    """Join answers over the channels, or over those that are `kept`: `(S, B, classes, ...)` -> `(B, classes, ...)`."""
-    if join == "mean":
-        return z.mean(0) if kept is None else z.masked_fill(~kept, 0).sum(0) / kept.sum(0)
-    z = z if kept is None else z.masked_fill(~kept, -math.inf)
-    if join == "max":
-        return z.amax(0)
-    return z.logsumexp(0) - (math.log(z.shape[0]) if kept is None else kept.sum(0).to(z.dtype).log())
-
-
-def _image_size(x: Tensor) -> tuple[int, int]:
-    """Height and width, as plain numbers for `torch.compile`: its code generator cannot order rounded dynamic sizes."""
-    if torch.compiler.is_compiling() and not being_exported():
-        return operator.index(x.shape[-2]), operator.index(x.shape[-1])
-    return x.shape[-2], x.shape[-1]
-
-
-def canvas_size(image: tuple[int, int], scale: float) -> tuple[int, int]:
-    """Height and width of an image in a channel."""
-    if scale == 1:
-        return image  # a compiler's sizes do not say by themselves that rounding changes nothing
-    # Integers alone: an exported program has the same sizes everywhere, also where it computes with single precision.
-    factor = round(scale * PARTS)
-    height, width = ((2 * length * factor + PARTS) // (2 * PARTS) for length in image)
-    if height < 1 or width < 1:
-        raise ValueError(
-            f"the channel of scale {scale:.4g} would show images of {image[0]} x {image[1]} as {height} x {width}"
-            " pixels: leave out the smallest `scales` or give larger images."
-        )
-    return height, width
+def _has_fixed_shapes(x: Tensor) -> bool:
+    """Whether what is recorded now runs again with the same shapes."""
+    return being_traced() or being_captured(x.device) or not holds_numbers(x)

@@ -10,16 +10,18 @@ The built-in datasets do not: their weights are whole numbers, so that every mac
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scalesteer.fast import being_traced
+from scalesteer.fast import being_exported, being_traced
 from scalesteer.fast.memory import Cache, holds_numbers
 from scalesteer.geometry import no_autocast
 
+PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
 Kernel = Callable[[Tensor], Tensor]  # the weight of a pixel by its distance from the place that is read
 
 
@@ -38,6 +40,30 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
         step = length / count
         matrices.append(None if equal(length, count) else matrix(x, step / 2 - 0.5, step, count, length, cubic))
     return multiply(x, *matrices)
+
+
+def image_size(x: Tensor) -> tuple[int, int]:
+    """Height and width, as plain numbers for `torch.compile`: its code generator cannot order rounded dynamic sizes."""
+    if torch.compiler.is_compiling() and not being_exported():
+        return operator.index(x.shape[-2]), operator.index(x.shape[-1])
+    return x.shape[-2], x.shape[-1]
+
+
+def canvas_size(image: tuple[int, int], scale: float, multiple: int = 1) -> tuple[int, int]:
+    """Height and width of an image in a channel: the nearest multiples of a number, halves up."""
+    if scale == multiple == 1:
+        return image  # a compiler's sizes do not say by themselves that rounding changes nothing
+    # Integers alone: an exported program has the same sizes everywhere, also where it computes with single precision.
+    factor, step = round(scale * PARTS), PARTS * multiple
+    height, width = ((2 * length * factor + step) // (2 * step) * multiple for length in image)
+    if multiple > 1:
+        return torch.sym_max(height, multiple), torch.sym_max(width, multiple)
+    if height < 1 or width < 1:
+        raise ValueError(
+            f"the channel of scale {scale:.4g} would show images of {image[0]} x {image[1]} as {height} x {width}"
+            " pixels: leave out the smallest `scales` or give larger images."
+        )
+    return height, width
 
 
 def halve(x: Tensor) -> Tensor:

@@ -307,12 +307,11 @@ def evaluate(
     return found
 
 
-def with_channels(model: nn.Module, scales: tuple[float, ...], join: str) -> ScaleChannels:
+def with_channels(model: nn.Module, scales: tuple[float, ...], join: Any) -> ScaleChannels:
     """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
     if isinstance(model, ScaleChannels):
-        return ScaleChannels(
-            model.net, scales, join, grid=model.grid, border=model.border, border_mode=model.border_mode
-        )
+        kept: Any = {name: getattr(model, name) for name in ("grid", "border", "border_mode", "multiple", "output")}
+        return ScaleChannels(model.net, scales, join, **kept)
     return ScaleChannels(model, scales, join)
 
 

@@ -13,11 +13,11 @@ from scalesteer.app import predict
 from scalesteer.app.loop import pixels_seen
 from scalesteer.app.pictures import PictureError
 from scalesteer.app.report import data_uri
-from scalesteer.channels import ScaleChannels, canvas_size
+from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
 from scalesteer.models import network_of
 from scalesteer.models.pooled import PooledNetwork
-from scalesteer.resize import resize
+from scalesteer.resize import canvas_size, resize
 
 SIZES = tuple(2 ** (third / 3) for third in range(-6, 7))  # of the object, relative to the picture that was given
 FORMATS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # how files of PNG and JPEG begin
