@@ -254,6 +254,18 @@ def test_copies_in_other_sizes_and_masks_are_no_pages(tmp_path, order):
     assert read_picture(tmp_path / "a.tif", 1).tolist() == [[200] * 16] * 8
 
 
+def test_many_copies_in_other_sizes_take_no_time(tmp_path):
+    tags = {254: 1, 256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 1}
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    length = 2 + len(entries) + 4
+    pages = [struct.pack("<H", len(tags)) + entries + struct.pack("<I", 16 + (i + 1) * length) for i in range(20_000)]
+    (tmp_path / "a.tif").write_bytes(struct.pack("<2sHI8x", b"II", 42, 16) + b"".join(pages)[:-4] + bytes(4))
+    started = time.process_time()
+    with pytest.raises(PictureError, match="it has several pages"):
+        read_picture(tmp_path / "a.tif", 1)
+    assert time.process_time() - started < 1
+
+
 def test_planes_that_do_not_show_as_pages_are_refused(tmp_path):
     described = {270: "ImageJ=1.54f\nimages=5\nslices=5\n"}  # above 4 GB ImageJ writes one page
     with pytest.raises(PictureError, match="it has 5 planes, and a picture has one"):

@@ -36,6 +36,7 @@ SUFFIXES += (".ppm", ".pgm", ".pbm", ".pnm")
 MOST_PIXELS = 64_000_000
 MOST_BYTES = 1 << 30  # more than 64 megapixels take in any format; some formats are read as a whole before decoding
 MOST_SCANS = 32  # of a JPEG, each of which takes the time of a whole picture; programs that write JPEG make up to 14
+MOST_PAGES = 64  # of a TIFF file, that are looked at: one picture and its copies in other sizes
 # Tags of a TIFF file.
 _SUBFILE_TYPE, _BITS_PER_SAMPLE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES = 254, 258, 262, 270, 277
 _TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 322, 323, 338, 339
@@ -202,7 +203,7 @@ def _find_only_picture(image: Any) -> None:
             break
         if not image.tag_v2.get(_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK:
             pages.append(page)
-        if len(pages) > 1:
+        if len(pages) > 1 or page >= MOST_PAGES:
             raise ValueError(f"it has several pages (planes, channels or times), {one}")
     image.seek(pages[0] if pages else 0)
     stack = re.search(r"^images=(\d+)", str(image.tag_v2.get(_DESCRIPTION, "")), re.MULTILINE)  # by ImageJ
