@@ -1,12 +1,17 @@
-"""Shared by all tests: one thread a worker (two workers share two cores), and a fixed seed."""
+"""Shared by all tests: invented images, one thread for each worker (two workers share two cores), and a fixed seed."""
 
 import multiprocessing
 import os
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded
+ROOT = Path(__file__).resolve().parents[1]
+START = f"{ROOT / 'tests' / 'start'}{os.pathsep}"
+PATHS = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+os.environ["PYTHONPATH"] = START + PATHS  # of every process that a test starts
 
 import pytest
 import torch
@@ -14,6 +19,8 @@ from hypothesis import settings
 
 from scalesteer.app import load, train
 from scalesteer.app.config import RunConfig
+from scalesteer.datasets import sources
+from tests import invented_images
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
@@ -22,7 +29,30 @@ torch.set_num_threads(1)
 settings.register_profile("scalesteer", deadline=None, derandomize=True)
 settings.load_profile("scalesteer")
 
+invented_images.register(sources)
+REAL = Path(os.environ.get("SCALESTEER_TEST_DATA", ROOT.parent / "shared" / "data"))
+UNAVAILABLE = {}  # marks of tests that cannot run here, and why
+if not torch.cuda.is_available():
+    UNAVAILABLE["gpu"] = "needs a CUDA device"
+if not REAL.is_dir():
+    UNAVAILABLE["real_data"] = "needs the published images: set SCALESTEER_TEST_DATA to their directory"
+
 TINY = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=3)
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has chosen
+def pytest_collection_modifyitems(config, items):
+    """Skip what is unavailable here: a parametrised test once, not in each of its cases."""
+    kept, left_out, skipped = [], [], set()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        reason = next((why for mark, why in UNAVAILABLE.items() if item.get_closest_marker(mark)), None)
+        (left_out if reason and test in skipped else kept).append(item)
+        if reason:
+            skipped.add(test)
+            item.add_marker(pytest.mark.skip(reason=reason))
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)
@@ -39,33 +69,65 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def originals() -> Path:
-    """The directory with the original files, in subdirectories mnist and fashion-mnist."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("SCALESTEER_TEST_DATA", beside))
-    if not folder.is_dir():
-        pytest.skip("the original files are not here: set SCALESTEER_TEST_DATA to their directory")
-    return folder
+def originals(tmp_path_factory) -> Path:
+    """A directory with the invented files, in subdirectories mnist and fashion-mnist."""
+    return invented_images.write(tmp_path_factory.mktemp("invented") / "files")
 
 
 @pytest.fixture(scope="session")
 def pools(originals):
-    """The two pools of original images, read once."""
-    from scalesteer.datasets import sources
-
+    """The two pools of invented images, read once."""
     return {name: sources.make_pool(*sources.identify(name, originals)) for name in sources.SOURCES}
 
 
 @pytest.fixture(scope="session")
-def _kept_pools(originals, tmp_path_factory):
-    from scalesteer.datasets import sources
+def real_originals() -> Path:
+    """The directory with the published files, for tests marked `real_data`."""
+    return REAL
 
-    cache = tmp_path_factory.mktemp("kept")
+
+@contextmanager
+def published_sources():
+    """The published releases in place of the invented ones, here and in processes that are started."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, source in invented_images.published.items():
+            patch.setitem(sources.SOURCES, name, source)
+        patch.setenv("PYTHONPATH", PATHS)
+        yield
+
+
+@pytest.fixture
+def real_sources():
+    with published_sources():
+        yield
+
+
+@pytest.fixture(scope="session")
+def real_pools(real_originals):
+    """The two pools of published images, read once."""
+    with published_sources():
+        return {name: sources.make_pool(*sources.identify(name, real_originals)) for name in sources.SOURCES}
+
+
+def keep_pools(cache, originals):
+    """Fill a cache with the pools made from original files, and nothing else."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALESTEER_CACHE", str(cache))
         for source in sources.SOURCES:
             sources.fetch(source, originals)
     return cache / "pools"
+
+
+@pytest.fixture(scope="session")
+def _kept_pools(originals, tmp_path_factory):
+    return keep_pools(tmp_path_factory.mktemp("kept"), originals)
+
+
+@pytest.fixture
+def real_cache(own_cache, real_originals, real_sources):
+    """A cache that has the pools of published images."""
+    keep_pools(own_cache, real_originals)
+    return own_cache
 
 
 @pytest.fixture

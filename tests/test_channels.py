@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scalesteer import ScaleChannels, ScaleSteerableConv2d, create_model
 from scalesteer.channels import JOINS
-from scalesteer.datasets import sources
 from scalesteer.resize import resize
 
 SCALES = (0.5, 1.0, 1.7)
@@ -361,9 +360,10 @@ def test_repr_shows_what_it_was_given():
 
 
 @pytest.mark.slow
-def test_resizing_keeps_the_answers_of_a_trained_network_better_than_steering_its_filters(originals):
+@pytest.mark.real_data
+def test_resizing_keeps_the_answers_of_a_trained_network_better_than_steering_its_filters(real_pools):
     """An object of size f: the image resized by 1 / f, or left as it is and the filters enlarged by f."""
-    pool = sources.make_pool(*sources.identify("mnist", originals))
+    pool = real_pools["mnist"]
     order = torch.randperm(len(pool.images), generator=torch.Generator().manual_seed(0))[:20_000]
     images, labels = torch.from_numpy(pool.images)[order, None] / 255, torch.from_numpy(pool.labels)[order].long()
 

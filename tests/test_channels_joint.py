@@ -279,7 +279,6 @@ def test_distributed_data_parallel(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @joint
 def test_device_gives_the_numbers_of_the_cpu_and_the_same_bits_twice(make, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # plain convolutions are cuDNN's

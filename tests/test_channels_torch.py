@@ -129,7 +129,6 @@ def test_one_channel_without_a_grid_cannot_be_exported():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_recorded_graph_drops_other_channels_each_time():
     # Channels are dropped in training mode only, where batch normalisation would change what it keeps.
     net = nn.Sequential(
@@ -153,7 +152,6 @@ def test_a_recorded_graph_drops_other_channels_each_time():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("net", [Flat(), nn.Conv2d(3, 4, 5)])
 def test_device_gives_the_numbers_of_the_cpu(net):
     model = ScaleChannels(net, SCALES).double().eval()

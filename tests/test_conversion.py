@@ -172,8 +172,6 @@ def test_the_device_is_kept(model):
 
 @pytest.mark.gpu
 def test_a_model_on_a_gpu_stays_there():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Residual(4)).cuda().eval()
     converted, _ = convert(model, scales=(1.0,))
     assert {tensor.device.type for tensor in (*converted.parameters(), *converted.buffers())} == {"cuda"}

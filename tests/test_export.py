@@ -291,7 +291,7 @@ def test_networks_with_channels_are_exported_as_they_are(name, to, tmp_path):
 
 
 @pytest.mark.slow
-def test_real_digits_are_read_by_onnx_runtime_as_by_torch(filled_cache, tmp_path):
+def test_drawn_digits_are_read_by_onnx_runtime_as_by_torch(filled_cache, tmp_path):
     model = from_pretrained("digits")
     images, _ = load_split(part="val", sizes=(1, 64, 1)).take(slice(None))
     export(model, tmp_path / "net.onnx", examples=images)

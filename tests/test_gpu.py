@@ -8,10 +8,7 @@ import torch
 from scalesteer import ScaleSteerableConv2d, fast, fold
 from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = pytest.mark.gpu
 BACKENDS = ("direct", "fast")
 
 

@@ -400,7 +400,6 @@ def test_wrong_images_are_named(name, x, error, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("name", NAMES)
 def test_device_gives_the_numbers_of_the_cpu_and_the_same_bits_twice(name, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # plain convolutions are cuDNN's

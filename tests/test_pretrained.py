@@ -398,15 +398,17 @@ def card_error(name):
     return float(found[1]) / 100
 
 
-def test_digits_are_read_with_the_error_that_is_claimed(filled_cache):
+@pytest.mark.real_data
+def test_digits_are_read_with_the_error_that_is_claimed(real_cache):
     model, config = training.load_model(Path("digits"))
     images = training.load(config, "test").first(1000)
     assert training.evaluate(model, [images], config.precision)["error"] < card_error("digits") + 0.01
 
 
 @pytest.mark.slow
+@pytest.mark.real_data
 @pytest.mark.parametrize("name", scalesteer.list_pretrained())
-def test_a_shipped_network_has_the_error_that_is_claimed(name, filled_cache):
+def test_a_shipped_network_has_the_error_that_is_claimed(name, real_cache):
     model, config = training.load_model(Path(name))
     if config.test_channels is not None:
         model = training.with_channels(model, config.test_channels, config.join)

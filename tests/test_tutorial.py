@@ -24,14 +24,14 @@ def shell(tmp_path):
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scalesteer "$@"\n')
     program.chmod(0o755)
-    paths = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    path = f"{program.parent}:{os.environ['PATH']}"
     (tmp_path / "work").mkdir()
 
     def run(commands):
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", commands],
             cwd=tmp_path / "work",
-            env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
         )

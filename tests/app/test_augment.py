@@ -145,7 +145,6 @@ def test_draws_follow_torchs_generator():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_recorded_changes_are_new_at_every_replay():
     from scalesteer.app.device import capture, warm_up
 

@@ -21,7 +21,6 @@ from scalesteer.app.commands import Commands
 from scalesteer.datasets import sheets
 from scalesteer.models import DATASETS, count_parameters, describe_model, flat, pooled
 
-SRC = Path(cli.__file__).parents[2]
 SMALL = ["--sizes", "60", "10", "10"]
 
 
@@ -31,7 +30,7 @@ def scalesteer(capsys, *argv):
 
 
 def process(*argv, code=None, **options):
-    environment = {**os.environ, "PYTHONPATH": str(SRC), **options.pop("env", {})}
+    environment = {**os.environ, **options.pop("env", {})}
     command = [sys.executable, *(["-c", code] if code else ["-m", "scalesteer"]), *map(str, argv)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **options)
 
@@ -39,7 +38,7 @@ def process(*argv, code=None, **options):
 def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path):
     code, out, _ = scalesteer(capsys, "data", "fetch", "MNIST", "--data-dir", originals)
     assert code == 0
-    assert out.startswith("mnist: verified, release original, 70,000 images, SHA-256 6bfdb0cc")
+    assert out.startswith("mnist: verified, release invented, 70,000 images, SHA-256 ")
     code, built, _ = scalesteer(capsys, "data", "build", "MNIST_Scale", "--splits", "1,4", *SMALL)
     assert code == 0
     assert [line.split(": SHA-256 ")[0] for line in built.splitlines()] == [
@@ -51,7 +50,7 @@ def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path
         folder, *files = out.splitlines()
         assert (code, folder) == (0, str(own_cache))
         names = [line.split()[3].rpartition("-")[0] for line in files]
-        assert names == ["pools/mnist-original", "pools/mnist", "splits/mnist-scale-1", "splits/mnist-scale-4"]
+        assert names == ["pools/mnist-invented", "pools/mnist", "splits/mnist-scale-1", "splits/mnist-scale-4"]
         assert files[1].split()[:2] == ["55.0", "MB"]
         assert {line.split()[2] for line in files[2:]} == {line.split()[-1] for line in built.splitlines()}
     code, out, _ = scalesteer(capsys, "data", "show", "mnist-scale", "--output", tmp_path / "a" / "x.png", *SMALL)
@@ -61,13 +60,13 @@ def test_fetch_build_list_verify_and_show(originals, capsys, own_cache, tmp_path
 
 
 def test_verify_names_damaged_files(filled_cache, capsys):
-    path = next(filled_cache.glob("pools/mnist-original.safetensors"))
+    path = next(filled_cache.glob("pools/mnist-invented.safetensors"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     code, out, err = scalesteer(capsys, "data", "verify")
     assert (code, out.count("  damaged  ")) == (2, 1)
-    assert err == "scalesteer: damaged, to be made again when next used: mnist-original.safetensors.\n"
+    assert err == "scalesteer: damaged, to be made again when next used: mnist-invented.safetensors.\n"
 
 
 def test_list_of_an_empty_cache_is_its_place(capsys, own_cache):
@@ -192,8 +191,7 @@ except SystemExit as stop:
     assert not stop.code
 print("\\nloaded", *({{"torch", "numpy"}} & set(sys.modules)))
 """
-    root = Path(__file__).parents[2]
-    running = process(code=code, stdout=subprocess.PIPE, env={"PYTHONPATH": f"{SRC}{os.pathsep}{root}"})
+    running = process(code=code, stdout=subprocess.PIPE)
     out, err = running.communicate(timeout=60)
     assert (running.returncode, err) == (0, "")
     assert out.endswith("\nloaded\n")
@@ -354,7 +352,6 @@ def test_python_m_works_and_closed_stdout_is_clean(own_cache):
     assert broken.returncode == 141
     closed = subprocess.run(
         ["sh", "-c", f"'{sys.executable}' -m scalesteer data list >&-"],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         timeout=60,
     )
@@ -364,7 +361,7 @@ def test_python_m_works_and_closed_stdout_is_clean(own_cache):
 def test_closed_stderr_and_an_ascii_terminal_are_no_trouble(cache, tiny, tmp_path):
     words = [*tiny.command.split()[1:], "--device", "cpu", "--runs", tmp_path / "é", "--results", tmp_path]
     command = shlex.join([sys.executable, "-m", "scalesteer", *map(str, words)])
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONIOENCODING": "ascii"}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(["sh", "-c", f"{command} 2>&-"], env=environment, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"test error ")

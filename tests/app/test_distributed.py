@@ -47,7 +47,6 @@ def ended(processes):
 
 
 # Two processes share one GPU, with Gloo between them: NCCL wants a GPU for each.
-ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 # One of each kind of batch normalisation, alone and side by side.
 KINDS = [("ss-cnn", {}), ("vector-field-cnn", {}), ("pooled-cnn", CHANNELS), ("steered-resnet", CHANNELS)]
 OTHERS = [(name, {}) for name in list_models()] + [("pooled-cnn", {**CHANNELS, "join": "max"})]
@@ -55,7 +54,11 @@ OTHERS = [(name, {}) for name in list_models()] + [("pooled-cnn", {**CHANNELS, "
 
 @pytest.mark.parametrize(
     ("networks", "device"),
-    [(KINDS, "cpu"), pytest.param(OTHERS, "cpu", marks=pytest.mark.slow), pytest.param(KINDS, "cuda", marks=ON_GPU)],
+    [
+        (KINDS, "cpu"),
+        pytest.param(OTHERS, "cpu", marks=pytest.mark.slow),
+        pytest.param(KINDS, "cuda", marks=pytest.mark.gpu),
+    ],
     ids=["kinds", "others", "gpu"],
 )
 def test_gradients_are_those_of_one_process_with_the_whole_batch(together, cache, tiny, tmp_path, networks, device):
@@ -71,7 +74,7 @@ def test_gradients_are_those_of_one_process_with_the_whole_batch(together, cache
             torch.testing.assert_close(found[name], value.cpu(), rtol=1e-8, atol=1e-12, **said)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_step_of_the_loop_has_the_gradients_of_the_whole_batch(together, cache, tmp_path, device):
     """In single precision, as trained."""
     assert ended(together(ranks.one_step, STILL, tmp_path, device)) == [0, 0]

@@ -22,8 +22,6 @@ from scalesteer.app import RunError, engines
 from scalesteer.app.engines import make_runs
 from tests.app.test_train import outcome
 
-ROOT = Path(__file__).parents[2]
-
 
 def processes_of(folder):
     """Those that were started for Ray with this folder, as their command lines say."""
@@ -55,7 +53,6 @@ def ray_folder(monkeypatch):
     pytest.importorskip("ray")
     folder = tempfile.mkdtemp(prefix="ray-")
     monkeypatch.setenv("RAY_TMPDIR", folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield folder
     ended = wait_for(lambda: not processes_of(folder), 60)
@@ -386,7 +383,6 @@ def test_cluster_without_a_gpu_or_with_another_package_is_told(ray_folder, cache
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_runs_share_a_gpu(cache, tiny, ray_folder, tmp_path):
     configs = [replace(tiny, split=split, epochs=2) for split in (0, 1)]
     made = make_runs(configs, tmp_path, runs=tmp_path / "runs", device="cuda", engine="ray", gpus_per_run=0.5)

@@ -353,7 +353,6 @@ def test_precision_decides_about_tf32_while_training_and_evaluating(cache, tmp_p
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
     "name", [None, "seed", "batch_size", "lr", "weight_decay", "label_smoothing", "schedule", "channels", "join"]
 )
@@ -376,7 +375,6 @@ def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monk
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("model", ["pooled-cnn", "steered-cnn", "pooled-resnet", "steered-resnet"])
 def test_every_random_choice_can_be_recorded(cache, tmp_path, model, precision):

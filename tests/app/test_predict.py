@@ -261,7 +261,6 @@ def test_model_of_a_dataset_is_told_from_one_of_own_pictures(task, dataset, expe
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("channels", [None, (0.5, 1.0)])
 def test_gpu_says_the_same(tmp_path, channels):
     model = create_model("pooled-cnn", in_chans=3, image_size=32, channels=channels).eval()

@@ -217,7 +217,8 @@ def test_an_uneven_ground_is_not_sure():
     assert find_objects(picture) == ([40], False)
 
 
-def test_sizes_of_real_digits_are_found(filled_cache):
+@pytest.mark.real_data
+def test_sizes_of_real_digits_are_found(real_cache):
     images = load_split("stir-mnist", 0, "test", sizes=(0, 0, 10))
     found = [find_objects(image[None]) for image in images.images.numpy()]
     assert len(found) == 10 * 48

@@ -540,7 +540,7 @@ def test_without_a_terminal_steps_and_epochs_are_logged_at_most_every_ten_second
     assert [message.partition(",")[0] for message in caplog.messages] == [*expected, "measuring the error"]
 
 
-def test_directory_that_cannot_be_made_is_an_error(tiny, tmp_path):
+def test_directory_that_cannot_be_made_is_an_error(cache, tiny, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be written to"):
         train(tiny, tmp_path / "file" / "run", device="cpu")
@@ -571,7 +571,6 @@ def test_lock_of_a_killed_process_is_recovered(start, tiny, undisturbed, tmp_pat
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 def test_run_on_a_gpu_goes_on_and_its_model_works_on_the_cpu(cache, tiny, tmp_path, precision):
     config = replace(tiny, model="ss-cnn", precision=precision)

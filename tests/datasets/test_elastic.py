@@ -97,8 +97,9 @@ def test_alpha_zero_is_the_identity_bit_for_bit(digits):
     np.testing.assert_array_equal(distort(digits, 0), digits)
 
 
-def test_digest_is_pinned(pools):
-    images = scale.build_split(pools["mnist"], SplitSpec())["test"].images[:2000]
+@pytest.mark.real_data
+def test_digest_is_pinned(real_pools):
+    images = scale.build_split(real_pools["mnist"], SplitSpec())["test"].images[:2000]
     assert sha256(distort(images, 30.0)).hexdigest() == DIGESTS["elastic-30"]
 
 

@@ -18,7 +18,6 @@ from PIL import Image
 from scalesteer import files as cache_files
 from scalesteer.datasets import DATASETS, PARTS, DataError, SplitSpec, build, load_part, scale, sources
 
-SRC = Path(scale.__file__).parents[2]
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
 SMALL = {"sizes": (300, 100, 600)}
 
@@ -44,20 +43,22 @@ def digest_of(parts):
     return combined({name: digest(array) for name, array in arrays.items()})
 
 
+@pytest.mark.real_data
 @pytest.mark.parametrize("split", scale.SPLITS)
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_digest_is_pinned(pools, dataset, split):
+def test_digest_is_pinned(real_pools, dataset, split):
     spec = SplitSpec(dataset, split)
-    assert digest_of(scale.build_split(pools[spec.source], spec)) == DIGESTS[dataset][split]
+    assert digest_of(scale.build_split(real_pools[spec.source], spec)) == DIGESTS[dataset][split]
 
 
+@pytest.mark.real_data
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_antialiased_digest_is_pinned(pools, dataset):
+def test_antialiased_digest_is_pinned(real_pools, dataset):
     spec = SplitSpec(dataset, resampler="antialias")
-    assert digest_of(scale.build_split(pools[spec.source], spec)) == DIGESTS["antialias"][dataset]
+    assert digest_of(scale.build_split(real_pools[spec.source], spec)) == DIGESTS["antialias"][dataset]
 
 
-# The protocol, on the real data
+# The protocol
 
 
 @pytest.mark.parametrize("dataset", ["mnist-scale", "fmnist-scale"])
@@ -162,7 +163,7 @@ def test_pairs_show_their_digits_side_by_side(parts, pools):
             assert spans[1][0] >= 19
             overlapping += spans[0][1] > spans[1][0]
             checked += 1
-    assert 0.07 < overlapping / checked < 0.11
+    assert 0.03 < overlapping / checked < 0.055  # of published digits, which are wider: 0.09
 
 
 def test_pairs_never_share_a_source_image_between_parts(parts):
@@ -248,7 +249,7 @@ def test_built_split_is_loaded_within_a_second(filled_cache, pools):
     started = time.perf_counter()
     loaded = {part: load_part(SplitSpec(), part)[0] for part in PARTS}
     assert time.perf_counter() - started < 1
-    assert digest_of(loaded) == built["digest"] == DIGESTS["mnist-scale"][0]
+    assert digest_of(loaded) == built["digest"]
     assert built["about"]["source"] == vars(pools["mnist"].identity)
 
 
@@ -260,8 +261,7 @@ def test_release_is_part_of_a_splits_identity(filled_cache, pools):
 
 
 def run_python(code, *argv):
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", code, *argv], env=environment, stdout=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", code, *argv], stdout=subprocess.PIPE)
 
 
 def test_four_processes_in_any_order_give_the_same_bytes(filled_cache):
@@ -329,11 +329,12 @@ def test_sound_split_of_another_version_is_noticed_and_rebuilt(filled_cache, cap
     assert path.read_bytes() == good
 
 
-def test_pinned_digests_in_the_package_are_those_that_tests_build(pools):
+def test_pinned_digests_in_the_package_are_those_that_tests_build(real_sources):
     found = {dataset: [] for dataset in DATASETS}
     for dataset in DATASETS:
         for split in scale.SPLITS:
-            path = scale.split_path(SplitSpec(dataset, split), pools[SplitSpec(dataset).source].identity)
+            spec = SplitSpec(dataset, split)
+            path = scale.split_path(spec, sources.identify(spec.source)[0])
             found[dataset].append(scale.PINNED["splits"][path.stem])
     assert found == {dataset: DIGESTS[dataset] for dataset in DATASETS}
 
@@ -387,7 +388,7 @@ def test_pairs_need_every_digit(pools):
         scale.build_split(few, SplitSpec("mnist-scale-local-2"))
 
 
-def test_killed_build_is_finished_by_the_next(filled_cache):
+def test_killed_build_is_finished_by_the_next(filled_cache, pools):
     for _ in range(5):  # until the kill hits the write
         process = run_python("from scalesteer.datasets import build; build('mnist-scale', [0])")
         while process.poll() is None and not list(filled_cache.glob("splits/.*.tmp")):
@@ -399,7 +400,7 @@ def test_killed_build_is_finished_by_the_next(filled_cache):
             break
         finished[0].unlink()
     assert list(filled_cache.glob("splits/.*.tmp"))
-    assert build("mnist-scale", [0])[0]["digest"] == DIGESTS["mnist-scale"][0]
+    assert build("mnist-scale", [0])[0]["digest"] == digest_of(scale.build_split(pools["mnist"], SplitSpec()))
     assert not list(filled_cache.glob("splits/.*.tmp"))
 
 
@@ -456,8 +457,9 @@ def test_unknown_part_and_wrong_pool_are_refused(pools):
 
 
 @pytest.mark.slow
+@pytest.mark.real_data
 @pytest.mark.parametrize("version", ["1.26.4", "2.2.6"])
-def test_another_numpy_gives_the_same_bytes(filled_cache, tmp_path, version):
+def test_another_numpy_gives_the_same_bytes(real_cache, tmp_path, version):
     target = tmp_path / "numpy"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
     subprocess.run([*pip, f"numpy=={version}"], check=True)
@@ -467,7 +469,7 @@ def test_another_numpy_gives_the_same_bytes(filled_cache, tmp_path, version):
         "print(json.dumps([numpy.__version__, hashlib.sha256(distort(images, 30.0)).hexdigest(),"
         " {d: [m['digest'] for m in build(d).values()] for d in DATASETS}]))"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), str(SRC)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), os.environ["PYTHONPATH"]])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     used, distorted, digests = json.loads(done.stdout)
     assert used == version

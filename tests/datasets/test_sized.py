@@ -59,7 +59,7 @@ def test_published_order_is_that_of_the_files(filled_cache, originals, digits):
 
 
 def test_pool_of_an_older_cache_gets_its_order(filled_cache, originals, digits):
-    (filled_cache / "pools" / "mnist-original-order.safetensors").unlink()
+    (filled_cache / "pools" / "mnist-invented-order.safetensors").unlink()
     assert sources.published("mnist", originals).images[:60_000].tobytes() == digits
 
 
@@ -290,8 +290,9 @@ def digest(part):
     return hashlib.sha256(part.images.numpy().tobytes() + part.labels.numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.real_data
 @pytest.mark.parametrize("dataset", ["stir-mnist", "mnist-large-scale"])
-def test_digest_of_few_objects_is_pinned(filled_cache, dataset):
+def test_digest_of_few_objects_is_pinned(real_cache, dataset):
     assert {part: digest(load_split(dataset, 0, part, sizes=(10, 5, 4))) for part in PARTS} == DIGESTS[f"{dataset}-few"]
 
 
@@ -317,8 +318,9 @@ def test_part_that_is_whole_but_not_the_published_one_is_refused(filled_cache, m
 
 
 @pytest.mark.slow
+@pytest.mark.real_data
 @pytest.mark.parametrize("dataset", SIZED_DATASETS)
-def test_digest_is_pinned(filled_cache, dataset):
+def test_digest_is_pinned(real_cache, dataset):
     if dataset == "mnist-large-scale":  # two gigabytes in all
         options = {"train": {}, "val": {}, "test": {"test_sizes": (0.5, 4)}}
     else:

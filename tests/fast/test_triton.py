@@ -117,9 +117,7 @@ def test_an_image_of_several_blocks_matches_direct():
     ("dtype", "tolerance"),
     [
         (torch.float16, 2e-3),
-        pytest.param(
-            torch.bfloat16, 1.2e-2, marks=pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device: bfloat16")
-        ),
+        pytest.param(torch.bfloat16, 1.2e-2, marks=pytest.mark.gpu),
     ],
 )
 @pytest.mark.parametrize("fan_in", [1, 6])
@@ -385,7 +383,6 @@ def test_a_changed_basis_is_noticed():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("allow", [False, True])
 @both_symmetries
 def test_precision_follows_torch(allow, basis, request):
@@ -403,7 +400,6 @@ def test_precision_follows_torch(allow, basis, request):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @both_symmetries
 def test_a_step_in_a_cuda_graph_matches_the_step_itself(basis):
     first, second = (ScaleSteerableConv2d(channels, 8, padding=3, basis=basis) for channels in (1, 8))

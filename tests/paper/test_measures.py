@@ -81,7 +81,8 @@ def test_a_short_training_changes_the_first_layer_and_is_the_same_twice(cache, m
 
 
 @pytest.mark.slow
-def test_trained_layers_can_be_measured_again(cache):
+@pytest.mark.real_data
+def test_trained_layers_can_be_measured_again(real_cache):
     kept = json.loads((RESULTS / "guide" / "trained.json").read_text())
     again = measures.measure_trained()
     for name, row in again["layers"].items():

@@ -10,7 +10,7 @@ from paper import ROOT, claims, pages
 from paper.markdown import VIEWS, table, view
 
 
-def test_every_marked_number_and_table_is_that_of_the_results():
+def test_every_marked_number_and_table_is_that_of_the_results(real_sources):
     assert pages.differences() == []
 
 

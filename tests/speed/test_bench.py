@@ -162,7 +162,6 @@ def test_command_line(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("train", [False, True])
 def test_cuda_steps_eager_and_as_a_graph(graph, train):
@@ -177,7 +176,6 @@ def test_cuda_steps_eager_and_as_a_graph(graph, train):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_captured_training_step_trains():
     case = bench.Case("network", 8)
     step = bench.make_step(case, "spectral", torch.device("cuda", 0))
