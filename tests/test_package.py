@@ -49,6 +49,7 @@ APP = (
     {"app.report"},
     {"app.run"},
     {"app"},  # its public names
+    {"app.cluster"},
     {"app.engines"},
     {"app.sweep", "app.commands", "app.demo"},
     {"app.cli"},
