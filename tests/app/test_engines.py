@@ -1,10 +1,12 @@
 """Many runs: what is told before any of them starts."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from paper.results import read
+from scalesteer.app import RunError, engines
 from scalesteer.app.engines import make_runs
 
 
