@@ -22,6 +22,7 @@ from scalesteer import _checks, files
 from scalesteer.channels import ScaleChannels
 from scalesteer.models import network_of
 from scalesteer.models.pooled import PooledNetwork
+from scalesteer.models.scaled import arguments_of
 from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold
 from scalesteer.resize import resize
 
@@ -86,7 +87,7 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
         raise ValueError(f"`examples` must be images (N, C, H, W), one or more (got shape {tuple(examples.shape)}).")
     any_size = isinstance(network, PooledNetwork)
     batches = list(_batches(examples, least, any_size))
-    about = json.dumps({"arguments": model.arguments, "task": task._asdict()})
+    about = json.dumps({"arguments": arguments_of(model), "task": task._asdict()})
     finished = fold(model).eval()
     if to == "onnx":
         files.require("onnxscript")  # told now
@@ -102,7 +103,7 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
             raise ExportError(f"{path} cannot be written ({error.strerror or error}).") from error
         except Exception as error:  # torch has no common class for them
             reason = str(error).strip().partition("\n")[0]
-            raise ExportError(f"{model.arguments['name']} cannot be exported to {to}: {reason}") from error  # type: ignore[index]
+            raise ExportError(f"{arguments_of(model)['name']} cannot be exported to {to}: {reason}") from error
         if not any_size:
             batches = [x for x in batches if x.shape[2:] == batches[0].shape[2:]]
         with evaluation_mode(model):

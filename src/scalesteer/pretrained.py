@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from scalesteer._text import in_markdown, printable
 from scalesteer.channels import ScaleChannels
 from scalesteer.models import count_parameters, create_model, network_of
 from scalesteer.models.network import FITS, LONGEST_NAME, Task
+from scalesteer.models.scaled import arguments_of
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -73,7 +74,7 @@ def save_pretrained(
     if (folder / CONFIG).exists() and not is_pretrained(folder):
         raise ValueError(f"`folder` {folder} holds the {CONFIG} of something else: choose another one.")
     arguments, tensors = _describe(model), model.state_dict()
-    task: Any = model.task
+    task = network_of(model).task
     if half:
         # Variances may lie beyond half precision, and all vectors together are small.
         tensors = {name: t.half() if t.ndim > 1 and t.is_floating_point() else t for name, t in tensors.items()}
@@ -135,10 +136,10 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
     }
     if wrong := misfits(expected, tensors):
         raise PretrainedError(f"{path} does not fit the network: {'; '.join(wrong)}.")
-    task = _check_task(config["task"], model.task, folder / CONFIG)
+    task = _check_task(config["task"], network_of(model).task, folder / CONFIG)
     model = create_model(**arguments)
     model.load_state_dict(tensors)
-    model.task = task
+    network_of(model).task = task
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -263,7 +264,7 @@ def _from_hub(name: str, options: dict[str, Any]) -> nn.Module:
 
 def _describe(model: nn.Module) -> dict[str, Any]:
     """The arguments that make this network again, after a check that they do."""
-    network, arguments = network_of(model), cast(Any, model).arguments
+    network, arguments = network_of(model), arguments_of(model)
     with torch.device("meta"):
         same = network_of(create_model(**arguments))
     expected, own = same.state_dict(), network.state_dict()
@@ -273,7 +274,7 @@ def _describe(model: nn.Module) -> dict[str, Any]:
             "`model` is not as create_model made it, in float32, so that its arguments do not make it again: save it"
             " before it is folded, converted or otherwise changed."
         )
-    return arguments  # type: ignore[no-any-return]
+    return arguments
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -352,7 +353,7 @@ def _check_task(told: dict[str, Any], own: Task, path: Path) -> Task:
 
 
 def _card(model: Any, folder: Path, text: str) -> str:
-    task, arguments = model.task, model.arguments
+    task, arguments = network_of(model).task, arguments_of(model)
     pixels = "any size" if task.image_size is None else f"{task.image_size[0]} x {task.image_size[1]} pixels"
     classes = f" ({', '.join(map(in_markdown, task.classes))})" if task.classes else ""
     kind = "one channel" if task.in_chans == 1 else f"{task.in_chans} channels"

@@ -21,6 +21,7 @@ from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet, SizedSpec
 from scalesteer.models import DATASETS, create_model, network_of, set_input_statistics
 from scalesteer.models.network import Task
+from scalesteer.models.scaled import ScaledNetwork
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
 EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}  # in such a batch
@@ -311,8 +312,8 @@ def with_channels(model: nn.Module, scales: tuple[float, ...], join: Any) -> Sca
     """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
     if isinstance(model, ScaleChannels):
         kept: Any = {name: getattr(model, name) for name in ("grid", "border", "border_mode", "multiple", "output")}
-        return ScaleChannels(model.net, scales, join, **kept)
-    return ScaleChannels(model, scales, join)
+        return ScaledNetwork(model.net, scales, join, **kept)
+    return ScaledNetwork(model, scales, join)
 
 
 def as_tested(model: nn.Module, config: RunConfig) -> nn.Module:

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
-from scalesteer.channels import ScaleChannels
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.joint import at_sizes
 from scalesteer.models.network import Models, Network, Plan, Scales
+from scalesteer.models.scaled import ScaledNetwork
 from scalesteer.nn import MultiScaleConv2d, ScaleSteerableConv2d
 from scalesteer.resize import halve
 
@@ -38,7 +38,7 @@ STEERED_BASIS = dataclasses.replace(
 )
 STEERED_SCALES: Scales = (1.0,)
 READOUTS = ("max", "mean", "logsumexp")
-OF_CHANNELS = ("join", "drop", "border", "border_mode")  # options that `ScaleChannels` takes by the same name
+OF_CHANNELS = ("join", "drop", "border", "border_mode", "multiple")  # options of `ScaleChannels`
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ class PooledPlan(Plan):
         dense: Leave the pooling out: the output is a map of scores, `(B, classes, h, w)`.
         channels: Sizes at which the network looks at the image, as factors; the result is then a
             `scalesteer.channels.ScaleChannels` around the network.
-        join: How the answers at these sizes become one; None for the default of `ScaleChannels`, as for the next three.
+        join: How the answers at these sizes become one; None for the default of `ScaleChannels`, as for the next four.
         drop: Share of these sizes that is left out at random in training.
         border: Pixels that the image gets on all four sides where it is looked at smaller.
         border_mode: What the border shows.
+        multiple: Height and width at these sizes are rounded to multiples of it.
     """
 
     kernel_size: int | tuple[int, ...] = 7
@@ -71,6 +72,7 @@ class PooledPlan(Plan):
     drop: float | None = None
     border: int | None = None
     border_mode: str | None = None
+    multiple: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,7 +122,7 @@ class PooledPlan(Plan):
         if self.channels is None:
             return network
         given = {name: value for name in OF_CHANNELS if (value := getattr(self, name)) is not None}
-        return ScaleChannels(network, self.channels, **given, grid=self.grid)
+        return ScaledNetwork(network, self.channels, **given, grid=self.grid)
 
 
 class PooledNetwork(Network):
