@@ -324,9 +324,10 @@ def equivariance_share(when: str) -> str:
 
 
 @view
-def guide_footnote() -> str:
-    """The deviation from Theorem 1 on pixel grids, by order and upsampling."""
-    return percent_table(("order", *(f"{u} x" for u in UPSAMPLING)), guide_numbers()["footnote"])
+def footnote_span(upsampling: int) -> str:
+    """The deviation from Theorem 1 on pixel grids with an upsampling, from the lowest order to the highest."""
+    rows = guide_numbers()["footnote"].values()
+    return _percents(sorted(row[UPSAMPLING.index(upsampling)] for row in rows)[:: len(rows) - 1])
 
 
 @view

@@ -69,3 +69,33 @@ def test_every_block_of_your_own_images_runs(shell):
     for commands in others:
         done = shell(commands)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_readmes_commands_for_pictures_of_ones_own_run(shell):
+    section = (ROOT / "README.md").read_text().partition("## Your own pictures\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^    (scalesteer .*)", section, flags=re.M)
+    assert [command.split()[1] for command in commands] == ["suggest", "train", "evaluate", "predict", "export"]
+    for folder in ("photos", "other-photos", "new-photos"):
+        take_photos(shell.folder / folder)
+    for command in commands:
+        (run, *_) = [*(shell.folder / "runs").glob("photos-*"), None]
+        done = shell(command.replace("runs/NAME", f"runs/{run.name}") if run else command)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+    assert len((shell.folder / "out.csv").read_text().splitlines()) == 61
+    assert list(shell.folder.rglob("*.onnx"))
+
+
+@pytest.mark.slow
+def test_the_readmes_commands_for_the_paper_run(tmp_path):
+    section = (ROOT / "README.md").read_text().partition("## The paper's experiments\n")[2].partition("\n## ")[0]
+    commands = [line.split("#")[0].split() for line in re.findall(r"^    (python .*)", section, flags=re.M)]
+    assert [command[2:4] for command in commands] == [["paper", "table"], ["paper", "figure"], ["paper", "run"]]
+    paths = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    for command in commands[:2]:  # the third trains for an hour: the test of all commands reads it
+        done = subprocess.run(
+            [sys.executable, *command[1:]], cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*.png"))
