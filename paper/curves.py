@@ -44,7 +44,7 @@ COLOURS = tuple(style.colour for style in STYLES)
 GREY = "#7a7a7a"  # what is drawn for comparison: a level, a theory, the other lines of a panel
 SHADE = "#e3e8ee"
 DPI = 200
-MANY = 6  # lines; with more of them the legend stands beside the plot
+MANY = 3  # lines; with more of them the legend stands beside the plot, where it hides none
 Errors = Mapping[str, Sequence[Sequence[float]]]
 """For each name its runs, each a sequence of errors from 0 to 1, one per position."""
 T = TypeVar("T")

@@ -36,7 +36,7 @@ def plots() -> dict[str, Figure]:
             "A folder of one's own: test error by size, trained at 0.84 to 1.19",
         ),
     }
-    drawn = {"more-sizes": plot(more["errors"], more["sizes"], "The network `digits`: test error by size")}
+    drawn = {"more-sizes": plot(more["errors"], more["sizes"], "The network digits: test error by size")}
     for name, (errors, title) in by_size.items():
         sizes = list(next(iter(errors.values())))
         rows = {line: [row[size] / 100 for size in sizes] for line, row in errors.items()}

@@ -68,7 +68,7 @@ def test_plots_have_the_measured_rates():
     assert all("on " in plot.get_suptitle() for plot in plots.values())  # which device
     training = next(case for case in speed.of_group(speed.load()["cpu"], "network") if case["train"])
     bars = plots["bench/cpu-network.png"].axes[0].patches
-    rates = [training["contenders"][name]["images_per_s"] for name in ("spectral", "direct", "plain")]
+    rates = [training["contenders"][name]["images_per_s"] for name in ("auto", "direct", "plain")]
     assert [bar.get_height() for bar in bars] == rates
 
 
