@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +27,17 @@ def initial_mixing(basis: harmonics.LogRadialBasis, kernel_size: int, scales: tu
     """
     steered = [harmonics.steered_basis(basis, kernel_size, s) for s in scales]
     steered = [b.reshape(-1, *b.shape[-2:]) for b in steered]  # (D, n, n) each
+    mixing = sum_zero_mixing(steered)
+    single = [b.astype(np.float32) for b in steered]
+    gain = _simulated_gain(single, mixing.astype(np.float32), basis.point_symmetric)
+    return np.asarray(mixing / math.sqrt(gain))
+
+
+def sum_zero_mixing(steered: Sequence[harmonics.Float]) -> harmonics.Float:
+    """The projection to filters that sum to zero at every scale, times a factor: their energy is 1 in the mean.
+
+    It is of functions `(D, n, n)` at each scale; those that cannot sum to zero are only brought to that energy.
+    """
     count = len(steered[0])
     sums = np.stack([b.sum((1, 2)) for b in steered])  # (S, D): what a flat region gives
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
@@ -38,10 +50,7 @@ def initial_mixing(basis: harmonics.LogRadialBasis, kernel_size: int, scales: tu
 
     if energy(mixing) < 0.01 * energy(np.eye(count)):
         mixing = np.eye(count)
-    mixing /= math.sqrt(energy(mixing) / len(scales))
-    single = [b.astype(np.float32) for b in steered]
-    gain = _simulated_gain(single, mixing.astype(np.float32), basis.point_symmetric)
-    return np.asarray(mixing / math.sqrt(gain))
+    return np.asarray(mixing / math.sqrt(energy(mixing) / len(steered)))
 
 
 MOST_KEPT = 1 << 23  # numbers

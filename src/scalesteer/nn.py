@@ -19,8 +19,8 @@ from scalesteer.geometry import Filters, Geometry, no_autocast
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.initialisation import initial_mixing
 
-_ARGUMENTS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-_FIXED = frozenset({*_ARGUMENTS, "scales", "geometry", "sizes", "basis"})
+ARGUMENTS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+_FIXED = frozenset({*ARGUMENTS, "scales", "geometry", "sizes", "basis", "reach"})
 
 
 class MultiScaleConv2d(nn.Module):
@@ -75,6 +75,14 @@ class MultiScaleConv2d(nn.Module):
 
     def reset_buffers(self) -> None:
         """Make what is derived from the arguments again, like the parameters; needed if one is exchanged by hand."""
+
+    def _folded(self) -> MultiScaleConv2d | None:
+        """The same layer with finished filters, for :func:`fold`; None if there is nothing to finish."""
+        return None
+
+    def _stored_filters(self) -> Filters:
+        """The filters as the layer holds them; the weights have the layer's dtype and device."""
+        raise NotImplementedError
 
     def _like(self) -> Tensor:
         """A tensor with the layer's dtype and device, without computing a parametrization."""
@@ -162,10 +170,6 @@ class _ScaleConv2d(MultiScaleConv2d):
     sizes: tuple[int, ...]
     reduce: Literal["max"] | None
     backend: str
-
-    def _stored_filters(self) -> Filters:
-        """The filters as the layer holds them; the weights have the layer's dtype and device."""
-        raise NotImplementedError
 
     def filters(self) -> tuple[Tensor, ...]:
         """The real filters, ascending in scale: a tuple of `(out_channels, in_channels / groups, n, n)`."""
@@ -337,6 +341,9 @@ class ScaleSteerableConv2d(_ScaleConv2d):
         other.reset_buffers()
         return other
 
+    def _folded(self) -> FoldedScaleConv2d:
+        return FoldedScaleConv2d(self)
+
     def _shown(self) -> dict[str, tuple[Any, Any]]:
         presets = (name for name, basis in harmonics.PRESETS.items() if basis.resolve(self.sizes[-1]) == self.basis)
         return {**super()._shown(), "basis": (next(presets, self.basis), "smooth")}
@@ -353,29 +360,38 @@ class FoldedScaleConv2d(_ScaleConv2d):
     taps: Tensor
 
     def __init__(self, layer: ScaleSteerableConv2d) -> None:
-        kind = type(layer)
-        for name in ("forward", "filters", "_convolve", "_stored_filters"):
-            if name in vars(layer) or getattr(kind, name) is not getattr(ScaleSteerableConv2d, name):
-                own = f"it has its own `{name}`, which a folded layer would not run"
-                raise TypeError(f"a {kind.__name__} cannot be folded: {own}.")
-        super().__init__(**{name: getattr(layer, name) for name in (*_ARGUMENTS, "scales")})
+        super().__init__(**{name: getattr(layer, name) for name in (*ARGUMENTS, "scales")})
         self.sizes, self.reduce, self.backend = layer.sizes, layer.reduce, layer.backend
         self.symmetric = layer.basis.point_symmetric
-        for name, value in vars(layer).items():
-            if name.startswith(("_forward_", "_backward_", "_is_full_backward")):  # hooks
-                self.__dict__[name] = copy.copy(value)
-        with evaluation_mode(layer):  # in training mode a spectral norm changes whenever it is computed
-            for key, hook in layer._forward_pre_hooks.items():
-                if type(hook).__module__.startswith("torch.nn.utils."):  # pruning and the like makes the coefficients
-                    hook(layer, ())
-                    del self._forward_pre_hooks[key]
-            with torch.no_grad():
-                self.register_buffer("taps", layer._stored_filters().finished().weights)
-                self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
-        self.train(layer.training)
+        take_finished(self, layer, ScaleSteerableConv2d)
 
     def _stored_filters(self) -> Filters:
         return Filters(self.taps, None, self.sizes, self.symmetric)
+
+
+def take_finished(folded: MultiScaleConv2d, layer: MultiScaleConv2d, original: type[MultiScaleConv2d]) -> None:
+    """Give a folded layer the finished filters, the bias, the hooks and the mode of the layer that it stands for.
+
+    Raises:
+        TypeError: If the layer has a forward pass or filters of its own, other than those of the `original` class.
+    """
+    kind = type(layer)
+    for name in ("forward", "filters", "_convolve", "_stored_filters"):
+        if name in vars(layer) or getattr(kind, name) is not getattr(original, name):
+            own = f"it has its own `{name}`, which a folded layer would not run"
+            raise TypeError(f"a {kind.__name__} cannot be folded: {own}.")
+    for name, value in vars(layer).items():
+        if name.startswith(("_forward_", "_backward_", "_is_full_backward")):  # hooks
+            folded.__dict__[name] = copy.copy(value)
+    with evaluation_mode(layer):  # in training mode a spectral norm changes whenever it is computed
+        for key, hook in layer._forward_pre_hooks.items():
+            if type(hook).__module__.startswith("torch.nn.utils."):  # pruning and the like makes the coefficients
+                hook(layer, ())
+                del folded._forward_pre_hooks[key]
+        with torch.no_grad():
+            folded.register_buffer("taps", layer._stored_filters().finished().weights)
+            folded.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+    folded.train(layer.training)
 
 
 Twin = TypeVar("Twin", bound=nn.Module)
@@ -403,7 +419,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """A copy of `model` in which every :class:`ScaleSteerableConv2d` holds its finished filters, for inference.
+    """A copy of `model` in which every steered convolution holds its finished filters, for inference.
 
     Parametrizations and pruning of the coefficients are finished too; other hooks are kept.
 
@@ -415,6 +431,6 @@ def fold(model: nn.Module) -> nn.Module:
         >>> sum(p.numel() for p in folded.parameters())
         0
     """
-    layers = [module for module in model.modules() if isinstance(module, ScaleSteerableConv2d)]
+    layers = [module for module in model.modules() if isinstance(module, MultiScaleConv2d)]
     # What a copy finds here takes the place of the layer, so that a layer that is used twice stays one.
-    return copy.deepcopy(model, {id(layer): FoldedScaleConv2d(layer) for layer in layers})
+    return copy.deepcopy(model, {id(layer): folded for layer in layers if (folded := layer._folded()) is not None})
