@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from scalesteer import ScaleSteerableConv2d, fast, fold
+from scalesteer import ScaleBlurPool2d, ScaleGroupConv2d, ScaleSteerableConv2d, fast, fold
 from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
 pytestmark = pytest.mark.gpu
@@ -179,3 +179,19 @@ def test_folded_layer_moves_to_the_device():
 def test_input_on_another_device_is_named():
     with pytest.raises(ValueError, match="the input is on cpu but the layer is on cuda:0"):
         ScaleSteerableConv2d(1, 1, device="cuda", basis="paper")(torch.zeros(1, 1, 9, 9))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ends", ["zeros", "replicate"])
+def test_group_convolutions_give_the_numbers_of_the_cpu(backend, ends):
+    layer = ScaleGroupConv2d(4, 5, padding="same", reach=2, ends=ends, backend="direct")
+    model = torch.nn.Sequential(layer, ScaleBlurPool2d(layer.scales))
+    on_gpu = copy.deepcopy(model).cuda()
+    on_gpu[0].backend = backend
+    x, outs = torch.randn(2, 4, 4, 20, 18), []
+    for module in (model, on_gpu):
+        out = module(x.to(module[0].coefficients.device))
+        out.square().sum().backward()
+        outs.append((out.cpu(), module[0].coefficients.grad.cpu()))
+    for expected, found in zip(*outs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

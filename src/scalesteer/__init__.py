@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scalesteer.channels import ScaleChannels
     from scalesteer.conversion import convert
+    from scalesteer.group import ScaleBlurPool2d, ScaleGroupConv2d, ScaleMax, ScaleMean
     from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
     from scalesteer.models import create_model, list_models
     from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
@@ -16,7 +17,11 @@ __all__ = [
     "PAPER_SCALES",
     "FoldedScaleConv2d",
     "LogRadialBasis",
+    "ScaleBlurPool2d",
     "ScaleChannels",
+    "ScaleGroupConv2d",
+    "ScaleMax",
+    "ScaleMean",
     "ScaleSteerableConv2d",
     "convert",
     "create_model",
@@ -33,6 +38,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "channels": ("ScaleChannels",),
     "conversion": ("convert",),
+    "group": ("ScaleBlurPool2d", "ScaleGroupConv2d", "ScaleMax", "ScaleMean"),
     "harmonics": ("PAPER_SCALES", "LogRadialBasis"),
     "models": ("create_model", "list_models"),
     "nn": ("FoldedScaleConv2d", "ScaleSteerableConv2d", "fold"),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks, files
 from scalesteer.channels import ScaleChannels
+from scalesteer.group import FoldedScaleGroupConv2d
 from scalesteer.models import network_of
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.models.scaled import arguments_of
@@ -92,7 +93,9 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     if to == "onnx":
         files.require("onnxscript")  # told now
     for layer in finished.modules():
-        if isinstance(layer, FoldedScaleConv2d):  # ONNX has no transforms, and no file may need our operator
+        if isinstance(
+            layer, FoldedScaleConv2d | FoldedScaleGroupConv2d
+        ):  # ONNX has no transforms, and no file may need our operator
             layer.backend = "direct" if to == "onnx" or layer.backend == "direct" else "auto"
     with torch.no_grad(), _quiet(), tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         file = Path(folder) / f"model{SUFFIXES[to]}"

@@ -74,6 +74,8 @@ def equivariance_error(
     images: int = 4,
     widths: tuple[float, float] = (1.0, 2.0),
     seed: int = 0,
+    steps: int | None = None,
+    ends: int = 0,
 ) -> float:
     r"""How far a module is from "enlarge, then apply" = "apply, then enlarge".
 
@@ -111,6 +113,9 @@ def equivariance_error(
             A maximum over scales is equivariant for what is neither too small for the smallest nor too large for the
             largest filter, so that this belongs to the answer.
         seed: Seed of the images.
+        steps: For an output with an axis of scales, `(B, C', S, H', W')`: by how many of them it must move when the
+            image is enlarged by `scale`. Scale i before is compared with scale i + steps after.
+        ends: Scales that are left out at each end: with a `reach` above 1 the layers miss neighbours there.
 
     Returns:
         The relative error; 0 is perfect, about 1 is no relation at all.
@@ -136,7 +141,9 @@ def equivariance_error(
         raise ValueError(f"`widths` must be two positive numbers, ascending (got {widths}).")
     shown = [_random_blobs(images, channels, size, zoom, seed, widths).to(like) for zoom in (1.0, scale)]
     with torch.no_grad(), evaluation_mode(module):
-        before, after = (_one_tensor(module(x)).double() for x in shown)
+        before, after = (_one_tensor(module(x), steps is not None).double() for x in shown)
+    if steps is not None:
+        before, after = _moved(before, after, steps, ends)
     if before.ndim == 2:
         return float((after - before).norm() / before.norm())
     grids = [_interpolation(n, scale, border) for n in before.shape[-2:]]
@@ -149,6 +156,15 @@ def equivariance_error(
     expected = (rows @ before @ columns.T)[..., keep_rows, :][..., keep_columns]
     actual = after[..., keep_rows, :][..., keep_columns]
     return float((actual - expected).norm() / expected.norm())
+
+
+def _moved(before: Tensor, after: Tensor, steps: int, ends: int) -> tuple[Tensor, Tensor]:
+    """What is compared of two tensors with an axis of scales: the first moves by `steps` and becomes the second."""
+    steps, ends = _checks.integer("steps", steps, minimum=0), _checks.integer("ends", ends, minimum=0)
+    count = before.shape[2] - 2 * ends - steps
+    if count < 1:
+        raise ValueError(f"no scale is left to compare of {before.shape[2]} with steps={steps} and ends={ends}.")
+    return before[:, :, ends : ends + count], after[:, :, ends + steps : ends + steps + count]
 
 
 def assert_steerable(layer: ScaleSteerableConv2d | FoldedScaleConv2d, tolerance: float = 0.2) -> None:
@@ -167,12 +183,13 @@ def assert_scale_equivariant(
     assert error <= tolerance, f"scale-equivariance error {error:.3g} above {tolerance} for scale {scale}."
 
 
-def _one_tensor(output: object) -> Tensor:
-    if not isinstance(output, Tensor) or output.ndim not in (2, 4):
+def _one_tensor(output: object, scales: bool) -> Tensor:
+    if not isinstance(output, Tensor) or output.ndim not in ((5,) if scales else (2, 4)):
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        wanted = "(B, C, S, H, W), as `steps` is given," if scales else "(B, C, H, W) or (B, features)"
         raise TypeError(
-            f"`module` must return one tensor (B, C, H, W) or (B, features) (got {got}): wrap it in a module that "
-            "returns the part to measure."
+            f"`module` must return one tensor {wanted} (got {got}): wrap it in a module that returns the part to "
+            "measure."
         )
     return output
 

@@ -246,5 +246,6 @@ class SynchronisedVectorBatchNorm(VectorBatchNorm2d):
 SYNCHRONISED: dict[type[nn.Module], Any] = {
     nn.BatchNorm1d: SynchronisedBatchNorm,
     nn.BatchNorm2d: SynchronisedBatchNorm,
+    nn.BatchNorm3d: SynchronisedBatchNorm,
     VectorBatchNorm2d: SynchronisedVectorBatchNorm,
 }
