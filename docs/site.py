@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")  # the target of [text](target#place) or of ![text](target)
 ENTRY = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\)", flags=re.M)  # a line of a table of contents
-MODELS = ("flat", "pooled", "network")
+MODELS = ("flat", "pooled", "group", "network")
 APP = ("config", "suggest", "folder", "pictures", "predict", "maps", "report", "sweep", "demo")  # what users may call
 
 LOOK_IT_UP = "\n## Look it up\n\n- [Examples](examples.md)\n- [Reference](reference/index.rst)\n"  # on the site only

@@ -1,6 +1,6 @@
 """The paper's networks: sizes and counts worked out by hand, every one on every dataset, options, errors, checkpoints.
 
-The networks that take any size are in test_models_pooled.py.
+The networks that take any size are in test_models_pooled.py and test_models_group.py.
 """
 
 import copy
@@ -37,7 +37,7 @@ def images(model, count=2):
 def test_names_are_these():
     pooled = [f"{kind}-{net}" for kind in ("pooled", "steered") for net in ("cnn", "cnn-large", "resnet")]
     ours = [name for name in list_models() if name not in (SIX_NUMBERS, RELEASED_ROTATION)]  # if paper/ is imported
-    assert ours == sorted(NAMES + pooled)
+    assert ours == sorted([*NAMES, *pooled, "group-cnn", "group-resnet"])
     assert {name: task[:3] for name, task in DATASETS.items()} == {
         "mnist-scale": (1, 10, (28, 28)),
         "fmnist-scale": (1, 10, (28, 28)),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from scalesteer import _checks, files
 from scalesteer._text import in_markdown, printable
 from scalesteer.channels import ScaleChannels
+from scalesteer.group import ScaleGroupConv2d
 from scalesteer.models import count_parameters, create_model, network_of
 from scalesteer.models.network import FITS, LONGEST_NAME, Task
 from scalesteer.models.scaled import arguments_of
@@ -212,7 +213,8 @@ def check_memory(model: nn.Module) -> None:
     pixels = model.pixels(*size) if isinstance(model, ScaleChannels) else math.prod(size)
     # Behind the features there are fewer places: one of `stride` by `stride` pixels, or one in all.
     scores = max(network.task.num_classes, told["hidden"]) / getattr(network, "stride", math.inf) ** 2
-    floats = max(*told["widths"], scores, 4 * network.in_chans)
+    maps = len(told["scales"]) if isinstance(network.first, ScaleGroupConv2d) else 1  # of each channel
+    floats = max(*(maps * width for width in told["widths"]), scores, 4 * network.in_chans)
     bytes_needed = 4 * pixels * told.get("upsample", 1) ** 2 * floats
     if bytes_needed > MOST_MEMORY:
         shown = f"{size[0]:,} x {size[1]:,} pixels"

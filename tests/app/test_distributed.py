@@ -49,6 +49,7 @@ def ended(processes):
 # Two processes share one GPU, with Gloo between them: NCCL wants a GPU for each.
 # One of each kind of batch normalisation, alone and side by side.
 KINDS = [("ss-cnn", {}), ("vector-field-cnn", {}), ("pooled-cnn", CHANNELS), ("steered-resnet", CHANNELS)]
+KINDS.append(("group-cnn", CHANNELS))
 OTHERS = [(name, {}) for name in list_models()] + [("pooled-cnn", {**CHANNELS, "join": "max"})]
 
 

@@ -1,6 +1,7 @@
 """The networks by name: those of the paper's experiments, and those that take images of any size.
 
-The paper's are in :mod:`flat`, the others in :mod:`pooled`. A network of one's own is added by :func:`register_model`.
+The paper's are in :mod:`flat`, the others in :mod:`pooled` and, with an axis of scales, in :mod:`group`. A network of
+one's own is added by :func:`register_model`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import nn
 from scalesteer import _checks
 from scalesteer.channels import ScaleChannels
 from scalesteer.harmonics import LogRadialBasis
-from scalesteer.models import flat, pooled
+from scalesteer.models import flat, group, pooled
 from scalesteer.models.network import Builder, Models, Network, Plan, Task
 
 DATASETS = {
@@ -30,8 +31,8 @@ DATASETS = {
     "mnist-large-scale": Task(1, 10, (112, 112)),
     "rescaled-cifar10": Task(3, 10, (64, 64)),
 }
-_MODELS: Models = {**flat.MODELS, **pooled.MODELS}
-_ABOUT = flat.ABOUT | pooled.ABOUT
+_MODELS: Models = {**flat.MODELS, **pooled.MODELS, **group.MODELS}
+_ABOUT = flat.ABOUT | pooled.ABOUT | group.ABOUT
 
 
 def register_model(name: str, plan: type[Plan] = flat.FlatPlan, **usual: Any) -> Callable[[Builder], Builder]:
