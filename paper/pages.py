@@ -33,6 +33,7 @@ from paper import (
     conversions,
     datasets,
     distortion,
+    group,
     measures,
     quickstart,
     report,
@@ -42,7 +43,7 @@ from paper import (
 from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
 
-MODULES = (anysize, claims, conversions, datasets, distortion, measures, quickstart, report, reproduced, speed)
+MODULES = (anysize, claims, conversions, datasets, distortion, group, measures, quickstart, report, reproduced, speed)
 """Whose views the markers can name."""
 
 TABLE = re.compile(r"<!-- table: (.+?) -->")
