@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scalesteer import create_model, files, from_pretrained, list_models
+from scalesteer import create_model, files, from_pretrained, list_models, save_pretrained
 from scalesteer import export as exports
 from scalesteer.app import cli, load_model
 from scalesteer.datasets import load_split
@@ -104,7 +104,7 @@ def test_a_program_of_torch_equals_eager_at_any_batch_and_size(tmp_path):
 
 
 def test_no_file_needs_our_operator(tmp_path):
-    model = network("ss-cnn", upsample=1, widths=(2, 3, 4), hidden=8, backend="fast")
+    model = network("ss-cnn", upsample=1, widths=(2, 3, 4), hidden=8, backend="fast", scales=(1.0, 1.3))
     assert "scalesteer" in str(torch.export.export(model, (torch.rand(2, 1, 28, 28),)).graph)
     export(model, tmp_path / "net.pt2", to="pt2")
     program = torch.export.load(tmp_path / "net.pt2")
@@ -161,9 +161,10 @@ def test_wrong_arguments_are_told(tmp_path):
 
 def test_a_full_disk_is_told_and_the_old_file_stays(forks, tmp_path):
     path, told = tmp_path / "net.pt2", tmp_path / "told"
+    save_pretrained(network("plain-cnn", widths=(2, 2, 2), hidden=4), tmp_path / "net")
     path.write_text("an older file")
     process = forks.Process(target=jobs.with_little_disk, args=(
-        str(tmp_path), str(told), ["export", "digits", "--to", "pt2", "--output", str(path)], 1000
+        str(tmp_path), str(told), ["export", str(tmp_path / "net"), "--to", "pt2", "--output", str(path)], 1000
     ))  # fmt: skip
     process.start()
     process.join(300)

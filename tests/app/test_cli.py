@@ -383,7 +383,9 @@ def test_sheet_on_a_full_disk_leaves_the_old_picture(filled_cache, capsys, tmp_p
     assert (tmp_path / "x.png").read_bytes() == before
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_stopped_build_ends_at_once_and_leaves_nothing_half_done(filled_cache, number, expected):
     # A shell's background jobs, pytest among them, may ignore SIGINT: undo that.
     start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"

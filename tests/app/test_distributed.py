@@ -192,7 +192,7 @@ def flags(config, tmp_path, device="cpu"):
 @pytest.mark.parametrize(
     ("victim", "number", "within", "cause"),
     [
-        (0, signal.SIGKILL, 10, "Connection"),
+        pytest.param(0, signal.SIGKILL, 10, "Connection", marks=pytest.mark.slow),
         (1, signal.SIGKILL, 10, "Connection"),
         pytest.param(1, signal.SIGSTOP, 35, "Timed out waiting 30000ms", marks=pytest.mark.slow),
     ],

@@ -191,14 +191,15 @@ def kill_and_resume(start, config, undisturbed, tmp_path, kills, seed):
         directory = tmp_path / f"{int(directory.name) + 1}"
 
 
-def test_run_killed_at_ten_random_moments_ends_with_the_same_weights(start, tiny, undisturbed, tmp_path):
-    stages = kill_and_resume(start, tiny, undisturbed, tmp_path, kills=10, seed=0)
-    assert len(set(stages)) > 2  # not always before the first checkpoint
+def test_run_killed_at_four_random_moments_ends_with_the_same_weights(start, tiny, undisturbed, tmp_path):
+    stages = kill_and_resume(start, tiny, undisturbed, tmp_path, kills=4, seed=0)
+    assert len(set(stages)) > 1  # not always before the first checkpoint
 
 
 @pytest.mark.slow
 def test_run_killed_at_fifty_random_moments_ends_with_the_same_weights(start, tiny, undisturbed, tmp_path):
-    kill_and_resume(start, tiny, undisturbed, tmp_path, kills=50, seed=1)
+    stages = kill_and_resume(start, tiny, undisturbed, tmp_path, kills=50, seed=1)
+    assert len(set(stages)) > 2
 
 
 @pytest.mark.parametrize(
