@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, baselines
-from scalesteer.models import register_model
+from scalesteer.models import register_features
 from scalesteer.models.flat import FlatPlan, spatial_transformer, vector_field_cnn
 from scalesteer.models.network import Scales
 
@@ -36,7 +36,7 @@ class ReleasedRotationConv2d(baselines.VectorFieldConv2d):
     filter_turn = -1
 
 
-@register_model(SIX_NUMBERS)
+@register_features(SIX_NUMBERS)
 def spatial_transformer_six(plan: FlatPlan) -> nn.Sequential:
     """The network `spatial-transformer` with six regressed entries."""
     usual = spatial_transformer(plan)
@@ -44,7 +44,7 @@ def spatial_transformer_six(plan: FlatPlan) -> nn.Sequential:
     return usual
 
 
-@register_model(RELEASED_ROTATION, widths=(22, 44, 66))
+@register_features(RELEASED_ROTATION, widths=(22, 44, 66))
 def vector_field_cnn_released(
     plan: FlatPlan, *, scales: Scales = baselines.MARCOS_SCALES, antialias: bool = True
 ) -> nn.Sequential:

@@ -22,7 +22,7 @@ from scalesteer.baselines import (
     VectorFieldConv2d,
     VectorMaxPool2d,
 )
-from scalesteer.models import DATASETS, count_parameters, register_model
+from scalesteer.models import DATASETS, count_parameters, register_features
 from tests.baselines import slow
 
 NAMES = ["locally-scale-invariant-cnn", "plain-cnn", "spatial-transformer", "ss-cnn", "vector-field-cnn"]
@@ -366,10 +366,10 @@ def test_wrong_images_are_named(name, x, error, message):
         create_model(name, **SMALL)(x)
 
 
-def test_a_network_of_ones_own_can_be_registered_once(monkeypatch):
+def test_features_can_be_registered_once(monkeypatch):
     monkeypatch.setattr(models, "_MODELS", dict(models._MODELS))
 
-    @register_model("tiny", widths=(2, 3, 4))
+    @register_features("tiny", widths=(2, 3, 4))
     def tiny(plan, *, kernel_size=3):
         return models.flat._flat_features(plan, lambda i, o: nn.Conv2d(i, o, kernel_size, padding="same"))
 
@@ -378,4 +378,4 @@ def test_a_network_of_ones_own_can_be_registered_once(monkeypatch):
     assert model(images(model)).shape == (2, 10)
     assert model.first.kernel_size == (5, 5)
     with pytest.raises(ValueError, match="a model named 'tiny' is registered already"):
-        register_model("tiny")(tiny)
+        register_features("tiny")(tiny)

@@ -93,6 +93,7 @@ def test_public_names_are_these():
         "list_models",
         "list_pretrained",
         "push_to_hub",
+        "register_model",
         "save_pretrained",
     }
     assert all(hasattr(scalesteer, name) for name in scalesteer.__all__)

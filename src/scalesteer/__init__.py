@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from scalesteer.conversion import convert
     from scalesteer.group import ScaleBlurPool2d, ScaleGroupConv2d, ScaleMax, ScaleMean
     from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
-    from scalesteer.models import create_model, list_models
+    from scalesteer.models import create_model, list_models, register_model
     from scalesteer.nn import FoldedScaleConv2d, ScaleSteerableConv2d, fold
     from scalesteer.pretrained import from_pretrained, list_pretrained, push_to_hub, save_pretrained
 
@@ -30,6 +30,7 @@ __all__ = [
     "list_models",
     "list_pretrained",
     "push_to_hub",
+    "register_model",
     "save_pretrained",
 ]
 __version__ = "0.2.0"
@@ -40,7 +41,7 @@ _MODULES = {
     "conversion": ("convert",),
     "group": ("ScaleBlurPool2d", "ScaleGroupConv2d", "ScaleMax", "ScaleMean"),
     "harmonics": ("PAPER_SCALES", "LogRadialBasis"),
-    "models": ("create_model", "list_models"),
+    "models": ("create_model", "list_models", "register_model"),
     "nn": ("FoldedScaleConv2d", "ScaleSteerableConv2d", "fold"),
     "pretrained": ("from_pretrained", "list_pretrained", "push_to_hub", "save_pretrained"),
 }

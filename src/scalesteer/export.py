@@ -22,6 +22,7 @@ from scalesteer import _checks, files
 from scalesteer.channels import ScaleChannels
 from scalesteer.group import FoldedScaleGroupConv2d
 from scalesteer.models import network_of
+from scalesteer.models.network import Network
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.models.scaled import arguments_of
 from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold
@@ -62,7 +63,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     the network takes images of any size. The file appears under its name only if it passes the check.
 
     Args:
-        model: A network of :func:`scalesteer.create_model`, also one inside `ScaleChannels`, on the CPU.
+        model: A network of :func:`scalesteer.create_model`, also one inside `ScaleChannels`, on the CPU. Your own is
+            one of them when its builder is known (:func:`scalesteer.register_model`).
         path: The file, replaced if it is there.
         to: ``"onnx"``, to be run by ONNX Runtime and others, from `images` `(B, C, H, W)` to `logits`; ``"pt2"``, the
             archive of `torch.export`; or ``"aoti"``, compiled from that for this kind of machine by AOTInductor, which
@@ -86,8 +88,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
         examples = torch.rand(max(TIMED_BATCHES), task.in_chans, *size, generator=torch.Generator().manual_seed(0))
     if examples.ndim != 4 or not len(examples):
         raise ValueError(f"`examples` must be images (N, C, H, W), one or more (got shape {tuple(examples.shape)}).")
-    any_size = isinstance(network, PooledNetwork)
-    batches = list(_batches(examples, least, any_size))
+    any_size = isinstance(network, PooledNetwork) or (not isinstance(network, Network) and task.image_size is None)
+    batches = [x for x in _batches(examples, least, any_size) if isinstance(network, Network) or _takes(model, x)]
     about = json.dumps({"arguments": arguments_of(model), "task": task._asdict()})
     finished = fold(model).eval()
     if to == "onnx":
@@ -124,15 +126,27 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
 def _least_size(model: nn.Module) -> int:
     """The least height and width of images that an exported program takes."""
     network = network_of(model)
-    if not isinstance(network, PooledNetwork):
+    if isinstance(network, Network) and not isinstance(network, PooledNetwork):
         return 1
-    # Torch takes a length of 1 for a fixed one: all maps must have more.
-    needed, scale = max(network.smallest, 2 * network.stride), 1.0
+    # Torch takes a length of 1 for a fixed one: all maps must have more. Most networks halve them five times at most.
+    needed, scale = 72, 1.0
+    if isinstance(network, PooledNetwork):
+        needed = max(network.smallest, 2 * network.stride)
     if isinstance(model, ScaleChannels):
         scale = model.scales[0]
         if model.border_mode == "reflect" and scale < 1:  # a mirrored border is narrower than the image
             needed = max(needed, model.border + 1)
     return math.ceil(needed / scale)
+
+
+def _takes(model: nn.Module, x: Tensor) -> bool:
+    """Whether a network of one's own takes images of this size."""
+    with torch.no_grad(), evaluation_mode(model):
+        try:
+            model(x)
+        except (RuntimeError, ValueError, AssertionError):
+            return False
+    return True
 
 
 def _repeat(images: Tensor, count: int) -> Tensor:
@@ -206,7 +220,12 @@ def _to_aoti(program: torch.export.ExportedProgram, file: Path, about: str) -> R
 
 def _check(run: Run, model: nn.Module, x: Tensor) -> float:
     """The largest difference of the logits; an ExportError if it is too large."""
-    expected, found = model(x), run(x)
+    expected = model(x)
+    try:
+        found = run(x)
+    except Exception as error:  # of another program, which has no common class
+        reason = " ".join(str(error).split())[:300]
+        raise ExportError(f"the exported file fails for images of shape {tuple(x.shape)}: {reason}") from error
     difference = float((found - expected).abs().max()) if found.shape == expected.shape else math.inf
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise ExportError(

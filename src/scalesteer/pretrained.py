@@ -18,8 +18,9 @@ from scalesteer import _checks, files
 from scalesteer._text import in_markdown, printable
 from scalesteer.channels import ScaleChannels
 from scalesteer.group import ScaleGroupConv2d
-from scalesteer.models import count_parameters, create_model, network_of
-from scalesteer.models.network import FITS, LONGEST_NAME, Task
+from scalesteer.models import count_parameters, create_model, list_models, network_of
+from scalesteer.models.network import FITS, LONGEST_NAME, Network, Task
+from scalesteer.models.registered import BUILDERS
 from scalesteer.models.scaled import arguments_of
 
 FORMAT = 1
@@ -44,6 +45,8 @@ def save_pretrained(
     model: nn.Module, folder: str | Path, *, card: str = "", half: bool = False, run: Mapping[str, Any] | None = None
 ) -> Path:
     """Write a network of :func:`scalesteer.create_model` to a folder, which :func:`from_pretrained` reads.
+
+    A network of your own is one of them when its builder is known (:func:`scalesteer.register_model`).
 
     Args:
         model: The network, also one inside `ScaleChannels`, in float32.
@@ -114,9 +117,13 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
         raise TypeError(f"{', '.join(hub)} are for networks on the Hub ({source} is a folder).")
     config = read_config(folder)
     path, arguments = folder / WEIGHTS, config["arguments"]
+    if arguments["name"] not in list_models():
+        raise PretrainedError(
+            f"{folder / CONFIG} names a network {arguments['name']!r:.100} that is not known here: call"
+            " register_model(name, builder) first, with the builder that made it."
+        )
     try:
-        with torch.device("meta"):  # shapes alone: it may be a network that no memory holds
-            model: Any = create_model(**arguments)
+        model = _shapes_of(arguments)
         check_memory(model)
     except (TypeError, ValueError) as error:
         raise PretrainedError(f"{folder / CONFIG} names a network that cannot be: {error}") from error
@@ -141,7 +148,7 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
     model = create_model(**arguments)
     model.load_state_dict(tensors)
     network_of(model).task = task
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def list_pretrained() -> list[str]:
@@ -207,6 +214,8 @@ def check_memory(model: nn.Module) -> None:
     Measured were 0.8 to 2.5 times as many bytes.
     """
     network: Any = network_of(model)
+    if not isinstance(network, Network):  # the builder that was registered knows what it makes
+        return
     size, told = network.task.image_size, network.arguments
     if size is None:
         return
@@ -267,8 +276,7 @@ def _from_hub(name: str, options: dict[str, Any]) -> nn.Module:
 def _describe(model: nn.Module) -> dict[str, Any]:
     """The arguments that make this network again, after a check that they do."""
     network, arguments = network_of(model), arguments_of(model)
-    with torch.device("meta"):
-        same = network_of(create_model(**arguments))
+    same = network_of(_shapes_of(arguments))
     expected, own = same.state_dict(), network.state_dict()
     shapes = {name: (t.shape, t.dtype) for name, t in own.items()}
     if str(network) != str(same) or shapes != {name: (t.shape, t.dtype) for name, t in expected.items()}:
@@ -277,6 +285,18 @@ def _describe(model: nn.Module) -> dict[str, Any]:
             " before it is folded, converted or otherwise changed."
         )
     return arguments
+
+
+def _shapes_of(arguments: Mapping[str, Any]) -> nn.Module:
+    """The network of these arguments, without memory for its weights: no memory may hold it."""
+    try:
+        with torch.device("meta"):
+            return create_model(**arguments)
+    except Exception:  # a builder of one's own may compute with what it makes
+        if arguments["name"] not in BUILDERS:
+            raise
+        with torch.random.fork_rng(devices=[]):
+            return create_model(**arguments)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from torch import nn
 from scalesteer import _checks
 from scalesteer.channels import ScaleChannels
 from scalesteer.harmonics import LogRadialBasis
-from scalesteer.models import flat, group, pooled
+from scalesteer.models import flat, group, pooled, registered
 from scalesteer.models.network import Builder, Models, Network, Plan, Task
+from scalesteer.models.registered import BUILDERS
+from scalesteer.models.registered import register_model as register_model
 
 DATASETS = {
     "mnist-scale": Task(1, 10, (28, 28)),
@@ -35,7 +37,7 @@ _MODELS: Models = {**flat.MODELS, **pooled.MODELS, **group.MODELS}
 _ABOUT = flat.ABOUT | pooled.ABOUT | group.ABOUT
 
 
-def register_model(name: str, plan: type[Plan] = flat.FlatPlan, **usual: Any) -> Callable[[Builder], Builder]:
+def register_features(name: str, plan: type[Plan] = flat.FlatPlan, **usual: Any) -> Callable[[Builder], Builder]:
     """Make a builder of features known to :func:`create_model` by name.
 
     The builder takes a plan, of the kind that is named here, and its own options as keywords. Its result is an
@@ -43,7 +45,7 @@ def register_model(name: str, plan: type[Plan] = flat.FlatPlan, **usual: Any) ->
     leaves `plan.widths[-1]`; for a :class:`flat.FlatPlan` (images of `plan.feature_size`) of `plan.cells` pixels each.
     `usual` are options that differ from the plan's defaults.
     """
-    if name in _MODELS:
+    if name in list_models():
         raise ValueError(f"a model named {name!r} is registered already.")
 
     def add(build: Builder) -> Builder:
@@ -55,7 +57,7 @@ def register_model(name: str, plan: type[Plan] = flat.FlatPlan, **usual: Any) ->
 
 def list_models() -> list[str]:
     """The names that :func:`create_model` knows, in the order of the alphabet."""
-    return sorted(_MODELS)
+    return sorted({*_MODELS, *BUILDERS})
 
 
 def describe_model(name: str) -> str:
@@ -65,12 +67,16 @@ def describe_model(name: str) -> str:
     'the same network with ordinary filters of 7 x 7, to compare with'
     """
     name = _checks.lookup("name", name, list_models())
-    return _ABOUT.get(name) or (inspect.getdoc(_MODELS[name][0]) or "").partition("\n")[0].rstrip(".")
+    builder = BUILDERS[name] if name in BUILDERS else _MODELS[name][0]
+    return _ABOUT.get(name) or (inspect.getdoc(builder) or "").partition("\n")[0].rstrip(".")
 
 
 def list_options(name: str) -> list[str]:
     """The options that :func:`create_model` takes for a network, beside channels, classes and size of the images."""
-    build, usual = _MODELS[_checks.lookup("name", name, list_models())]
+    name = _checks.lookup("name", name, list_models())
+    if name in BUILDERS:
+        return registered.list_options(name)
+    build, usual = _MODELS[name]
     return [*_own_options(build), *(f.name for f in dataclasses.fields(usual) if f.name not in Task._fields)]
 
 
@@ -119,16 +125,18 @@ def create_model(
         Task(in_chans=3, num_classes=5, image_size=None, classes=(), fit='pad')
     """
     name = _checks.lookup("name", name, list_models())
-    known = list_options(name)
     options = {option: value for option, value in options.items() if value is not None}
+    given = {"in_chans": in_chans, "num_classes": num_classes, "image_size": image_size}
+    usual_task = None if dataset is None else DATASETS[_checks.lookup("dataset", dataset, list(DATASETS))]
+    task: dict[str, Any] = {key: getattr(usual_task, key, None) if n is None else n for key, n in given.items()}
+    if name in BUILDERS:
+        return registered.build(name, task, options)
+    known = list_options(name)
     for option in options:
         try:
             _checks.choice("options", option, known)
         except ValueError as error:
             raise TypeError(f"{name} has no option {option!r}: {error}") from None
-    given = {"in_chans": in_chans, "num_classes": num_classes, "image_size": image_size}
-    usual_task = None if dataset is None else DATASETS[_checks.lookup("dataset", dataset, list(DATASETS))]
-    task: dict[str, Any] = {key: getattr(usual_task, key, None) if n is None else n for key, n in given.items()}
     build, usual = _MODELS[name]
     shared = {f.name: options.pop(f.name) for f in dataclasses.fields(usual) if f.name in options}
     plan = dataclasses.replace(usual, **shared, **{key: value for key, value in task.items() if value is not None})
@@ -138,7 +146,7 @@ def create_model(
     network = network_of(model)
     network.task = Task(plan.in_chans, plan.num_classes, plan.image_size)
     arguments = {"name": name, **vars(plan), **_own_options(build), **options}
-    arguments |= dict.fromkeys(("channels", *pooled.OF_CHANNELS))  # which `ScaleChannels` adds as they are
+    arguments |= dict.fromkeys(("channels", *pooled.PLANNED))  # which `ScaleChannels` adds as they are
     arguments = {key: value for key, value in arguments.items() if value is not None}
     network.arguments = json.loads(json.dumps(arguments, default=_to_plain))
     return model
@@ -152,11 +160,17 @@ def _to_plain(value: Any) -> Any:
 
 
 def network_of(model: nn.Module) -> Network:
-    """The network of :func:`create_model` that a model is, or that looks at several sizes in it."""
-    network = model.net if isinstance(model, ScaleChannels) else model
-    if not isinstance(network, Network):
-        raise TypeError(f"`model` must be a network of create_model (got {type(network).__name__}).")
-    return network
+    """The network of :func:`create_model` that a model is, or that looks at several sizes in it.
+
+    A network that was registered is returned as it is: of a `Network` it has `task` and `arguments`.
+    """
+    network: Any = model.net if isinstance(model, ScaleChannels) else model
+    if not isinstance(network, Network) and not isinstance(vars(network).get("task"), Task):
+        raise TypeError(
+            f"`model` must be a network of create_model (got {type(network).__name__}): make your own known to it with"
+            " register_model(name, builder)."
+        )
+    return network  # type: ignore[no-any-return]
 
 
 def count_parameters(model: nn.Module) -> int:

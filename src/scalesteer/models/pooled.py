@@ -38,7 +38,7 @@ STEERED_BASIS = dataclasses.replace(
 )
 STEERED_SCALES: Scales = (1.0,)
 READOUTS = ("max", "mean", "logsumexp")
-OF_CHANNELS = ("join", "drop", "border", "border_mode", "multiple")  # options of `ScaleChannels`
+PLANNED = ("join", "drop", "border", "border_mode", "multiple")  # options of `ScaleChannels` that a plan has
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PooledPlan(Plan):
         own["subsample"] = tuple(self.subsample)
         _checks.choice("readout", self.readout, READOUTS)
         own["dense"] = _checks.boolean("dense", self.dense)
-        for name in OF_CHANNELS:
+        for name in PLANNED:
             if self.channels is None and own[name] is not None:
                 raise ValueError(f"`{name}` (got {own[name]!r}) needs `channels`, the sizes to look at.")
         if self.image_size is not None and min(self.image_size) < self.smallest:
@@ -121,7 +121,7 @@ class PooledPlan(Plan):
         network = PooledNetwork(features, self)
         if self.channels is None:
             return network
-        given = {name: value for name in OF_CHANNELS if (value := getattr(self, name)) is not None}
+        given = {name: value for name in PLANNED if (value := getattr(self, name)) is not None}
         return ScaledNetwork(network, self.channels, **given, grid=self.grid)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from torch import nn
 
 from scalesteer.channels import ScaleChannels
-from scalesteer.models.network import Task
+from scalesteer.models.network import Network, Task
+
+OF_CHANNELS = ("join", "drop", "border", "border_mode", "multiple", "grid", "output")  # options of `ScaleChannels`
 
 
 class ScaledNetwork(ScaleChannels):
@@ -35,4 +37,9 @@ def arguments_of(model: nn.Module) -> dict[str, Any]:
     own: dict[str, Any] = {"channels": list(model.scales), "join": model.join, "drop": model.drop}
     own |= {"border": model.border, "border_mode": model.border_mode} if model.border else {}
     own |= {"multiple": model.multiple} if model.multiple > 1 else {}
+    if not isinstance(model.net, Network):  # those know their own grid, and return logits alone
+        own |= {"grid": list(model.grid)} if model.grid else {}
+        if callable(model.output):
+            raise TypeError("`output` is a function, which no file can name: choose the logits by a key or an index.")
+        own |= {"output": model.output} if model.output is not None else {}
     return {**arguments_of(model.net), **own}
