@@ -228,7 +228,7 @@ def test_the_config_of_something_else_is_not_replaced(tmp_path):
         ({"arguments": []}, "`arguments` must be there"),
         ({"arguments": {}}, "must have the `name`"),
         ({"arguments": {"name": "steered-cnn", "dataset": "mnist-scale"}}, "no `dataset`"),
-        ({"arguments": {"name": "unknown-cnn"}}, "network that cannot be: `name` must be one of"),
+        ({"arguments": {"name": "unknown-cnn"}}, "that is not known here: call register_model"),
         ({"weights": "0" * 64}, "holds other weights"),
         ({"task": {}}, "`task` does not fit"),
         ({"task": {"in_chans": 3, "num_classes": 10, "image_size": None}}, "those of the network"),
