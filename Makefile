@@ -11,11 +11,13 @@ help:  ## show this list
 setup: $(READY)  ## make .venv with the exact versions that were tested
 
 # torch first and alone: the pinned release has a CPU build, a looser request pulls gigabytes of CUDA.
+# timm's torchvision asks for a newer torch: tests use it without its operators.
 $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "scalesteer needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --no-deps timm torchvision
 	touch $@
 
 quickstart: $(READY)  ## train four small networks on a CPU, test them at sizes they never saw; ALL=1: more networks and seeds

@@ -99,7 +99,8 @@ class Settings:
         if name == "pooled-cnn":
             return create_model(name, "mnist-scale", kernel_size=self.kernel_size)
         own: dict[str, Any] = {"scales": self.filter_scales, "basis": self.basis} if name == "ss-cnn" else {}
-        return create_model(name, "mnist-scale", upsample=1, widths=self.widths, **own)
+        model: nn.Module = create_model(name, "mnist-scale", upsample=1, widths=self.widths, **own)
+        return model
 
     def tested(self, name: str, model: nn.Module) -> nn.Module:
         """The trained network as it is tested."""

@@ -13,7 +13,16 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scalesteer import create_model, files, from_pretrained, list_models, save_pretrained
+from scalesteer import (
+    ScaleSteerableConv2d,
+    convert,
+    create_model,
+    files,
+    fold,
+    from_pretrained,
+    list_models,
+    save_pretrained,
+)
 from scalesteer import export as exports
 from scalesteer.app import cli, load_model
 from scalesteer.datasets import load_split
@@ -318,3 +327,21 @@ def test_a_compiled_program_runs(channels, tmp_path):
     done = export(model, tmp_path / "net.pt2", to="aoti")
     assert done.any_size
     assert_same(model, torch._inductor.aoti_load_package(str(tmp_path / "net.pt2")))
+
+
+def test_steered_layers_export_to_onnx_as_they_come(tmp_path):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 4, 7, padding=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    converted, _ = convert(plain)
+    x = torch.rand(2, 2, 20, 20)
+    for name, net in {"converted": converted, "folded": fold(converted), "direct": fold(converted, "direct")}.items():
+        path = tmp_path / f"{name}.onnx"
+        torch.onnx.export(net.eval(), (x,), path, dynamo=True, verbose=False, input_names=["images"])
+        torch.testing.assert_close(onnx_run(path)(x), net(x), rtol=0, atol=1e-5)
+
+
+def test_fold_chooses_a_backend():
+    net = nn.Sequential(ScaleSteerableConv2d(1, 2, backend="fast"))
+    assert [fold(net, backend)[0].backend for backend in (None, "direct", "auto")] == ["fast", "direct", "auto"]
+    with pytest.raises(ValueError, match=r"`backend` must be one of .* \(got 'quick'\)"):
+        fold(net, "quick")

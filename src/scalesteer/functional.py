@@ -125,6 +125,8 @@ def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: 
     if height > 0 or width > 0:
         _checks.border(mode, (height, width), x.shape[-2:], f"the largest window has {2 * axes[0].radius + 1} taps")
         axes = axes[0].padded(height), axes[1].padded(width)
+    if backend == "auto" and torch.onnx.is_in_onnx_export():
+        backend = "direct"  # ONNX has no products between frequencies
     if backend == "auto":
         backend = fast.choose_backend(axes, filters, geometry.groups, not plain, x.shape[0])
     return (height, width), axes, backend

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,16 @@ class MultiScaleConv2d(nn.Module):
                 f"an image of {height} x {width} is too small for kernel_size={self.geometry.kernel_size} with padding="
                 f"{self.geometry.padding} and dilation={self.geometry.dilation}: the output would be empty."
             )
+
+    if TYPE_CHECKING:  # so that a call has the types of `forward`
+
+        @overload
+        def __call__(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
+
+        @overload
+        def __call__(self, x: Tensor, return_scales: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+        def __call__(self, x: Tensor, return_scales: bool = False) -> Tensor | tuple[Tensor, Tensor]: ...
 
     @overload
     def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
@@ -418,13 +428,19 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def fold(model: nn.Module) -> nn.Module:
+def fold(model: nn.Module, backend: str | None = None) -> nn.Module:
     """A copy of `model` in which every steered convolution holds its finished filters, for inference.
 
     Parametrizations and pruning of the coefficients are finished too; other hooks are kept.
 
+    Args:
+        model: Any module with such layers in it.
+        backend: ``"direct"``, ``"fast"`` or ``"auto"``, for all of these layers; None keeps that of each. A program
+            that is exported with ``"direct"`` holds convolutions alone.
+
     Raises:
         TypeError: If a layer is of a class with its own forward pass or filters.
+        ValueError: If `backend` is none of these.
 
     Example:
         >>> folded = fold(nn.Sequential(ScaleSteerableConv2d(1, 4), nn.ReLU()))
@@ -432,5 +448,9 @@ def fold(model: nn.Module) -> nn.Module:
         0
     """
     layers = [module for module in model.modules() if isinstance(module, MultiScaleConv2d)]
+    finished = {id(layer): folded for layer in layers if (folded := layer._folded()) is not None}
+    if backend is not None:
+        for folded in finished.values():
+            folded.backend = _checks.choice("backend", backend, functional.BACKENDS)
     # What a copy finds here takes the place of the layer, so that a layer that is used twice stays one.
-    return copy.deepcopy(model, {id(layer): folded for layer in layers if (folded := layer._folded()) is not None})
+    return copy.deepcopy(model, finished)

@@ -21,7 +21,7 @@ from scalesteer.group import ScaleGroupConv2d
 from scalesteer.models import count_parameters, create_model, list_models, network_of
 from scalesteer.models.network import FITS, LONGEST_NAME, Network, Task
 from scalesteer.models.registered import BUILDERS
-from scalesteer.models.scaled import arguments_of
+from scalesteer.models.scaled import ScaledNetwork, arguments_of
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -98,7 +98,7 @@ def save_pretrained(
     return folder
 
 
-def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
+def from_pretrained(source: str | Path, **hub: Any) -> Network | ScaledNetwork:
     """Read a network, in evaluation mode on the CPU.
 
     Args:
@@ -145,7 +145,7 @@ def from_pretrained(source: str | Path, **hub: Any) -> nn.Module:
     if wrong := misfits(expected, tensors):
         raise PretrainedError(f"{path} does not fit the network: {'; '.join(wrong)}.")
     task = _check_task(config["task"], network_of(model).task, folder / CONFIG)
-    model = create_model(**arguments)
+    model = _create(arguments)
     model.load_state_dict(tensors)
     network_of(model).task = task
     return model.eval()
@@ -263,7 +263,7 @@ def _find(source: str | Path) -> Path | None:
     )
 
 
-def _from_hub(name: str, options: dict[str, Any]) -> nn.Module:
+def _from_hub(name: str, options: dict[str, Any]) -> Network | ScaledNetwork:
     library = files.require("huggingface_hub")
     try:
         return from_pretrained(Path(library.snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **options)))
@@ -287,16 +287,20 @@ def _describe(model: nn.Module) -> dict[str, Any]:
     return arguments
 
 
-def _shapes_of(arguments: Mapping[str, Any]) -> nn.Module:
+def _shapes_of(arguments: Mapping[str, Any]) -> Network | ScaledNetwork:
     """The network of these arguments, without memory for its weights: no memory may hold it."""
     try:
         with torch.device("meta"):
-            return create_model(**arguments)
+            return _create(arguments)
     except Exception:  # a builder of one's own may compute with what it makes
         if arguments["name"] not in BUILDERS:
             raise
         with torch.random.fork_rng(devices=[]):
-            return create_model(**arguments)
+            return _create(arguments)
+
+
+def _create(arguments: Mapping[str, Any]) -> Network | ScaledNetwork:
+    return create_model(**arguments)  # type: ignore[no-any-return]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

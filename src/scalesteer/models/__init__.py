@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from scalesteer.models import flat, group, pooled, registered
 from scalesteer.models.network import Builder, Models, Network, Plan, Task
 from scalesteer.models.registered import BUILDERS
 from scalesteer.models.registered import register_model as register_model
+from scalesteer.models.scaled import ScaledNetwork
 
 DATASETS = {
     "mnist-scale": Task(1, 10, (28, 28)),
@@ -84,6 +85,32 @@ def _own_options(build: Builder) -> dict[str, Any]:
     """The options that a builder has beside those of its plan, with their defaults."""
     parameters = inspect.signature(build).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@overload
+def create_model(
+    name: str,
+    dataset: str | None = None,
+    *,
+    in_chans: int | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: Sequence[float],
+    **options: Any,
+) -> ScaledNetwork: ...
+
+
+@overload
+def create_model(
+    name: str,
+    dataset: str | None = None,
+    *,
+    in_chans: int | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: None = None,
+    **options: Any,
+) -> Network: ...
 
 
 def create_model(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
 from scalesteer import _checks
+
+if TYPE_CHECKING:
+    from scalesteer.models.scaled import ScaledNetwork
 
 FITS = ("pad", "crop", "resize")
 LONGEST_NAME = 200  # of a class, in characters
@@ -74,6 +77,7 @@ class Network(nn.Module):
     # What the input is divided by, 1 until training code sets it to that of the training set; in the state dict, so
     # that a checkpoint is complete.
     input_std: Tensor
+    grid: tuple[float, float] | None = None  # where the pixels of its maps lie: stride and offset
     task: Task  # what the network is for
     arguments: dict[str, Any]  # of `create_model`, that make the same network again
 
@@ -90,6 +94,12 @@ class Network(nn.Module):
     def prepare(self, x: Tensor) -> Tensor:
         """What the features see of the input."""
         raise NotImplementedError
+
+    def with_scales(self, scales: Sequence[float], **options: Any) -> ScaledNetwork:
+        """This network in `ScaleChannels`, whose other options may be given; its weights are shared."""
+        from scalesteer.models.scaled import ScaledNetwork
+
+        return ScaledNetwork(self, scales, **{"grid": self.grid, **options})
 
 
 Builder = Callable[..., nn.Sequential]  # of features, from a plan and its own options as keywords

@@ -24,7 +24,6 @@ from scalesteer import _checks
 from scalesteer.harmonics import LogRadialBasis
 from scalesteer.joint import at_sizes
 from scalesteer.models.network import Models, Network, Plan, Scales
-from scalesteer.models.scaled import ScaledNetwork
 from scalesteer.nn import MultiScaleConv2d, ScaleSteerableConv2d
 from scalesteer.resize import halve
 
@@ -122,7 +121,7 @@ class PooledPlan(Plan):
         if self.channels is None:
             return network
         given = {name: value for name in PLANNED if (value := getattr(self, name)) is not None}
-        return ScaledNetwork(network, self.channels, **given, grid=self.grid)
+        return network.with_scales(self.channels, **given)
 
 
 class PooledNetwork(Network):
@@ -142,7 +141,7 @@ class PooledNetwork(Network):
 
     def __init__(self, features: nn.Sequential, plan: PooledPlan) -> None:
         super().__init__(features, plan)
-        self.stride, self.smallest = plan.stride, plan.smallest
+        self.stride, self.smallest, self.grid = plan.stride, plan.smallest, plan.grid
         self.readout, self.dense = plan.readout, plan.dense
         self.register_buffer("input_mean", torch.zeros(plan.in_chans))
         self.register_buffer("input_std", torch.ones(plan.in_chans))
