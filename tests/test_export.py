@@ -329,6 +329,7 @@ def test_a_compiled_program_runs(channels, tmp_path):
     assert_same(model, torch._inductor.aoti_load_package(str(tmp_path / "net.pt2")))
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # by torch itself
 def test_steered_layers_export_to_onnx_as_they_come(tmp_path):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(2, 4, 7, padding=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
