@@ -27,7 +27,6 @@ from scalesteer import ScaleChannels, convert
 from scalesteer.app.device import commit
 from scalesteer.datasets.packages import fetch_package
 from scalesteer.files import write_atomically
-from scalesteer.joint import at_sizes
 from scalesteer.resize import resize
 
 SIZES = (0.5, 0.71, 1.0, 1.41, 2.0)  # of the photographs in a test, relative to training
@@ -45,12 +44,7 @@ class Residual(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Sequential(*convolution(fan_in, fan_out, stride, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.at_sizes([x])[0]
-
-    def at_sizes(self, images: list[Tensor]) -> list[Tensor]:
-        """Images of several sizes side by side, as batch normalisation inside `ScaleChannels` needs them."""
-        pairs = zip(at_sizes(self.body, images), at_sizes(self.shortcut, images), strict=True)
-        return [F.relu(body + shortcut) for body, shortcut in pairs]
+        return F.relu(self.body(x) + self.shortcut(x))
 
 
 def convolution(fan_in: int, fan_out: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:

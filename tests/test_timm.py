@@ -108,6 +108,16 @@ def test_gradients_of_a_resnet_are_those_of_a_method_written_by_hand():
         )
 
 
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "mobilenet_v2", "shufflenet_v2_x0_5"])
+def test_networks_of_torchvision_train_as_one_batch(name):
+    load()
+    torchvision = pytest.importorskip("torchvision")
+    net = torchvision.models.get_model(name, weights=None, num_classes=4)
+    ScaleChannels(net, SCALES)(torch.rand(2, 3, 64, 64)).square().sum().backward()
+    assert {int(layer.num_batches_tracked) for layer in net.modules() if isinstance(layer, _BatchNorm)} == {1}
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
 def test_a_network_that_recomputes_parts_of_itself_trains_the_same():
     net, x = make("resnet18"), torch.rand(2, 3, 32, 32)
     other = copy.deepcopy(net)
