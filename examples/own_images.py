@@ -113,7 +113,8 @@ def gather(runs: Path) -> list[dict[str, Any]]:
         if "test_error_by_scale" not in result:  # it failed, or its pictures have no sizes
             continue
         settings = ("model", "channels", "one_size_epochs", "resize", "seed", "epochs")
-        config = {name: result["config"].get(name) for name in settings}
+        made = result["run"]["network"] | result["run"]["training"]
+        config = {name: made[name] for name in settings}
         errors = {f"{row['from']:.3g}": 100 * row["error"] for row in result["test_error_by_scale"]}
         about = {name: result["environment"].get(name) for name in ("commit", "device", "torch", "command")}
         found.append({**config, "errors": errors, **about, "data": result["environment"]["data"]["digest"]})

@@ -12,8 +12,8 @@ from tyro.conf import Positional
 
 from paper import RESULTS
 from scalesteer._text import choice, lookup
-from scalesteer.app.cli import Address, Device, Engine, GpusPerRun, Originals, RunsFolder
 from scalesteer.app.commands import Commands
+from scalesteer.app.flags import Address, Device, Engine, GpusPerRun, Originals, RunsFolder
 
 app = Commands()
 # Those of grids.EXPERIMENTS, in its order. Importing that takes torch and seconds; help comes at once.
@@ -157,7 +157,7 @@ class Report:
             asked = {lookup("only", name, tuple(grids.EXPERIMENTS)) for name in self.only}
             names = [name for name in grids.EXPERIMENTS if name in asked]  # settings are chosen first
             configs = dict.fromkeys(config for name in names for config in grids.EXPERIMENTS[name].runs)
-            print(run.forecast(c for c in configs if not (self.runs / c.name / "result.json").exists()), flush=True)
+            print(run.forecast(c for c in configs if not (self.runs / c.run.name / "result.json").exists()), flush=True)
             for name in names:
                 problems += run.make(name, runs=self.runs, device=self.device, data_dir=self.data_dir, fresh=True)
         for place in pages.write():

@@ -20,7 +20,7 @@ from paper import RESULTS, cells, curves, grids, recorded
 from paper.cells import Data, lines, values
 from paper.grids import AUGMENTED, DATASETS, LARGE_SIZES, LEADING, PAPER, PROTOCOLS, SOME_SIZES, STIR, TWIN, Cell
 from paper.markdown import GAP, table, view, words
-from scalesteer.app.config import RunConfig
+from paper.record import Record
 from scalesteer.datasets import SIZED_DATASETS
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def repeats_of(name: str, line: str) -> str:
 
 
 @view
-def run_of(name: str, line: str = "", column: str = "") -> RunConfig:
+def run_of(name: str, line: str = "", column: str = "") -> Record:
     """The configuration of the first run of a line, by default of the leading one, and of a column, if one is named."""
     wanted = _line(name, line or "ours")
     rows = (row for row in grids.EXPERIMENTS[name].rows if row.line == wanted)
@@ -429,7 +429,7 @@ def plots(folder: Path = RESULTS) -> dict[str, Figure]:
 
 def _tested(name: str) -> tuple[float, ...]:
     """The sizes of the objects that an experiment tests."""
-    own: Any = run_of(name).data
+    own: Any = run_of(name).run.data
     return tuple(own.test_sizes)
 
 

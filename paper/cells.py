@@ -16,8 +16,8 @@ from scipy.special import stdtrit
 from paper import RESULTS, results
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, MOVED, STRENGTHS, Cell
 from paper.markdown import GAP, table
-from scalesteer.app.config import RunConfig
-from scalesteer.app.loop import SCALE_BINS
+from paper.record import Record
+from scalesteer.app.evaluation import SCALE_BINS
 from scalesteer.datasets import SIZED_DATASETS
 from scalesteer.datasets.scale import SPLITS
 
@@ -92,7 +92,7 @@ published = lru_cache(maxsize=1)(load)
 
 
 @cache
-def _name(config: RunConfig) -> str:
+def _name(config: Record) -> str:
     """The name of a run, worked out once: experiments share runs."""
     return config.name
 

@@ -19,9 +19,11 @@ from torch import nn
 from paper import RESULTS, grids
 from paper.anysize import STIR_PLAIN
 from scalesteer.app import environment, pick_device
+from scalesteer.app.config import BATCH, Run
 from scalesteer.app.loop import State, initial_state, make_update
-from scalesteer.datasets import ImageSet, SizedSpec
+from scalesteer.datasets import ImageSet
 from scalesteer.files import write_atomically
+from scalesteer.models import DATASETS
 
 COLUMN = "MNIST Mid2Rest"
 STEPS, ROUNDS = 4, 7  # in a sample, and samples of each contender, of which the fastest counts
@@ -33,28 +35,27 @@ def run(output: Path, device: str = "auto") -> dict[str, float]:
     The images are noise: no time depends on what they show.
     """
     place = pick_device(device)
-    configs = {row.line: row.config for row in reversed(grids.EXPERIMENTS["stir"].rows) if row.column == COLUMN}
-    size = configs[grids.TWIN].batch_size
+    runs = {row.line: row.config.run for row in reversed(grids.EXPERIMENTS["stir"].rows) if row.column == COLUMN}
+    twin, task = runs[grids.TWIN], DATASETS["stir-mnist"]
+    size = twin.training.batch_size or BATCH
     images = ImageSet(
         torch.randint(256, (STEPS * size, 64, 64), dtype=torch.uint8),
         torch.arange(STEPS * size) % 10,
         torch.ones(STEPS * size),
         {"spec": "noise"},
     ).to(place)
-    contenders = {line: _timer(initial_state(config, images), config, images) for line, config in configs.items()}
-    plain = initial_state(configs[grids.TWIN], images)
+    contenders = {line: _timer(initial_state(own, task, images), own, images) for line, own in runs.items()}
+    plain = initial_state(twin, task, images)
     plain.model = stir_plain().to(place)
     usual = plain.optimizer.defaults
     options = {name: usual[name] for name in ("lr", "weight_decay", "capturable", "fused")}
     plain.optimizer = torch.optim.AdamW(plain.model.parameters(), **options)
-    contenders[STIR_PLAIN] = _timer(plain, configs[grids.TWIN], images)
+    contenders[STIR_PLAIN] = _timer(plain, twin, images)
     samples: dict[str, list[float]] = {line: [] for line in contenders}
     for _ in range(ROUNDS):
         for line, sample in contenders.items():
             samples[line].append(sample())
-    spec = configs[grids.TWIN].data
-    assert isinstance(spec, SizedSpec)
-    steps = spec.sizes[0] * len(spec.sizes_of("train")) // size
+    steps = (twin.data.count or 0) // size
     seconds = {line: min(taken) / STEPS * steps for line, taken in samples.items()}
     spread = {line: statistics.median(taken) / min(taken) for line, taken in samples.items()}
     about = environment(images) | {"threads": torch.get_num_threads(), "column": COLUMN, "rounds": ROUNDS}
@@ -72,15 +73,15 @@ def stir_plain() -> nn.Sequential:
     )  # fmt: skip
 
 
-def _timer(state: State, config: Any, images: ImageSet) -> Callable[[], float]:
-    update = make_update(state, config, images)
-    batches = torch.arange(len(images), device=images.device).split(config.batch_size)
-    update(batches[0], config.lr)
+def _timer(state: State, run: Run, images: ImageSet) -> Callable[[], float]:
+    update = make_update(state, run.training, images)
+    batches = torch.arange(len(images), device=images.device).split(run.training.batch_size or BATCH)
+    update(batches[0], run.training.lr)
 
     def sample() -> float:
         began = time.perf_counter()
         for rows in batches:
-            loss = update(rows, config.lr)
+            loss = update(rows, run.training.lr)
         loss.item()  # waits for a GPU
         return time.perf_counter() - began
 

@@ -20,10 +20,11 @@ from paper import guide, layers
 from paper.curves import GREY, frame, label, panels, styled
 from paper.guide import centred, imshow_signed, signed_root, steerable
 from scalesteer import _checks
-from scalesteer.app import RunConfig, load, load_model
-from scalesteer.app.loop import split_by_scale
+from scalesteer.app import Run, load, load_model, make_run, read_run
+from scalesteer.app.evaluation import split_by_scale
 from scalesteer.datasets import ImageSet
 from scalesteer.harmonics import PAPER_SCALES
+from scalesteer.models import network_of
 from scalesteer.models.network import Network
 from scalesteer.pretrained import list_pretrained
 
@@ -261,7 +262,7 @@ class Trained:
         return self.ss_run is not None or SHIPPED in list_pretrained()
 
     @cached_property
-    def _ss(self) -> tuple[Network, RunConfig]:
+    def _ss(self) -> tuple[Network, Run]:
         return _load_run("ss", self.ss_run or (Path(SHIPPED) if self.has_ss else None), "ss-cnn")
 
     @property
@@ -293,14 +294,15 @@ class Trained:
         return self.test.images[order, None].float() / 255, titles
 
 
-def _load_run(flag: str, run: Path | None, model: str) -> tuple[Network, RunConfig]:
+def _load_run(flag: str, run: Path | None, model: str) -> tuple[Network, Run]:
     if run is None:
-        made = f"`scalesteer train --model {model}` makes one"
-        raise ValueError(f"the figure shows a trained {model}: give its run with --{flag} RUN ({made}).")
-    network, config = load_model(run)
-    if config.model != model or not isinstance(network, Network):
-        raise ValueError(f"`{flag}` must be a run of {model} (got one of {config.model}).")
-    return network, config
+        how = f"`scalesteer train --model {model}` makes one"
+        raise ValueError(f"the figure shows a trained {model}: give its run with --{flag} RUN ({how}).")
+    network, made = load_model(run), read_run(run)
+    name = network_of(network).arguments["name"]
+    if name != model:
+        raise ValueError(f"`{flag}` must be a run of {model} (got one of {name}).")
+    return network_of(network), made or make_run()  # a network of the package is for the first split of MNIST-Scale
 
 
 FIGURES: dict[str, tuple[Callable[..., Figure], Callable[[Trained], tuple[Any, ...]]]] = {

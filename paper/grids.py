@@ -1,6 +1,6 @@
 """Every experiment as a grid of runs, and the numbers of the paper. Data only.
 
-One protocol holds for all methods: the defaults of `RunConfig` and `PROTOCOL`. Learning rate, weight decay and input
+One protocol holds for all methods: the defaults of `Record` and `PROTOCOL`. Learning rate, weight decay and input
 size of each method are chosen on validation data from one small search (the experiment "tuning") and stand in `CHOSEN`.
 
 A new experiment is an entry of `EXPERIMENTS`; `python -m paper run NAME` makes its runs.
@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paper import forms
-from scalesteer.app.config import RunConfig
+from paper.record import Record
 from scalesteer.datasets import ELASTIC_ALPHAS
 from scalesteer.datasets.scale import SPLITS
 from scalesteer.harmonics import PAPER_SCALES
 
-Options = dict[str, Any]  # of `RunConfig`
+Options = dict[str, Any]  # of `Record`
 
 METHODS = {
     "Spatial Transformer": "spatial-transformer",
@@ -36,7 +36,7 @@ PUBLISHED_FORMS = {
 OTHERS = ("Spatial Transformer", "LocScaleEq-CNN", "LocScaleInv-CNN")  # of the paper, beside SS-CNN
 DATASETS = {"mnist-scale": "MNIST-Scale", "fmnist-scale": "FMNIST-Scale"}
 PROTOCOL = {"precision": "tf32"}
-"""What all runs share beside the defaults of `RunConfig`."""
+"""What all runs share beside the defaults of `Record`."""
 
 
 class Settings(NamedTuple):
@@ -137,7 +137,7 @@ class Row(NamedTuple):
 
     line: str
     column: str
-    config: RunConfig
+    config: Record
 
 
 class Cell(NamedTuple):
@@ -157,15 +157,15 @@ class Experiment(NamedTuple):
     distorted: bool = False
 
     @property
-    def runs(self) -> tuple[RunConfig, ...]:
+    def runs(self) -> tuple[Record, ...]:
         """Each run once; the first split and seed of all methods first, so that a table fills evenly."""
         return tuple(sorted(dict.fromkeys(row.config for row in self.rows), key=lambda c: (c.split, c.seed)))
 
 
-def configuration(method: str, dataset: str = "mnist-scale", **changes: Any) -> RunConfig:
+def configuration(method: str, dataset: str = "mnist-scale", **changes: Any) -> Record:
     """A run of a method with the settings chosen for it, and with changes."""
     chosen = CHOSEN[method, dataset if dataset in DATASETS else "mnist-scale"]
-    return RunConfig(**{"model": METHODS[method], "dataset": dataset, **PROTOCOL, **chosen._asdict(), **changes})
+    return Record(**{"model": METHODS[method], "dataset": dataset, **PROTOCOL, **chosen._asdict(), **changes})
 
 
 def _grid(lines: dict[str, Options], columns: dict[str, Options], splits: Iterable[int] = SPLITS) -> tuple[Row, ...]:
@@ -321,7 +321,7 @@ def _seeded(
 ) -> tuple[Row, ...]:
     """One run for each line, column and seed, of which a line has so many in a column."""
     return tuple(
-        Row(line, column, RunConfig(**{**own, **more, **_epochs(line, more), "seed": seed}))
+        Row(line, column, Record(**{**own, **more, **_epochs(line, more), "seed": seed}))
         for (line, own), (column, more) in itertools.product(lines.items(), columns.items())
         for seed in range(seeds(line, column))
     )
@@ -378,7 +378,7 @@ EXPERIMENTS |= {
     "new-networks": Experiment(
         "The paper's datasets with networks that read out by pooling",
         tuple(
-            Row(line, title, RunConfig(**{**_SCALE_LINES[line], "dataset": data, "split": split}))
+            Row(line, title, Record(**{**_SCALE_LINES[line], "dataset": data, "split": split}))
             for line, (data, title) in itertools.product(_SCALE_LINES, DATASETS.items())
             for split in (SPLITS if line.startswith(PLAIN) else FEW_SPLITS)
             if line not in (PAPERS, LONGER)  # Table 1 has the first; nobody trained the second

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from scalesteer.baselines import LocallyScaleInvariantConv2d
 from scalesteer.datasets import ImageSet
 from scalesteer.files import write_atomically
 from scalesteer.harmonics import PAPER_SCALES
+from scalesteer.models import network_of
 from scalesteer.models.network import Network
 from scalesteer.nn import ScaleSteerableConv2d
 from scalesteer.testing import Image, two_blobs
@@ -220,8 +221,8 @@ def measure(networks: Mapping[str, Network]) -> dict[str, Any]:
 
 def main(runs: Path = Path("runs")) -> None:
     """Measure the networks of the paper's comparison, and keep what was found."""
-    names = {method: grids.configuration(method).name for method in ("SS-CNN", "LocScaleInv-CNN")}
-    found = measure({method: cast(Network, load_model(runs / name)[0]) for method, name in names.items()})
+    names = {method: grids.configuration(method).run.name for method in ("SS-CNN", "LocScaleInv-CNN")}
+    found = measure({method: network_of(load_model(runs / name)) for method, name in names.items()})
     kept = {"source": f"python -m paper.layers; {', '.join(names.values())}", **found}
     write_atomically(RESULTS / "figures" / "layers.json", (json.dumps(kept, indent=1) + "\n").encode())
 

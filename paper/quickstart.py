@@ -30,7 +30,7 @@ from paper.cells import interval
 from paper.markdown import table, view
 from scalesteer.app import environment
 from scalesteer.app.augment import Augmentation
-from scalesteer.app.loop import rank_correlation
+from scalesteer.app.evaluation import rank_correlation
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically

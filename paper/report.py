@@ -15,7 +15,7 @@ from paper.cells import SIZES, Data, columns, interval, lines, load, mean, minus
 from paper.grids import DATASETS, EXPERIMENTS, METHODS, PAPER, STRENGTHS, Cell
 from paper.markdown import GAP, view, words
 from paper.markdown import table as markdown
-from scalesteer.app.loop import SCALE_BINS
+from scalesteer.app.evaluation import SCALE_BINS
 from scalesteer.datasets.scale import SPLITS
 
 if TYPE_CHECKING:

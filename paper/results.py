@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paper import forms  # noqa: F401  registers networks that results name
-from scalesteer.app import RunConfig
-from scalesteer.app.results import HISTORY, MALFORMED, ResultError, add_line, to_line
+from paper.record import Record
+from scalesteer import files
+from scalesteer.app.results import MALFORMED, ResultError
 
 Result = dict[str, Any]
+LOCK_WAIT_S = 60
+HISTORY = ("loss", "val_loss", "val_error", "seconds")  # kept of each epoch; seconds since the beginning
 Kind = Literal["runs", "repeats", "replaced", "distortion"]
 BY_DATASET: tuple[Kind, ...] = ("runs", "replaced")  # a folder with one file for each
 ALL_KEPT: tuple[Kind, ...] = ("repeats", "replaced")  # however many there are of one run
@@ -70,7 +73,7 @@ def _holds(value: Any, kind: str) -> bool:
     return kind == "object" or all(_holds(entry, "rate") for entry in value.values())  # rates
 
 
-def check(result: object, kind: Kind = "runs") -> RunConfig:
+def check(result: object, kind: Kind = "runs") -> Record:
     """The configuration of a result that keeps to the schema.
 
     Raises:
@@ -78,7 +81,7 @@ def check(result: object, kind: Kind = "runs") -> RunConfig:
     """
     if not isinstance(result, dict):
         raise ValueError("not a JSON object")
-    config = RunConfig.from_dict(result.get("config"))  # type: ignore[arg-type]
+    config = Record.from_dict(result.get("config"))
     if kind == "distortion":
         schema = DISTORTED
     elif result.get("status") == "finished":
@@ -121,7 +124,7 @@ def publish(result: Result, folder: Path, kind: Kind = "runs") -> Path:
     return add_line(path, config, line, repeats=kind in ALL_KEPT)
 
 
-def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
+def read(folder: Path, kind: Kind = "runs") -> list[tuple[Record, Result]]:
     """All results of one kind, sorted by name; those of a folder that is not there are none.
 
     Raises:
@@ -131,13 +134,13 @@ def read(folder: Path, kind: Kind = "runs") -> list[tuple[RunConfig, Result]]:
     return [entry for path in sorted(paths) for entry in _read_file(path, kind)]
 
 
-def _read_file(path: Path, kind: Kind) -> list[tuple[RunConfig, Result]]:
+def _read_file(path: Path, kind: Kind) -> list[tuple[Record, Result]]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ResultError(f"{path} cannot be read ({error}).") from error
-    found: list[tuple[RunConfig, Result]] = []
-    seen: dict[RunConfig, int] = {}
+    found: list[tuple[Record, Result]] = []
+    seen: dict[Record, int] = {}
     for number, line in enumerate(lines, 1):
         try:
             result = json.loads(line)
@@ -151,3 +154,45 @@ def _read_file(path: Path, kind: Kind) -> list[tuple[RunConfig, Result]]:
         seen[config] = number
         found.append((config, result))
     return found
+
+
+def of_run(record: Record, result: Result) -> Result:
+    """The result of a run as it is published: with its record in place of what was trained."""
+    own = {"identity": record.identity, "config": record.to_dict()}
+    return {name: value for name, value in result.items() if name != "run"} | own
+
+
+def to_line(result: dict[str, Any]) -> bytes:
+    """A result as one line, small: the history as columns, rounded to five digits."""
+    try:
+        if isinstance(history := result.get("history"), list):
+            columns = {name: [float(f"{epoch[name]:.5g}") for epoch in history] for name in HISTORY}
+            result = result | {"history": columns}
+        return json.dumps(result, separators=(",", ":"), allow_nan=False).encode()
+    except MALFORMED as error:
+        raise ResultError(f"this is not a result to publish: {error}.") from error
+
+
+def add_line(path: Path, config: Record, line: bytes, *, repeats: bool = False) -> Path:
+    """Put a line into a file, in place of one of the same run; `repeats` are kept beside each other."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.locked(path.with_name(f".{path.name}.lock"), LOCK_WAIT_S):
+            lines = files.read_small(path, files.LARGEST_FILE).splitlines() if path.exists() else []
+            before = [(_find_config(old, f"{path}, line {number}"), old) for number, old in enumerate(lines, 1)]
+            kept = [(other.name, old) for other, old in before if repeats or other != config]
+            entries = sorted([*kept, (config.name, line)], key=lambda entry: entry[0])  # repeats stay in their order
+            files.write_atomically(path, b"".join(text + b"\n" for _, text in entries))
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written ({error.strerror or error}).") from error
+    return path
+
+
+def _find_config(line: bytes, place: str) -> Record:
+    try:
+        result = json.loads(line)
+        if not isinstance(result, dict):
+            raise ValueError("not a JSON object")
+        return Record.from_dict(result.get("config"))
+    except MALFORMED as error:
+        raise ResultError(f"{place}: {error or type(error).__name__}.") from error

@@ -14,11 +14,12 @@ import torch
 from paper import RESULTS
 from paper import results as published
 from paper.grids import EXPERIMENTS, MOVED, Experiment, Row
+from paper.record import Record
 from scalesteer.app import environment, evaluate, load, load_model, pick_device
-from scalesteer.app.config import RunConfig
 from scalesteer.app.engines import make_runs
 from scalesteer.datasets import ELASTIC_ALPHAS, ELASTIC_SIGMA, ImageSet
 from scalesteer.datasets.elastic import warp
+from scalesteer.files import check_writable
 
 
 def select(
@@ -73,11 +74,12 @@ def make(
     """
     experiment = experiment or EXPERIMENTS[name]
     known = {} if fresh else dict(published.read(results))
+    records = {record.run: record for record in experiment.runs if record not in known}
+    check_writable(results / "runs")
     problems = make_runs(
-        [config for config in experiment.runs if config not in known],
-        results,
-        publish=published.publish,
-        runs=runs,
+        records,
+        runs,
+        publish=lambda run, result: published.publish(published.of_run(records[run], result), results),
         device=device,
         data_dir=data_dir,
         engine=engine,
@@ -89,7 +91,7 @@ def make(
         tested = {} if fresh else dict(published.read(results, "distortion"))
         for config in (c for c in experiment.runs if c in ended and c not in tested):
             try:
-                distort(runs / config.name, results, name, device=device, data_dir=data_dir)
+                distort(config, runs / config.run.name, results, name, device=device, data_dir=data_dir)
             except ValueError as error:
                 problems.append(f"{config.name}: {error}")
     return problems
@@ -103,9 +105,15 @@ def moved(images: ImageSet, pixels: float) -> ImageSet:
 
 
 def distort(
-    directory: Path, results: Path, name: str, *, device: str = "auto", data_dir: Path | None = None
+    config: Record,
+    directory: Path,
+    results: Path,
+    name: str,
+    *,
+    device: str = "auto",
+    data_dir: Path | None = None,
 ) -> dict[str, Any]:
-    """Test the network of a finished run under elastic distortion of each strength, and publish that.
+    """Test the network of a finished run in a directory under elastic distortion of each strength, and publish that.
 
     It is also tested on images that are moved by half a pixel, which blurs them without distortion, and by a whole one.
     The result names the command that runs the experiment `name`.
@@ -113,9 +121,8 @@ def distort(
     Raises:
         CheckpointError: If the directory holds no model.
     """
-    model, config = load_model(directory)
     place = pick_device(device)
-    model, images = model.to(place), load(config, "test", data_dir).to(place)
+    model, images = load_model(directory).to(place), load(config.run, "test", data_dir).to(place)
 
     def errors(change: Any, strengths: Iterable[float]) -> dict[str, float]:
         return {f"{s:g}": evaluate(model, change(s), config.precision)["error"] for s in strengths}
@@ -127,11 +134,11 @@ def distort(
     return result
 
 
-def forecast(todo: Iterable[RunConfig], results: Path = RESULTS) -> str:
+def forecast(todo: Iterable[Record], results: Path = RESULTS) -> str:
     """How long training takes, as far as results of runs that cost the same tell."""
     ended = [(config, result) for config, result in published.read(results) if result["status"] == "finished"]
     device = statistics.mode(result["environment"]["device"] for _, result in ended) if ended else ""
-    known: dict[RunConfig, list[float]] = {}
+    known: dict[Record, list[float]] = {}
     for config, result in ended:
         if result["environment"]["device"] == device:
             known.setdefault(_alike(config), []).append(result["seconds"])
@@ -145,6 +152,6 @@ def forecast(todo: Iterable[RunConfig], results: Path = RESULTS) -> str:
     )
 
 
-def _alike(config: RunConfig) -> RunConfig:
+def _alike(config: Record) -> Record:
     """The same for runs that cost the same."""
     return replace(config, split=0, seed=0, lr=1.0, weight_decay=0.0, tuning=False)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from scalesteer.app.cli import Device
 from scalesteer.app.commands import Commands
+from scalesteer.app.flags import Device
 
 app = Commands()
 

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded
@@ -18,9 +17,10 @@ import torch
 from hypothesis import settings
 
 from scalesteer.app import load, train
-from scalesteer.app.config import RunConfig
+from scalesteer.app.config import make_run
 from scalesteer.datasets import sources
 from tests import invented_images
+from tests.runs import changed
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
@@ -37,7 +37,7 @@ if not torch.cuda.is_available():
 if not REAL.is_dir():
     UNAVAILABLE["real_data"] = "needs the published images: set SCALESTEER_TEST_DATA to their directory"
 
-TINY = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=3)
+TINY = make_run(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=3)
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen
@@ -145,7 +145,7 @@ def _kept_splits(_kept_pools, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALESTEER_CACHE", str(cache))
         for split in (0, 1):
-            load(replace(TINY, split=split), "val")
+            load(changed(TINY, split=split), "val")
     return cache
 
 

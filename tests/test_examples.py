@@ -154,8 +154,9 @@ def test_errors_by_size_are_gathered_from_runs_that_have_them(tmp_path):
     config = {"model": "pooled-cnn", "channels": None, "one_size_epochs": 0, "resize": None, "seed": 1, "epochs": 3}
     rows = [{"from": 2**-0.5, "to": 2**-0.5, "error": 0.25}, {"from": 1.0, "to": 1.0, "error": 0.5}]
     about = {"commit": "c", "device": "x86_64", "torch": "2", "command": "train", "data": {"digest": "d"}}
-    result = {"status": "finished", "config": config | {"lr": 1}, "environment": about, "test_error_by_scale": rows}
-    failed = {"status": "failed", "config": config, "environment": about}
+    made = {"network": {n: config[n] for n in ("model", "channels")}, "training": {"lr": 1, **config}}
+    result = {"status": "finished", "run": made, "environment": about, "test_error_by_scale": rows}
+    failed = {"status": "failed", "run": made, "environment": about}
     for name, content in (("a", failed), ("b", result)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(json.dumps(content))
@@ -180,7 +181,6 @@ def test_photographs_become_a_deployed_network_better_at_sizes_never_seen(real_o
 
     train = [
         "train",
-        "--images",
         "photos/list.csv",
         "--model",
         "pooled-cnn",
@@ -192,7 +192,7 @@ def test_photographs_become_a_deployed_network_better_at_sizes_never_seen(real_o
     ]
     train += ["--epochs", "10", "--batch-size", "50"]
     run("suggest", "photos/train")
-    run(*train)
+    run(*train, "--channels", "none")
     run(
         *train,
         *["--channels", "0.5", "0.71", "1", "1.41", "2", "--drop", "0.4", "--border", "8", "--one-size-epochs", "8"],
@@ -202,7 +202,7 @@ def test_photographs_become_a_deployed_network_better_at_sizes_never_seen(real_o
         for found in own_images.gather(Path("runs"))
     }
     assert outside[True] < outside[False] - 3  # in %; with twice the pictures 12: docs/evidence/photographs.md
-    (directory,) = (path for path in Path("runs").iterdir() if "--channels" in (path / "report.html").read_text())
+    (directory,) = (path for path in Path("runs").iterdir() if "--channels 0.5" in (path / "report.html").read_text())
     shown = [path for path in sorted(Path("photos/test").glob("*/*.jpg")) if path.stem.endswith(("-0.50", "-2.00"))][
         ::30
     ]

@@ -254,7 +254,7 @@ def test_command_exports_a_run_and_checks_with_its_images(undisturbed, cache, tm
     assert "any batch, images of 28 x 28" in shown
     assert "batch 32:" in shown
     assert not [record for record in caplog.records if record.name.startswith("scalesteer")]
-    model, _ = load_model(undisturbed)
+    model = load_model(undisturbed)
     assert_same(model, torch.export.load(path).module(), [(5, 28, 28)])
 
 

@@ -42,16 +42,19 @@ LIBRARY = (
 DATASETS = ({"datasets"},)
 APP = (
     {"app.settings", "app.pictures"},
-    {"app.folder"},
+    {"app.data", "app.drawings", "app.folder"},
     {"app.config", "app.device", "app.distributed", "app.augment", "app.suggest"},
-    {"app.loop", "app.results"},
-    {"app.maps", "app.predict"},
-    {"app.report"},
+    {"app.evaluation", "app.results"},
+    {"app.loop", "app.maps", "app.predict"},
+    {"app.networks", "app.report"},
+    {"app.checkpoint"},
     {"app.run"},
     {"app"},  # its public names
     {"app.cluster"},
     {"app.engines"},
     {"app.sweep", "app.commands", "app.demo"},
+    {"app.flags"},
+    {"app.cli_data", "app.cli_networks"},
     {"app.cli"},
     {"__main__"},
 )
@@ -157,7 +160,7 @@ def test_imports_point_one_way():
         ("src/scalesteer/testing.py", "from scalesteer import ScaleSteerableConv2d", "scalesteer.ScaleSteerableConv2d"),
         ("src/scalesteer/app/cli.py", "from paper import grids", "paper.grids"),
         ("src/scalesteer/new.py", "", "has no place in ORDER"),
-        ("src/scalesteer/app/cli.py", "from .config import RunConfig", None),
+        ("src/scalesteer/app/cli.py", "from .config import Run", None),
         ("src/scalesteer/app/folder.py", "from .run import train", "scalesteer.app.run.train"),
         ("src/scalesteer/models/flat.py", "from scalesteer.datasets import fetch", "scalesteer.datasets.fetch"),
         ("paper/pages.py", "from tests.test_theorem import PITCHES", "tests.test_theorem.PITCHES"),

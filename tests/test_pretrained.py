@@ -87,7 +87,7 @@ def test_arguments_hold_defaults_but_nothing_of_a_dataset():
     assert model.arguments["kernel_size"] == [5, 5, 3]
     assert model.arguments["image_size"] == [64, 64]
     assert "dataset" not in model.arguments
-    assert model.task == (1, 36, (64, 64), (), "pad")
+    assert model.task == (1, 36, (64, 64), (), "pad", "black")
     assert create_model("pooled-cnn").task.image_size is None
 
 
@@ -155,17 +155,16 @@ def test_saving_again_replaces_and_gives_the_same_bytes(saved, tmp_path):
 
 
 def test_load_model_takes_a_folder(saved, tmp_path):
-    model, config = training.load_model(saved)
-    assert (config.model, config.channels, config.dataset) == ("steered-cnn", (0.5, 1.0), "mnist-scale")
-    assert config.widths == (2, 3, 4)
+    model = training.load_model(saved)
+    assert training.read_run(saved) is None
     x = torch.rand(2, 1, 28, 28)
     assert torch.equal(model(x), network()(x))
-    run = training.RunConfig(model="steered-cnn", channels=(0.5, 1.0), seed=7)
+    run = training.make_run(model="steered-cnn", channels=(0.5, 1.0), seed=7)
     folder = save_pretrained(network(), tmp_path / "trained", run=run.to_dict())
-    assert training.load_model(folder)[1] == run
+    assert training.read_run(folder) == run
     change(folder, run={"epochs": 0})
     with pytest.raises(training.CheckpointError, match="epochs"):
-        training.load_model(folder)
+        training.read_run(folder)
 
 
 # What cannot be saved
@@ -197,6 +196,22 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         model.net.classifier.fc2.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"not finite: net\.classifier\.fc2\.weight"):
         save_pretrained(model, tmp_path / "net")
+
+
+@pytest.mark.parametrize(
+    ("task", "run", "expected"),
+    [
+        ({"in_chans": 1, "image_size": [28, 28]}, None, ("black", "pad")),
+        ({"in_chans": 1, "image_size": [64, 64], "classes": [*"abcdefghij"]}, {"images": None}, ("black", "pad")),
+        ({"in_chans": 1, "classes": [*"abcdefghij"], "fit": "crop"}, {"images": "photos"}, ("surroundings", "crop")),
+        ({"in_chans": 1, "image_size": [28, 28], "classes": [*"abcdefghij"]}, None, ("surroundings", "pad")),
+        ({"in_chans": 3, "image_size": [64, 64]}, {"dataset": "rescaled-cifar10"}, ("surroundings", "resize")),
+        ({"in_chans": 1}, None, ("surroundings", "pad")),
+    ],
+)
+def test_the_ground_is_found_where_earlier_versions_left_it_to_be_guessed(task, run, expected):
+    found = pretrained.read_task({"num_classes": 10, "image_size": None, **task}, run)
+    assert (found.ground, found.fit) == expected
 
 
 def test_a_task_that_does_not_fit_is_refused(tmp_path):
@@ -379,9 +394,9 @@ def test_a_shipped_network_is_small_and_has_a_card(name):
     card = (folder / "README.md").read_text()
     for word in ("- Data: ", "- Command: `scalesteer train ", "- Commit: ", "- Test error: ", "| size"):
         assert word in card
-    model, config = training.load_model(Path(name))
+    model = training.load_model(Path(name))
     command = re.search("- Command: `scalesteer (.*?)`", card)[1]
-    assert cli.app.parse(command.split()).config == config
+    assert cli.app.parse(command.split()).made == training.read_run(Path(name))
     assert model.task.num_classes == from_pretrained(name).task.num_classes
     assert "-dirty" not in card
 
@@ -400,21 +415,19 @@ def card_error(name):
 
 @pytest.mark.real_data
 def test_digits_are_read_with_the_error_that_is_claimed(real_cache):
-    model, config = training.load_model(Path("digits"))
-    images = training.load(config, "test").first(1000)
-    assert training.evaluate(model, [images], config.precision)["error"] < card_error("digits") + 0.01
+    model = training.load_model(Path("digits"))
+    images = training.load(training.read_run(Path("digits")), "test").first(1000)
+    assert training.evaluate(model, [images])["error"] < card_error("digits") + 0.01
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", scalesteer.list_pretrained())
 def test_a_shipped_network_has_the_error_that_is_claimed(name, real_cache):
-    model, config = training.load_model(Path(name))
-    if config.test_channels is not None:
-        model = training.with_channels(model, config.test_channels, config.join)
+    model = training.load_model(Path(name))
     try:
-        images = training.load_part(config, "test", torch.device("cpu"))
-        error = training.evaluate(model, images, config.precision)["error"]
+        images = training.read_run(Path(name)).data.open().load("test")
+        error = training.evaluate(model, images)["error"]
     except files.DataError as problem:
         pytest.skip(f"its images are not here: {problem}")
     assert error == pytest.approx(card_error(name), abs=5e-4)  # weights of half precision, rounded

@@ -19,7 +19,7 @@ from scalesteer._text import in_markdown, printable
 from scalesteer.channels import ScaleChannels
 from scalesteer.group import ScaleGroupConv2d
 from scalesteer.models import count_parameters, create_model, list_models, network_of
-from scalesteer.models.network import FITS, LONGEST_NAME, Network, Task
+from scalesteer.models.network import FITS, GROUNDS, LONGEST_NAME, Network, Task
 from scalesteer.models.registered import BUILDERS
 from scalesteer.models.scaled import ScaledNetwork, arguments_of
 
@@ -72,28 +72,48 @@ def save_pretrained(
         >>> torch.equal(other(x), model(x))
         True
     """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`folder` {folder} is a file: choose another name.")
-    if (folder / CONFIG).exists() and not is_pretrained(folder):
-        raise ValueError(f"`folder` {folder} holds the {CONFIG} of something else: choose another one.")
+    check_folder(folder)
     arguments, tensors = _describe(model), model.state_dict()
-    task = network_of(model).task
     if half:
         # Variances may lie beyond half precision, and all vectors together are small.
         tensors = {name: t.half() if t.ndim > 1 and t.is_floating_point() else t for name, t in tensors.items()}
     if wrong := ", ".join(name for name, t in tensors.items() if not bool(t.isfinite().all())):
         raise ValueError(f"`model` has weights that are not finite{' in half precision' if half else ''}: {wrong}.")
+    task, parameters = network_of(model).task, count_parameters(model)
+    return write_network(Path(folder), arguments, task, tensors, parameters, card=card, run=run)
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raise a ValueError if a network cannot be written to a folder, since something else is there."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`folder` {folder} is a file: choose another name.")
+    if os.path.lexists(folder / CONFIG) and not is_pretrained(folder):
+        raise ValueError(f"`folder` {folder} holds the {CONFIG} of something else: choose another one.")
+
+
+def write_network(
+    folder: Path,
+    arguments: Mapping[str, Any],
+    task: Task,
+    tensors: Mapping[str, Tensor],
+    parameters: int,
+    *,
+    card: str = "",
+    run: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a network by its parts: arguments of `create_model`, task, state dict, and how many numbers are learned."""
     weights = files.encode(tensors, {})
     digests = {name: files.tensor_digest(tensor.detach().cpu()) for name, tensor in tensors.items()}
-    config = {"format": FORMAT, "arguments": arguments, "task": task._asdict()}
+    config = {"format": FORMAT, "arguments": dict(arguments), "task": task._asdict()}
     config |= {"weights": files.combined_digest(digests)} | ({} if run is None else {"run": dict(run)})
     text = json.dumps(config, indent=1, allow_nan=False) + "\n"
     written = json.loads(text)
     _check_config(written)  # what is written can be read
-    _check_task(written["task"], task, folder / CONFIG)
+    read_task(written["task"])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in ((WEIGHTS, weights), (CONFIG, text.encode()), (CARD, _card(model, folder, card).encode())):
+    about = _card(arguments, task, parameters, folder, card)
+    for name, content in ((WEIGHTS, weights), (CONFIG, text.encode()), (CARD, about.encode())):
         files.write_atomically(folder / name, content)
     return folder
 
@@ -144,7 +164,7 @@ def from_pretrained(source: str | Path, **hub: Any) -> Network | ScaledNetwork:
     }
     if wrong := misfits(expected, tensors):
         raise PretrainedError(f"{path} does not fit the network: {'; '.join(wrong)}.")
-    task = _check_task(config["task"], network_of(model).task, folder / CONFIG)
+    task = _check_task(config, network_of(model).task, folder / CONFIG)
     model = _create(arguments)
     model.load_state_dict(tensors)
     network_of(model).task = task
@@ -195,10 +215,8 @@ def read_config(source: str | Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         config = _read_json(path)
-        if "arguments" not in config and "model" in config:
-            raise PretrainedError(
-                f"{folder} is the directory of a run: `scalesteer export {folder} --to folder` makes a network of it."
-            )
+        if "arguments" not in config and config.keys() & {"network", "model"}:
+            raise PretrainedError(f"{folder} is the directory of a run: its network is in {folder / 'model'}.")
         _check_config(config)
     except OSError as error:
         raise PretrainedError(f"{folder} holds no network: {CONFIG} cannot be read ({error.strerror}).") from error
@@ -355,7 +373,7 @@ def _numbers(value: Any) -> list[float]:
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, (int, float))]
 
 
-def read_task(told: Mapping[str, Any]) -> Task:
+def read_task(told: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> Task:
     """The task that a file tells of; a TypeError or ValueError if there is no such task."""
     task = Task(**told)
     size = None if task.image_size is None else _checks.pair("image_size", task.image_size, minimum=1)
@@ -364,13 +382,19 @@ def read_task(told: Mapping[str, Any]) -> Task:
     if len(names) not in (0, task.num_classes) or len(names) != len(task.classes):
         raise ValueError(f"`classes` must be {task.num_classes} different names, or none")
     _checks.choice("fit", task.fit, FITS)
+    _checks.choice("ground", task.ground, GROUNDS)
+    if "ground" not in told:  # earlier files leave it to be guessed
+        own = task.classes and (run is None or run.get("images") is not None)
+        if own or size is None:
+            return task._replace(ground="surroundings")
+        return task._replace(ground="surroundings", fit="resize") if task.in_chans > 1 else task
     return task
 
 
-def _check_task(told: dict[str, Any], own: Task, path: Path) -> Task:
+def _check_task(config: dict[str, Any], own: Task, path: Path) -> Task:
     """The task that config.json tells of, if it is one for this network."""
     try:
-        task = read_task(told)
+        task = read_task(config["task"], config.get("run"))
         if task[:3] != own[:3]:
             raise ValueError(f"its channels, classes and image size are {task[:3]}, those of the network {own[:3]}")
     except (TypeError, ValueError) as error:
@@ -378,8 +402,7 @@ def _check_task(told: dict[str, Any], own: Task, path: Path) -> Task:
     return task
 
 
-def _card(model: Any, folder: Path, text: str) -> str:
-    task, arguments = network_of(model).task, arguments_of(model)
+def _card(arguments: Mapping[str, Any], task: Task, parameters: int, folder: Path, text: str) -> str:
     pixels = "any size" if task.image_size is None else f"{task.image_size[0]} x {task.image_size[1]} pixels"
     classes = f" ({', '.join(map(in_markdown, task.classes))})" if task.classes else ""
     kind = "one channel" if task.in_chans == 1 else f"{task.in_chans} channels"
@@ -395,7 +418,7 @@ pipeline_tag: image-classification
 # {in_markdown(folder.name)}
 
 A network of scalesteer, `{arguments["name"]}`, for images of {pixels} with {kind}; {task.num_classes} classes{classes};
-{count_parameters(model):,} parameters.{looks}
+{parameters:,} parameters.{looks}
 
 ```python
 import scalesteer

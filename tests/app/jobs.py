@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from scalesteer import files
-from scalesteer.app import cli, loop, train
-from scalesteer.app import run as running
+from scalesteer.app import checkpoint, cli, loop, train
 
 
 def prepare(cache, log=None):
@@ -25,7 +24,7 @@ def prepare(cache, log=None):
 def run(cache, config, directory):
     """Train, quietly, with many checkpoints."""
     prepare(cache, os.devnull)
-    running.SAVE_EVERY_S = 0.05
+    checkpoint.SAVE_EVERY_S = 0.05
     train(config, Path(directory), device="cpu")
 
 
@@ -34,7 +33,7 @@ def command(cache, log, argv, phase, ready, linger):
     prepare(cache, log)
     phases = {
         "training": (torch.optim.AdamW, "step"),
-        "evaluating": (loop, "evaluate"),
+        "evaluating": (loop, "answer"),
         "saving": (files, "encode"),
     }
     owner, name = phases[phase]

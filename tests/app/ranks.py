@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,10 +11,12 @@ import torch.nn.functional as F
 
 from scalesteer import files
 from scalesteer.app import cli, load, loop, train
+from scalesteer.app import evaluation as evaluating
 from scalesteer.app.device import arithmetic
 from scalesteer.app.distributed import joined
 from scalesteer.models import create_model
 from tests.app import jobs
+from tests.runs import changed
 
 
 def enter(cache, place, log=None):
@@ -65,16 +66,16 @@ class Noting(torch.nn.Module):
 
 def evaluated(config, processes, batch):
     """What `evaluate` finds, of images in two parts and of a model with channels, and what it saw of the first."""
-    loop.EVALUATION_BATCH["cpu"], before = batch, loop.EVALUATION_BATCH["cpu"]
+    evaluating.EVALUATION_BATCH["cpu"], before = batch, evaluating.EVALUATION_BATCH["cpu"]
     torch.manual_seed(0)
     plain, channels = Noting(create_model("plain-cnn", upsample=1)), create_model("pooled-cnn", channels=(0.7, 1.0))
     images, asked = load(config, "test"), []
     parts = [images, images.first(3)]
     about = {
-        "plain": loop.evaluate(plain, parts, between_batches=lambda: asked.append(1), processes=processes),
-        "channels": loop.evaluate(channels, images, processes=processes),
+        "plain": evaluating.evaluate(plain, parts, between_batches=lambda: asked.append(1), processes=processes),
+        "channels": evaluating.evaluate(channels, images, processes=processes),
     }
-    loop.EVALUATION_BATCH["cpu"] = before
+    evaluating.EVALUATION_BATCH["cpu"] = before
     return about | {"seen": plain.seen, "asked": len(asked)}
 
 
@@ -90,11 +91,11 @@ def evaluation(cache, place, config, folder, batch):
 def step_of(config, processes, device):
     """The loss and the gradients of the first step of a run."""
     images = load(config, "train").to(device)
-    state = loop.initial_state(config, images)
-    update = loop.make_update(state, config, images, processes)
-    batch = torch.arange(config.batch_size, device=device).chunk(processes.count)[processes.rank]
-    with arithmetic(config.precision):
-        found = {"loss": processes.mean(update(batch, config.lr))}
+    state = loop.initial_state(config, config.data.open().task, images)
+    update = loop.make_update(state, config.training, images, processes)
+    batch = torch.arange(config.training.batch_size, device=device).chunk(processes.count)[processes.rank]
+    with arithmetic(config.training.precision):
+        found = {"loss": processes.mean(update(batch, config.training.lr))}
     return found | {name: parameter.grad for name, parameter in state.model.named_parameters()}
 
 
@@ -130,8 +131,8 @@ def training(cache, place, config, directory, notes, stop_after=0, number=0):
     enter(cache, place, os.devnull)
     make = loop.make_update
 
-    def noting(state, config, images, processes):
-        update = make(state, config, images, processes)
+    def noting(state, settings, images, processes):
+        update = make(state, settings, images, processes)
 
         def noted_update(rows, rate):
             for name, numbers in (("rows", rows.tolist()), ("seed", [torch.initial_seed()])):
@@ -159,8 +160,8 @@ def other_images(cache, place, config, directory, log):
 
     enter(cache, place)
     if place[0] == 1:
-        config_there, original = replace(config, split=1), run.load
-        run.load = lambda config, *more, **own: original(config_there, *more, **own)
+        config_there, original = changed(config, split=1), run.load
+        run.load = lambda config, part, **own: original(config_there, part)
     try:
         train(config, Path(directory), device="cpu")
     except (ValueError, OSError) as error:

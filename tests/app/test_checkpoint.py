@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from scalesteer import files
-from scalesteer.app import CheckpointError, RunConfig, load_model
-from scalesteer.app.run import misfits, read_checkpoint
-from scalesteer.models import create_model
+from scalesteer.app import CheckpointError, load_model, make_run
+from scalesteer.app.networks import misfits, read_checkpoint
+from scalesteer.models import create_model, network_of
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -100,7 +100,7 @@ def test_everything_that_does_not_fit_is_listed():
 
 
 def test_other_architecture_is_refused(tmp_path):
-    about = {"config": {"model": "plain-cnn", "upsample": 1}}
+    about = {"run": make_run(model="plain-cnn", upsample=1).to_dict()}
     save(tmp_path / "m", create_model("spatial-transformer", upsample=1).state_dict(), about)
     with pytest.raises(CheckpointError, match=r"does not fit the model: unexpected features\.transformer"):
         load_model(tmp_path / "m")
@@ -133,10 +133,10 @@ def test_file_that_asks_for_too_much_is_refused_before_anything_is_made(tmp_path
 def test_image_that_asks_for_too_much_memory_is_refused(tmp_path, side, channels, message):
     size = {"in_chans": 3, "num_classes": 2, "image_size": (side, side)}
     model = create_model("pooled-cnn", **size, channels=channels.get("channels"))
-    config = RunConfig(images="photos", model="pooled-cnn", **{"channels": None, **channels}, image_size=(side, side))
-    save(tmp_path / "m", model.state_dict(), {"config": config.to_dict(), "task": {**size, "classes": ["a", "b"]}})
+    config = make_run(images="photos", model="pooled-cnn", **{"channels": (), **channels}, image_size=(side, side))
+    save(tmp_path / "m", model.state_dict(), {"run": config.to_dict(), "task": {**size, "classes": ["a", "b"]}})
     if message is None:
-        assert load_model(tmp_path / "m")[0].task.image_size == (side, side)
+        assert load_model(tmp_path / "m").task.image_size == (side, side)
     else:
         with pytest.raises(CheckpointError, match=message):
             load_model(tmp_path / "m")
@@ -153,10 +153,10 @@ def test_file_without_a_known_model_is_refused(tmp_path, about):
 def test_saved_in_either_mode_gives_the_same_outputs(tmp_path, mode):
     model = create_model("plain-cnn", upsample=1)
     model(torch.rand(8, 1, 28, 28))  # moves the running statistics
-    save(tmp_path / "m", model.train(mode).state_dict(), {"config": {"model": "plain-cnn", "upsample": 1}})
-    loaded, config = load_model(tmp_path / "m")
+    save(tmp_path / "m", model.train(mode).state_dict(), {"run": make_run(model="plain-cnn", upsample=1).to_dict()})
+    loaded = load_model(tmp_path / "m")
     x = torch.rand(4, 1, 28, 28)
-    assert config.model == "plain-cnn"
+    assert network_of(loaded).arguments["name"] == "plain-cnn"
     assert not loaded.training
     assert torch.equal(loaded(x), model.eval()(x))
 
@@ -166,7 +166,7 @@ def test_history_that_is_no_list_is_refused(tmp_path, history):
     tensors = {f"model.{name}": t for name, t in create_model("plain-cnn", upsample=1).state_dict().items()}
     about = {"config": {"model": "plain-cnn", "upsample": 1}, "history": []}
     save(tmp_path / "m", tensors, about)
-    assert load_model(tmp_path / "m")[1].model == "plain-cnn"
+    assert network_of(load_model(tmp_path / "m")).arguments["name"] == "plain-cnn"
     save(tmp_path / "m", tensors, about | {"history": history})
     with pytest.raises(CheckpointError, match=r"`history` must be a list \(got"):
         load_model(tmp_path / "m")

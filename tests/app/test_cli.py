@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shlex
@@ -14,7 +15,6 @@ import pytest
 from PIL import Image
 
 from paper import __main__ as paper
-from paper import results
 from scalesteer import PAPER_SCALES, __version__, create_model, list_models, models
 from scalesteer.app import cli
 from scalesteer.app.commands import Commands
@@ -86,15 +86,6 @@ def test_sheet_holds_the_images_three_times_enlarged():
     np.testing.assert_array_equal(sheet[6:90:3, 96:180:3], images[1])
     np.testing.assert_array_equal(sheet[111:194:3, 7:90:3], images[2])
     assert (sheet[91:104, 6:90] < 128).any()  # its caption
-
-
-def test_results_that_cannot_be_written_are_told_before_the_training(capsys, tmp_path):
-    words = ["train", "--runs", tmp_path / "runs", "--data-dir", tmp_path, "--results"]
-    code, out, err = scalesteer(capsys, *words, "/proc/results")
-    assert (code, out) == (2, "")
-    assert err == "scalesteer: /proc/results/runs cannot be written to (No such file or directory).\n"
-    assert "is missing in" in scalesteer(capsys, *words, tmp_path / "results")[2]  # the data comes next
-    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize(
@@ -226,7 +217,7 @@ def test_help_of_train_begins_with_what_is_set_most(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
-    flags = ("images", "image-size", "model", "channels", "epochs", "batch-size", "lr", "dataset", "split", "basis")
+    flags = ("images", "image-size", "model", "channels", "basis", "epochs", "batch-size", "lr", "dataset", "split")
     places = [re.search(rf"^\W*--{flag} ", shown, flags=re.MULTILINE).start() for flag in flags]
     assert places == sorted(places)
 
@@ -268,17 +259,16 @@ TRAIN = ["train", "--sizes", "40", "20", "20", *(str(word) for k, v in FLAGS.ite
 
 
 def test_train_evaluate_and_predict(originals, capsys, caplog, tmp_path):
-    runs = ["--runs", tmp_path / "my runs", "--results", tmp_path / "results", "--data-dir", originals]
+    runs = ["--runs", tmp_path / "my runs", "--data-dir", originals]
     code, out, err = scalesteer(capsys, *TRAIN, *runs)
     assert (code, err) == (0, "")  # no progress bar without a terminal
     found = re.fullmatch(r"test error (.*) %(?:.*) %(?:.*) at epoch 1\), 443,078 parameters: (.*)\n", out)
     directory = Path(found[2])
     assert directory.parent == tmp_path / "my runs"
     assert scalesteer(capsys, *TRAIN, *runs) == (0, out, "")
-    ((config, published),) = results.read(tmp_path / "results")
-    assert config.name == directory.name
-    assert f"{100 * published['test_error']:.2f}" == found[1]
-    for place in (directory, directory / "model.safetensors"):
+    result = json.loads((directory / "result.json").read_text())
+    assert f"{100 * result['test_error']:.2f}" == found[1]
+    for place in (directory, directory / "model", directory / "model" / "model.safetensors"):
         code, out, _ = scalesteer(capsys, "evaluate", place, "--device", "cpu")
         assert (code, out.splitlines()[0]) == (0, f"test error {found[1]} % (20 images)")
     rows = [
@@ -304,12 +294,12 @@ def test_train_evaluate_and_predict(originals, capsys, caplog, tmp_path):
 
 
 def test_failed_run_is_an_error(originals, capsys, tmp_path):
-    places = ["--runs", tmp_path, "--results", tmp_path / "results", "--data-dir", originals]
+    places = ["--runs", tmp_path, "--data-dir", originals]
     code, out, err = scalesteer(capsys, *TRAIN, *places, "--lr", "1e30", "--schedule", "constant")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "failed: the loss" in err
-    ((_, published),) = results.read(tmp_path / "results")
-    assert published["status"] == "failed"
+    (result,) = tmp_path.glob("*/result.json")
+    assert json.loads(result.read_text())["status"] == "failed"
 
 
 @pytest.mark.parametrize(("width", "tables"), [(80, 3), (200, 1), (10, len(DATASETS))])
@@ -359,7 +349,7 @@ def test_python_m_works_and_closed_stdout_is_clean(own_cache):
 
 
 def test_closed_stderr_and_an_ascii_terminal_are_no_trouble(cache, tiny, tmp_path):
-    words = [*tiny.command.split()[1:], "--device", "cpu", "--runs", tmp_path / "é", "--results", tmp_path]
+    words = [*tiny.command.split()[1:], "--device", "cpu", "--runs", tmp_path / "é"]
     command = shlex.join([sys.executable, "-m", "scalesteer", *map(str, words)])
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(["sh", "-c", f"{command} 2>&-"], env=environment, capture_output=True, timeout=120)

@@ -10,7 +10,6 @@ import struct
 import sys
 import termios
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,21 +17,11 @@ import torch
 from PIL import Image
 
 from scalesteer import app as training
-from scalesteer import create_model, files
-from scalesteer.app import RunConfig, cli
+from scalesteer import create_model, files, save_pretrained
+from scalesteer.app import cli
 from scalesteer.app import predict as predicting
 from scalesteer.app.pictures import read_picture
-
-
-class Task(NamedTuple):
-    """What the network knows about the pictures."""
-
-    in_chans: int
-    num_classes: int
-    image_size: tuple[int, int]
-    classes: tuple[str, ...]
-    fit: str
-
+from scalesteer.models.network import Task
 
 CLASSES = ("Kätzchen", "dog, wet", "none")
 
@@ -42,12 +31,9 @@ def scalesteer(capsys, *argv):
     return code, *capsys.readouterr()
 
 
-def save_model(folder, config):
-    """A network with its first weights, as a run keeps it."""
-    model = create_model(config.model, config.dataset, **config.model_options)
-    path = folder / "model.safetensors"
-    path.write_bytes(files.encode(model.state_dict(), {"config": config.to_dict()}))
-    return path
+def save_model(folder, name, dataset, **options):
+    """A network with its first weights."""
+    return save_pretrained(create_model(name, dataset, **options), folder / "network")
 
 
 @pytest.fixture
@@ -56,8 +42,8 @@ def own(monkeypatch):
     model = create_model(
         "pooled-cnn", in_chans=3, num_classes=3, image_size=(24, 32), channels=(0.5, 1.0), widths=(2, 3), kernel_size=3
     ).eval()
-    model.task = Task(3, 3, (24, 32), CLASSES, "crop")
-    monkeypatch.setattr(training, "load_model", lambda path: (model, RunConfig("pooled-cnn")))
+    model.task = Task(3, 3, (24, 32), CLASSES, "crop", "surroundings")
+    monkeypatch.setattr(training, "load_model", lambda path: model)
     return model
 
 
@@ -127,8 +113,8 @@ def test_names_cannot_steer_the_terminal(own, photos, capsys, caplog):
 
 
 def test_model_of_a_dataset_reads_pictures_too(photos, capsys, tmp_path):
-    config = RunConfig("pooled-cnn", "rescaled-cifar10", channels=(0.5, 1.0), widths=(2, 3, 3), kernel_size=3)
-    checkpoint = save_model(tmp_path, config)
+    options = {"channels": (0.5, 1.0), "widths": (2, 3, 3), "kernel_size": 3}
+    checkpoint = save_model(tmp_path, "pooled-cnn", "rescaled-cifar10", **options)
     paths = [photos / "b" / "1.png", photos / "b" / "2.webp"]
     code, out, _ = scalesteer(capsys, "predict", checkpoint, *paths, "--device", "cpu")
     assert code == 0
@@ -165,7 +151,7 @@ def test_mistakes_are_told_before_any_work(own, photos, capsys, words, message):
 
 
 def test_network_without_maps_is_refused_before_any_work(photos, capsys, tmp_path):
-    path = save_model(tmp_path, RunConfig("plain-cnn"))
+    path = save_model(tmp_path, "plain-cnn", "mnist-scale")
     code, out, err = scalesteer(capsys, "predict", path, photos, "--save-maps", tmp_path / "maps")
     assert (code, out) == (2, "")
     assert "this network has no map of classes" in err

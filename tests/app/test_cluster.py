@@ -9,18 +9,17 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import scalesteer
-from paper.results import read
 from scalesteer import files
 from scalesteer.app import RunError, cluster
 from scalesteer.app.engines import make_runs
 from tests.app.test_train import outcome
+from tests.runs import changed
 
 
 def processes_of(folder):
@@ -62,11 +61,11 @@ def ray_folder(monkeypatch):
 
 
 def test_ray_gives_what_the_local_engine_gives(cache, tiny, ray_folder, tmp_path):
-    configs = [replace(tiny, split=split, epochs=2) for split in (0, 1)]
+    configs = [changed(tiny, split=split, epochs=2) for split in (0, 1)]
     for engine in ("local", "ray"):
-        made = make_runs([*configs, configs[0]], tmp_path / engine, runs=tmp_path / engine, device="cpu", engine=engine)
+        made = make_runs([*configs, configs[0]], tmp_path / engine, device="cpu", engine=engine)
         assert made.problems == []
-        assert set(made.results) == {config for config, _ in read(tmp_path / engine)} == set(configs)
+        assert set(made.results) == set(configs)
     for config in configs:
         assert outcome(tmp_path / "ray" / config.name) == outcome(tmp_path / "local" / config.name)
 
@@ -129,13 +128,13 @@ def two_nodes(ray_folder):
 @pytest.fixture
 def grid(tiny):
     """Four runs that differ in split and seed."""
-    return [replace(tiny, split=split, seed=seed, epochs=EPOCHS) for split in (0, 1) for seed in (0, 1)]
+    return [changed(tiny, split=split, seed=seed, epochs=EPOCHS) for split in (0, 1) for seed in (0, 1)]
 
 
 @pytest.fixture
 def expected(grid, cache, tmp_path):
     """What the local engine makes of them."""
-    made = make_runs(grid, tmp_path / "local", runs=tmp_path / "local", device="cpu")
+    made = make_runs(grid, tmp_path / "local", device="cpu")
     assert made.problems == []
     return {config: outcome(tmp_path / "local" / config.name) for config in grid}
 
@@ -168,10 +167,8 @@ def underway(runs, grid):
 
 
 def check_whole(folder, grid, expected):
-    """Every result is published once and is the local engine's."""
-    text = (folder / "results" / "runs" / f"{grid[0].dataset}.jsonl").read_text()
-    assert len(text.splitlines()) == len(grid)
-    assert {config for config, _ in read(folder / "results")} == set(grid)
+    """Every run has its result, which is the local engine's."""
+    assert len(list((folder / "runs").glob("*/result.json"))) == len(grid)
     for config in grid:
         assert outcome(folder / "runs" / config.name) == expected[config]
 
@@ -192,9 +189,7 @@ def test_death_of_a_node_loses_nothing(two_nodes, grid, expected, tmp_path, capf
 
     killer = threading.Thread(target=kill_halfway)
     killer.start()
-    made = make_runs(
-        grid, tmp_path / "results", runs=tmp_path / "runs", device="cpu", engine="ray", address=two_nodes.address
-    )
+    made = make_runs(grid, tmp_path / "runs", device="cpu", engine="ray", address=two_nodes.address)
     killer.join(60)
     assert made.problems == []
     assert set(made.results) == set(grid)
@@ -209,8 +204,8 @@ def test_death_of_a_node_loses_nothing(two_nodes, grid, expected, tmp_path, capf
 def sweep_file(grid, path):
     first = grid[0]
     path.write_text(
-        f"seeds = {[0, 1]}\n[base]\nmodel = '{first.model}'\nupsample = 1\nsizes = {list(first.sizes)}\n"
-        f"batch_size = {first.batch_size}\nepochs = {first.epochs}\n[grid]\nsplit = [0, 1]\n"
+        f"seeds = {[0, 1]}\n[base]\nmodel = '{first.network.model}'\nupsample = 1\nsizes = {list(first.data.sizes)}\n"
+        f"batch_size = {first.training.batch_size}\nepochs = {first.training.epochs}\n[grid]\nsplit = [0, 1]\n"
     )
     return path
 
@@ -223,8 +218,6 @@ def sweep_command(grid, folder, *flags):
         sweep_file(grid, folder / "grid.toml"),
         "--runs",
         folder / "runs",
-        "--results",
-        folder / "results",
     ]
     words += ["--engine", "ray", "--device", "cpu", *flags]
     command = [
@@ -243,7 +236,7 @@ def test_death_of_the_driver_loses_nothing_and_repeats_nothing(two_nodes, grid, 
     flags = ("--address", two_nodes.address)
     first = sweep_command(grid, tmp_path, *flags)
     runs = tmp_path / "runs"
-    assert wait_for(lambda: first.poll() is not None or (read(tmp_path / "results") and underway(runs, grid)))
+    assert wait_for(lambda: first.poll() is not None or (list(runs.glob("*/result.json")) and underway(runs, grid)))
     first.kill()
     first.communicate(timeout=60)
     assert first.returncode == -signal.SIGKILL
@@ -294,13 +287,13 @@ def test_cluster_without_a_gpu_or_with_another_package_is_told(ray_folder, cache
         patch.setenv("PYTHONPATH", str(tmp_path / "other"))
         other = Cluster(initialize_head=True, head_node_args=node)
     try:
-        where = {"runs": tmp_path / "runs", "engine": "ray", "address": other.address}
+        where = {"engine": "ray", "address": other.address}
         with pytest.raises(RunError, match=r"the Ray cluster has no GPU \(`device` 'auto', `gpus_per_run` 0\.5\)"):
-            make_runs([tiny], tmp_path, gpus_per_run=0.5, **where)
+            make_runs([tiny], tmp_path / "runs", gpus_per_run=0.5, **where)
         with pytest.raises(
             RunError, match=r"a worker of Ray failed \(ModuleNotFoundError: .*; all machines need the same"
         ):
-            make_runs([tiny], tmp_path, **where)
+            make_runs([tiny], tmp_path / "runs", **where)
     finally:
         other.shutdown()
     assert not list((tmp_path / "runs").iterdir())
@@ -308,7 +301,7 @@ def test_cluster_without_a_gpu_or_with_another_package_is_told(ray_folder, cache
 
 @pytest.mark.gpu
 def test_runs_share_a_gpu(cache, tiny, ray_folder, tmp_path):
-    configs = [replace(tiny, split=split, epochs=2) for split in (0, 1)]
-    made = make_runs(configs, tmp_path, runs=tmp_path / "runs", device="cuda", engine="ray", gpus_per_run=0.5)
+    configs = [changed(tiny, split=split, epochs=2) for split in (0, 1)]
+    made = make_runs(configs, tmp_path / "runs", device="cuda", engine="ray", gpus_per_run=0.5)
     assert made.problems == []
     assert {result["environment"]["device"] for result in made.results.values()} == {torch.cuda.get_device_name()}

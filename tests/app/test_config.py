@@ -1,5 +1,5 @@
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +7,14 @@ import torch
 
 from scalesteer import LogRadialBasis, create_model
 from scalesteer.app import cli
-from scalesteer.app.config import RunConfig
+from scalesteer.app.config import USUAL, Run, make_run, model_options
+from scalesteer.models import DATASETS
+from tests.runs import changed
+
+
+def options_of(run):
+    return model_options(run.network, DATASETS["mnist-scale"])
+
 
 STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
 
@@ -47,7 +54,7 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({"scales": tuple(1 + i / 99 for i in range(33))}, "`scales` must be at most 32 numbers"),
         ({"orders": tuple(range(33))}, "`orders` must be at most 32 numbers"),
         ({"scale_range": (0.9, 0.3)}, "`scale_range` must be"),
-        ({"train_sizes": (17, 32)}, r"`train_sizes` \(got \(17.0, 32.0\)\) does not apply to dataset='mnist-scale'"),
+        ({"train_sizes": (17, 32)}, r"`train_sizes` \(got \(17, 32\)\) does not apply to dataset='mnist-scale'"),
         ({**STIR, "train_sizes": (32, 17)}, r"`train_sizes` must be \(low, high\)"),
         ({**STIR, "scale_range": (0.5, 1)}, "`scale_range` .* does not apply to dataset='stir-mnist'"),
         ({**STIR, "resampler": "antialias"}, "`resampler` .* does not apply to dataset='stir-mnist'"),
@@ -86,7 +93,7 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
 )
 def test_wrong_value_is_named_with_what_is_allowed(options, message):
     with pytest.raises(ValueError, match=message):
-        RunConfig(**options)
+        make_run(**options)
 
 
 @pytest.mark.parametrize(
@@ -103,23 +110,23 @@ def test_wrong_value_is_named_with_what_is_allowed(options, message):
 )
 def test_wrong_type_is_an_error(options):
     with pytest.raises(TypeError, match=next(iter(options))):
-        RunConfig(**options)
+        make_run(**options)
 
 
 def test_plain_values_and_back():
-    config = RunConfig("plain-cnn", sizes=(50, 20, 20), batch_size=10, scale_range=(0.5, 0.75), lr=0.1)
-    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    config = make_run(model="plain-cnn", sizes=(50, 20, 20), batch_size=10, scale_range=(0.5, 0.75), lr=0.1)
+    assert Run.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize("values", [{"modell": "ss-cnn"}, ["ss-cnn"], None])
 def test_unknown_setting_is_an_error(values):
     with pytest.raises(ValueError, match="configuration"):
-        RunConfig.from_dict(values)
+        Run.from_dict(values)
 
 
 def test_identity_is_that_of_the_values_whatever_their_spelling():
-    plain = RunConfig(lr=1.0, sizes=(50, 20, 20), batch_size=10, split=2, train_images=40)
-    numpy = RunConfig(
+    plain = make_run(lr=1.0, sizes=(50, 20, 20), batch_size=10, split=2, train_images=40)
+    numpy = make_run(
         lr=np.float64(1), sizes=list(np.array([50, 20, 20])), batch_size=np.int64(10), split=np.int8(2), train_images=40
     )
     assert numpy == plain
@@ -132,8 +139,9 @@ def test_identity_is_that_of_the_values_whatever_their_spelling():
     [({"dataset": "stir-mnist"}, "zeros"), ({"dataset": "rescaled-cifar10"}, "reflect"), ({"images": "x"}, "reflect")],
 )
 def test_a_border_is_black_around_digits_and_mirrored_around_photographs(data, mode):
-    config = RunConfig(model="pooled-cnn", channels=(0.5, 1), border=4, **data)
-    assert {"border": 4, "border_mode": mode}.items() <= config.model_options.items()
+    run = make_run(model="pooled-cnn", channels=(0.5, 1), border=4, **data)
+    task = DATASETS[data["dataset"]] if "dataset" in data else DATASETS["rescaled-cifar10"]
+    assert {"border": 4, "border_mode": mode}.items() <= model_options(run.network, task).items()
 
 
 def test_every_field_changes_the_identity():
@@ -150,41 +158,47 @@ def test_every_field_changes_the_identity():
     }  # fmt: skip
     own = {"images": "others", "image_size": (32, 32), "fit": "crop", "grey": True, "class_weights": True}
     resized = {"resize_resampler": "bilinear"}
-    assert {*paper, *any_size, *own, *resized} == {field.name for field in fields(RunConfig)}
-    changed = {RunConfig(**{name: value}).identity for name, value in paper.items()}
+    assert {*paper, *any_size, *own, *resized} == set(USUAL)
+    changed = {make_run(**{name: value}).identity for name, value in paper.items()}
     base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
-    changed |= {RunConfig(**base | {name: value}).identity for name, value in any_size.items()}
-    changed |= {RunConfig(**{"images": "photos", name: value}).identity for name, value in own.items()}
-    changed |= {RunConfig(resize=(0.5, 2.0), **resized).identity}
-    changed |= {RunConfig().identity, RunConfig(**base).identity, RunConfig(images="photos").identity}
+    changed |= {make_run(**base | {name: value}).identity for name, value in any_size.items()}
+    changed |= {make_run(**{"images": "photos", name: value}).identity for name, value in own.items()}
+    changed |= {make_run(resize=(0.5, 2.0), **resized).identity}
+    changed |= {make_run().identity, make_run(**base).identity, make_run(images="photos").identity}
     assert len(changed) == len(paper) + len(any_size) + len(own) + len(resized) + 3
 
 
 def test_names_are_found_whatever_their_case_and_dashes():
-    plain = RunConfig("ss-cnn", "mnist-scale-local-2", basis="released-code")
-    assert RunConfig("SS_CNN", "MNIST-scale local_2", basis="Released_Code") == plain
-    assert RunConfig("Steered-CNN", "STIR_mnist").data.dataset == "stir-mnist"
+    plain = make_run(model="ss-cnn", dataset="mnist-scale-local-2", basis="released-code")
+    assert make_run(model="SS_CNN", dataset="MNIST-scale local_2", basis="Released_Code") == plain
+    assert make_run(model="Steered-CNN", dataset="STIR_mnist").data.dataset == "stir-mnist"
 
 
-def test_identities_of_earlier_runs_stay():
-    assert RunConfig().identity == "44136fa355b3"  # of nothing that is not the default
-    assert RunConfig("plain-cnn", split=3, lr=0.125).identity == "b1e07799a643"
-    assert RunConfig(images="photos").name == "photos-pooled-resnet-c3b84011b30f"
-    recorded = RunConfig().to_dict() | {"model": "pooled-cnn", "images": "photos", "image_size": [64, 64]}
-    assert recorded["channels"] is None
-    assert RunConfig.from_dict(recorded).name == "photos-pooled-cnn-38a1ed1a1e4d"
-    assert RunConfig("pooled-cnn", images="photos", channels=None).name == "photos-pooled-cnn-91ef374c76ec"
+def test_identities_stay():
+    assert make_run().name == "mnist-scale-ss-cnn-s0-d26749bf6294"
+    assert make_run(images="photos").name == "photos-pooled-resnet-e18b7fa1f294"
+
+
+def test_runs_of_earlier_versions_are_understood():
+    own = {"model": "pooled-cnn", "dataset": "mnist-scale", "images": "photos", "image_size": [64, 64]}
+    expected = make_run(images="photos", model="pooled-cnn")
+    assert Run.from_dict({**own, "channels": [0.5, 0.71, 1.0, 1.41], "batch_size": 0}) == expected
+    assert Run.from_dict({**own, "batch_size": 0}) == expected  # written before there were channels
+    assert Run.from_dict({**own, "channels": None, "batch_size": 0}) == changed(expected, channels=())
+    assert Run.from_dict({"model": "ss-cnn", "split": 3, "scales": None, "channels": None}) == make_run(split=3)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        RunConfig("pooled-cnn", kernel_size=(7, 5)),
-        RunConfig("plain-cnn", "fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75)),
-        RunConfig(basis="area", scales=(1, 9 / 7), orders=(1,), m=0.5, support="crop", tuning=True),
-        RunConfig(
-            "steered-cnn",
-            "stir-mnist",
+        make_run(model="pooled-cnn", kernel_size=(7, 5)),
+        make_run(
+            model="plain-cnn", dataset="fmnist-scale", split=3, lr=0.125, sizes=(200, 9, 9), scale_range=(0.5, 0.75)
+        ),
+        make_run(basis="area", scales=(1, 9 / 7), orders=(1,), m=0.5, support="crop", tuning=True),
+        make_run(
+            model="steered-cnn",
+            dataset="stir-mnist",
             train_sizes=(17, 32),
             test_sizes=(17, 64),
             resize=(0.5, 2),
@@ -205,33 +219,33 @@ def test_identities_of_earlier_runs_stay():
 )
 def test_command_gives_the_configuration_back(config):
     parsed = cli.app.parse(config.command.split()[1:])
-    assert parsed.config == config
+    assert parsed.made == config
 
 
 def test_filters_are_the_presets_but_for_what_is_set():
-    config = RunConfig(basis="area", orders=[1, 2], scales=np.array([1, 1.5]), m=0)
-    assert config.orders == (1.0, 2.0)
-    layer = create_model("ss-cnn", **config.model_options).first
-    assert layer.scales == config.scales == (1.0, 1.5)
+    network = make_run(basis="area", orders=[1, 2], scales=np.array([1, 1.5]), m=0).network
+    assert network.filters.orders == (1.0, 2.0)
+    layer = create_model("ss-cnn", **model_options(network, DATASETS["mnist-scale"])).first
+    assert layer.scales == network.filters.scales == (1.0, 1.5)
     assert layer.basis == LogRadialBasis(sampling="area", orders=(1.0, 2.0), m=0.0)
-    assert create_model("ss-cnn", **RunConfig().model_options).first.basis == LogRadialBasis()
+    assert create_model("ss-cnn", **options_of(make_run())).first.basis == LogRadialBasis()
 
 
 def test_networks_are_made_as_a_run_says():
-    config = RunConfig(
-        "steered-cnn", "rescaled-cifar10", widths=(4, 6), kernel_size=5, readout="mean", dropout=0.25, scales=(1, 1.4),
-        basis="paper", m=0.5, channels=(0.5, 1), join="mean", drop=0.5,
+    config = make_run(
+        model="steered-cnn", dataset="rescaled-cifar10", widths=(4, 6), kernel_size=5, readout="mean", dropout=0.25,
+        scales=(1, 1.4), basis="paper", m=0.5, channels=(0.5, 1), join="mean", drop=0.5,
     )  # fmt: skip
-    model = create_model(config.model, config.dataset, **config.model_options)
+    model = create_model("steered-cnn", "rescaled-cifar10", **options_of(config))
     assert (model.scales, model.join, model.drop) == ((0.5, 1.0), "mean", 0.5)
     layer = model.net.first
     assert (layer.scales, layer.kernel_size, layer.basis) == ((1.0, 1.4), (5, 5), LogRadialBasis(m=0.5))
     assert model.net.readout == "mean"
     assert model(torch.rand(1, 3, 64, 64)).shape == (1, 10)
-    assert "channels" not in RunConfig("steered-cnn").model_options
+    assert "channels" not in options_of(make_run(model="steered-cnn"))
 
 
 def test_filters_of_a_steered_network_are_its_own_but_for_what_is_set():
     own = create_model("steered-cnn").first.basis
-    assert RunConfig("steered-cnn", m=0.5).model_options["basis"] == replace(own, m=0.5)
-    assert "basis" not in RunConfig("steered-cnn").model_options
+    assert options_of(make_run(model="steered-cnn", m=0.5))["basis"] == replace(own, m=0.5)
+    assert "basis" not in options_of(make_run(model="steered-cnn"))

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,15 @@ import torch
 from PIL import Image
 
 from scalesteer import files
-from scalesteer.app import RunConfig, cli, load, load_model, train
+from scalesteer.app import cli, load, load_model, make_run, train
 from scalesteer.app.distributed import ALONE, Processes, joined, started
 from scalesteer.models import list_models
 from tests.app import ranks
 from tests.conftest import TINY
+from tests.runs import changed
 
 # Dropout, which each process draws for itself, is left out.
-STILL = replace(TINY, dropout=0.0, lr=1e-4, schedule="constant", epochs=2)
+STILL = changed(TINY, dropout=0.0, lr=1e-4, schedule="constant", epochs=2)
 NARROW = {"steered-cnn-large": (4, 4, 4, 4), "pooled-cnn-large": (4, 4, 4, 4)}  # widths
 CHANNELS = {"channels": (0.7, 1.0, 1.4), "join": "logsumexp"}
 
@@ -132,7 +132,7 @@ def test_run_goes_on_with_another_number_of_processes_in_the_same_order(together
     """One process, then two, then one; each time stopped in the middle of an epoch."""
     for name in ("whole", "parts", "0", "1", "2"):
         (tmp_path / name).mkdir()
-    config, directory = replace(STILL, epochs=3), tmp_path / "parts"
+    config, directory = changed(STILL, epochs=3), tmp_path / "parts"
     assert ended(together(ranks.training, config, tmp_path / "whole", tmp_path / "whole", count=1)) == [0]
     noted = []
     for number, (count, stop_after) in enumerate([(1, 2), (2, 5), (1, 0)]):
@@ -148,15 +148,15 @@ def test_run_goes_on_with_another_number_of_processes_in_the_same_order(together
 
 def test_two_processes_end_as_one_does(together, cache, tmp_path):
     """A test that would notice any difference between the weights of the two at the end."""
-    config = replace(STILL, channels=(0.7, 1.0), model="pooled-cnn", upsample=None, one_size_epochs=1)
+    config = changed(STILL, channels=(0.7, 1.0), model="pooled-cnn", upsample=None, one_size_epochs=1)
     (tmp_path / "notes").mkdir()
     assert ended(together(ranks.training, config, tmp_path / "two", tmp_path / "notes")) == [0, 0]
     one, two = train(config, tmp_path / "one", device="cpu"), json.loads((tmp_path / "two" / "result.json").read_text())
     assert two["environment"].pop("note") == "trained by 2 processes"
-    for name in ("test_error", "val_error", "best_epoch", "identity", "config", "parameters", "test_error_by_scale"):
+    for name in ("test_error", "val_error", "best_epoch", "identity", "run", "parameters", "test_error_by_scale"):
         assert two[name] == one[name]
     assert [entry["loss"] for entry in two["history"]] == pytest.approx([e["loss"] for e in one["history"]], rel=1e-5)
-    weights = [load_model(tmp_path / name)[0].state_dict() for name in ("one", "two")]
+    weights = [load_model(tmp_path / name).state_dict() for name in ("one", "two")]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=2e-5)
 
@@ -165,7 +165,7 @@ def test_stopped_processes_leave_one_checkpoint_and_go_on_to_the_same_numbers(to
     """With dropout: what each process draws does not depend on interruptions. The signal reaches one of them."""
     for name in ("whole", "parts", "notes"):
         (tmp_path / name).mkdir()
-    config = replace(TINY, epochs=2)
+    config = changed(TINY, epochs=2)
     assert ended(together(ranks.training, config, tmp_path / "whole", tmp_path / "notes")) == [0, 0]
     seeds = [line for rank in "01" for line in (tmp_path / "notes" / f"seed-{rank}").read_text().splitlines()]
     assert len({line.split()[2] for line in seeds}) == len(seeds) == 2 * 6  # no two draw the same numbers
@@ -174,7 +174,7 @@ def test_stopped_processes_leave_one_checkpoint_and_go_on_to_the_same_numbers(to
     assert [path.name for path in (tmp_path / "parts").glob("last-*")] == ["last-000001.safetensors"]
     assert ended(together(ranks.training, config, tmp_path / "parts", tmp_path / "notes")) == [0, 0]
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("parts", "whole")]
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("parts", "whole")]
     assert weights[0] == weights[1]
 
 
@@ -185,8 +185,7 @@ def wait_for_checkpoint(running, config, tmp_path):
 
 
 def flags(config, tmp_path, device="cpu"):
-    folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    return [*config.command.split()[1:], "--device", device, *folders]
+    return [*config.command.split()[1:], "--device", device, "--runs", str(tmp_path / "runs")]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,7 @@ def flags(config, tmp_path, device="cpu"):
     ],
 )
 def test_process_that_is_lost_ends_the_others_with_a_message(together, cache, tmp_path, victim, number, within, cause):
-    config = replace(STILL, epochs=300)
+    config = changed(STILL, epochs=300)
     both = together(ranks.command, flags(config, tmp_path), tmp_path / "log")
     wait_for_checkpoint(lambda: both[0].exitcode is None, config, tmp_path)
     os.kill(both[victim].pid, number)
@@ -218,7 +217,7 @@ def test_run_that_is_in_use_is_told_by_all(together, cache, tiny, tmp_path):
 
 
 def test_batch_that_cannot_be_divided_is_an_error(together, cache, tiny, tmp_path):
-    argv = flags(replace(tiny, batch_size=15), tmp_path)
+    argv = flags(changed(tiny, batch_size=15), tmp_path)
     assert ended(together(ranks.command, argv, tmp_path / "log")) == [2, 2]
     for rank in "01":
         said = "scalesteer: `batch_size` must be divisible by the number of processes (got 15 and 2).\n"
@@ -226,16 +225,16 @@ def test_batch_that_cannot_be_divided_is_an_error(together, cache, tiny, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
-def test_first_process_publishes_and_a_finished_run_returns_at_once(together, cache, tmp_path):
-    config = replace(STILL, epochs=1)
+def test_first_process_writes_and_a_finished_run_returns_at_once(together, cache, tmp_path):
+    config = changed(STILL, epochs=1)
     for _ in range(2):
         assert ended(together(ranks.command, flags(config, tmp_path), tmp_path / "log")) == [0, 0]
     assert (tmp_path / "log-1").read_text() == ""
     said = (tmp_path / "log-0").read_text().splitlines()
     assert len(said) == 2
     assert said[0] == said[1]
-    (line,) = (tmp_path / "results" / "runs" / "mnist-scale.jsonl").read_text().splitlines()
-    assert json.loads(line)["identity"] == config.identity
+    result = json.loads((tmp_path / "runs" / config.name / "result.json").read_text())
+    assert result["identity"] == config.identity
 
 
 def test_only_the_first_process_describes_own_pictures(together, cache, tmp_path):
@@ -245,7 +244,7 @@ def test_only_the_first_process_describes_own_pictures(together, cache, tmp_path
         Image.fromarray(draw.integers(0, 256, (16, 16), np.uint8)).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
     (tmp_path / "photos" / "a" / "notes.txt").write_text("mine")
     own = {"image_size": (16, 16), "model": "pooled-cnn", "widths": (2, 2), "kernel_size": 3, "grey": True}
-    config = RunConfig(images=str(tmp_path / "photos"), epochs=1, batch_size=16, **own)
+    config = make_run(images=str(tmp_path / "photos"), epochs=1, batch_size=16, **own)
     assert ended(together(ranks.command, flags(config, tmp_path), tmp_path / "log")) == [0, 0]
     assert (tmp_path / "log-1").read_text() == ""
     said = (tmp_path / "log-0").read_text()
@@ -311,7 +310,7 @@ def test_commands_of_the_page_are_understood():
     found = re.findall(r"torchrun .*-m scalesteer (train .*)", page)
     assert len(found) == 3
     for words in found:
-        assert cli.app.parse(words.split()).config.batch_size % 8 == 0
+        assert cli.app.parse(words.split()).made.training.batch_size % 8 == 0
     (batch_file,) = re.findall(r"```bash\n(.*?)```", page, flags=re.S)
     assert subprocess.run(["bash", "-n"], input=batch_file, text=True, capture_output=True, check=True).stderr == ""
 
@@ -336,7 +335,7 @@ def process_of(rank, parent):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_torchrun_ends_when_a_process_is_killed_and_the_run_goes_on(cache, tmp_path):
-    config = replace(STILL, epochs=30)
+    config = changed(STILL, epochs=30)
     running = torchrun(config, tmp_path)
     try:
         wait_for_checkpoint(lambda: running.poll() is None, config, tmp_path)
@@ -355,7 +354,7 @@ def test_torchrun_ends_when_a_process_is_killed_and_the_run_goes_on(cache, tmp_p
 
 @pytest.mark.slow
 def test_torchrun_stops_and_the_same_command_goes_on(cache, tmp_path):
-    config = replace(STILL, epochs=20)
+    config = changed(STILL, epochs=20)
     running = torchrun(config, tmp_path)
     try:
         wait_for_checkpoint(lambda: running.poll() is None, config, tmp_path)
@@ -375,7 +374,7 @@ def test_torchrun_stops_and_the_same_command_goes_on(cache, tmp_path):
 
 @pytest.mark.slow
 def test_run_whose_processes_are_killed_at_random_ends_with_the_same_weights(together, cache, tmp_path):
-    config, chance = replace(TINY, epochs=6), random.Random(0)
+    config, chance = changed(TINY, epochs=6), random.Random(0)
     (tmp_path / "notes").mkdir()
     begun = time.perf_counter()
     assert ended(together(ranks.training, config, tmp_path / "whole", tmp_path / "notes")) == [0, 0]
@@ -388,5 +387,5 @@ def test_run_whose_processes_are_killed_at_random_ends_with_the_same_weights(tog
         ended(both)
     assert ended(together(ranks.training, config, tmp_path / "parts", tmp_path / "notes")) == [0, 0]
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("parts", "whole")]
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("parts", "whole")]
     assert weights[0] == weights[1]

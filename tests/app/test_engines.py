@@ -1,13 +1,13 @@
 """Many runs: what is told before any of them starts."""
 
+import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
-from paper.results import read
 from scalesteer.app import RunError, engines
 from scalesteer.app.engines import make_runs
+from tests.runs import changed
 
 
 def test_run_that_is_named_twice_is_made_once(tiny, tmp_path, monkeypatch):
@@ -18,8 +18,8 @@ def test_run_that_is_named_twice_is_made_once(tiny, tmp_path, monkeypatch):
         raise RunError("not here")
 
     monkeypatch.setattr(engines, "train", train)
-    other = replace(tiny, split=1)
-    found = make_runs([tiny, other, tiny, other], tmp_path, runs=tmp_path / "runs", device="cpu")
+    other = changed(tiny, split=1)
+    found = make_runs([tiny, other, tiny, other], tmp_path / "runs", device="cpu")
     assert made == [tiny, other]
     assert found.problems == [f"{tiny.name}: not here", f"{other.name}: not here"]
 
@@ -27,9 +27,9 @@ def test_run_that_is_named_twice_is_made_once(tiny, tmp_path, monkeypatch):
 def test_finished_runs_need_no_cluster(cache, tiny, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "runs" / tiny.name)
     # Nothing listens there: it would fail.
-    made = make_runs([tiny], tmp_path, runs=tmp_path / "runs", device="cpu", engine="ray", address="127.0.0.1:9")
+    made = make_runs([tiny], tmp_path / "runs", device="cpu", engine="ray", address="127.0.0.1:9")
     assert (list(made.results), made.problems) == ([tiny], [])
-    assert dict(read(tmp_path))[tiny]["test_error"] == made.results[tiny]["test_error"]
+    assert made.results[tiny] == json.loads((undisturbed / "result.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_finished_runs_need_no_cluster(cache, tiny, undisturbed, tmp_path):
 )
 def test_wrong_argument_is_told_before_anything_starts(tiny, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        make_runs([tiny], tmp_path / "results", runs=tmp_path / "runs", **options)
+        make_runs([tiny], tmp_path / "runs", **options)
     assert not list(tmp_path.iterdir())
 
 
 def test_folder_of_runs_that_cannot_be_written_to_is_told(tiny, tmp_path):
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(ValueError, match=r"runs cannot be written to \(Not a directory\)"):
-        make_runs([tiny], tmp_path / "results", runs=tmp_path / "runs", device="cpu", engine="ray")
+        make_runs([tiny], tmp_path / "runs", device="cpu", engine="ray")
 
 
-def test_folder_of_results_that_cannot_be_written_to_is_told_first(tiny, tmp_path):
-    (tmp_path / "results").write_text("in the way")
-    with pytest.raises(ValueError, match=r"results/runs cannot be written to \(Not a directory\)"):
-        make_runs([tiny], tmp_path / "results", runs=tmp_path / "runs", device="cpu")
-    assert not (tmp_path / "runs").exists()
+def test_each_result_is_published_once(cache, tiny, undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / tiny.name)
+    told = []
+    made = make_runs([tiny, tiny], tmp_path, publish=lambda *own: told.append(own), device="cpu")
+    assert told == [(tiny, made.results[tiny])]

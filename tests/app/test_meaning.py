@@ -1,7 +1,7 @@
-"""What a training means: every run here is compared with a plain loop that follows the documentation of `RunConfig`."""
+"""What a training means: every run here is compared with a plain loop that follows the words of the settings."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,18 +11,21 @@ import torch.nn.functional as F
 from scalesteer import LogRadialBasis, create_model
 from scalesteer.app import evaluate, load, loop, train
 from scalesteer.app.augment import resample
-from scalesteer.app.config import RunConfig
-from scalesteer.app.run import read_checkpoint
+from scalesteer.app.config import USUAL, make_run
+from scalesteer.app.evaluation import answer
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet, load_split
+from scalesteer.files import read
+from scalesteer.models import DATASETS
+from tests.runs import changed, flat
 
-PLAIN = RunConfig(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=1)
-STEERED = replace(PLAIN, model="ss-cnn")
-POOLED = RunConfig(
+PLAIN = make_run(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=1)
+STEERED = changed(PLAIN, model="ss-cnn")
+POOLED = make_run(
     model="pooled-cnn", dataset="stir-mnist", sizes=(20, 10, 10), train_sizes=(30, 32), test_sizes=(20, 31, 50),
     widths=(2, 3), kernel_size=3, batch_size=20, epochs=1,
 )  # fmt: skip
-CHANNELS = replace(POOLED, channels=(0.5, 1.0))
+CHANNELS = changed(POOLED, channels=(0.5, 1.0))
 
 
 def seed_of_epoch(seed, epoch):
@@ -68,7 +71,7 @@ def network(config):
     )
 
 
-def changed(x, config):
+def augmented(x, config):
     """Training images, resized, mirrored and moved at random."""
     if config["resize"] is None and not config["flip"] and not config["shift"]:
         return x
@@ -94,12 +97,12 @@ def opinion(model, images, labels, half):
 
 
 def weights(model):
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    return {name.removeprefix("net."): t.detach().cpu().clone() for name, t in model.state_dict().items()}
 
 
 def plain_training(config, device="cpu"):
     """The history and the weights after each epoch, by a loop without resuming, recording or anything else."""
-    config = {field.name: getattr(config, field.name) for field in fields(config)}
+    config = flat(config)
     half, size, seed = config["precision"] == "bf16", config["batch_size"], config["seed"]
     images, labels = (tensor.to(device) for tensor in pictures(config, "train"))
     val = [tensor.to(device) for tensor in pictures(config, "val")]
@@ -123,7 +126,7 @@ def plain_training(config, device="cpu"):
                 for group in optimizer.param_groups:
                     group["lr"] = rate(config, (epoch * steps + step) / (config["epochs"] * steps))
                 model.train()
-                x = changed(images[rows], config)
+                x = augmented(images[rows], config)
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
                     logits = model(x)
                     smooth = {"label_smoothing": config["label_smoothing"]}
@@ -141,7 +144,7 @@ def plain_training(config, device="cpu"):
             history.append({"epoch": epoch, "loss": np.mean(losses), "val_error": error, "val_loss": val_loss})
             after.append(weights(model))
         best = min(range(len(history)), key=lambda i: (history[i]["val_error"], history[i]["val_loss"], i))
-        model.load_state_dict(after[best])
+        (model.net if config["channels"] else model).load_state_dict(after[best])
         if config["test_channels"] is not None:
             model = ScaleChannels(model.net if config["channels"] else model, config["test_channels"], config["join"])
         test_error = opinion(model, *(tensor.to(device) for tensor in pictures(config, "test")), half)[0]
@@ -149,7 +152,8 @@ def plain_training(config, device="cpu"):
 
 
 def kept_weights(directory):
-    return read_checkpoint(directory / "model.safetensors")[0]
+    tensors = read(directory / "model" / "model.safetensors")[0]
+    return {name.removeprefix("net."): tensor for name, tensor in tensors.items()}  # with channels or without
 
 
 def same(first, second):
@@ -157,43 +161,43 @@ def same(first, second):
 
 
 # Every option that a run accepts, with what makes a difference to the training.
-RESIZED = replace(PLAIN, resize=(0.3, 0.9))
+RESIZED = changed(PLAIN, resize=(0.3, 0.9))
 CHANGES = {
-    "model": replace(PLAIN, model="spatial-transformer"),
-    "dataset": replace(PLAIN, dataset="fmnist-scale"),
-    "split": replace(PLAIN, split=1),
-    "seed": replace(PLAIN, seed=3),
-    "epochs": replace(PLAIN, epochs=4),
-    "batch_size": replace(PLAIN, batch_size=25),  # the last ten images of an epoch are left out
-    "lr": replace(PLAIN, lr=0.001),
-    "weight_decay": replace(PLAIN, weight_decay=0.5),
-    "label_smoothing": replace(PLAIN, label_smoothing=0.3),
-    "schedule": replace(PLAIN, schedule="step"),
-    "precision": replace(PLAIN, precision="bf16"),
-    "upsample": replace(PLAIN, upsample=2),
-    "basis": replace(STEERED, basis="area"),
-    "train_images": replace(PLAIN, train_images=41),
-    "scale_range": replace(PLAIN, scale_range=(0.5, 0.75)),
-    "sizes": replace(PLAIN, sizes=(80, 10, 30)),
-    "resampler": replace(PLAIN, resampler="antialias"),
-    "scales": replace(STEERED, scales=(1.0, 2.0)),
-    "orders": replace(STEERED, orders=(0.0, 1.0)),
-    "m": replace(STEERED, m=0.5),
-    "support": replace(STEERED, support="crop"),
-    "train_sizes": replace(POOLED, train_sizes=(31, 33)),
-    "resize": replace(PLAIN, resize=(0.5, 1.5)),
-    "resize_resampler": replace(RESIZED, resize_resampler="bilinear"),
-    "flip": replace(PLAIN, flip=True),
-    "shift": replace(PLAIN, shift=3),
-    "widths": replace(POOLED, widths=(3, 2)),
-    "kernel_size": replace(POOLED, kernel_size=5),
-    "readout": replace(POOLED, readout="mean"),
-    "dropout": replace(POOLED, dropout=0.5),
-    "channels": replace(CHANNELS, channels=(0.5, 0.7, 1.0)),
-    "join": replace(CHANNELS, join="mean"),
-    "drop": replace(CHANNELS, drop=0.5),
-    "border": replace(CHANNELS, border=3),
-    "class_weights": replace(PLAIN, class_weights=True),
+    "model": changed(PLAIN, model="spatial-transformer"),
+    "dataset": changed(PLAIN, dataset="fmnist-scale"),
+    "split": changed(PLAIN, split=1),
+    "seed": changed(PLAIN, seed=3),
+    "epochs": changed(PLAIN, epochs=4),
+    "batch_size": changed(PLAIN, batch_size=25),  # the last ten images of an epoch are left out
+    "lr": changed(PLAIN, lr=0.001),
+    "weight_decay": changed(PLAIN, weight_decay=0.5),
+    "label_smoothing": changed(PLAIN, label_smoothing=0.3),
+    "schedule": changed(PLAIN, schedule="step"),
+    "precision": changed(PLAIN, precision="bf16"),
+    "upsample": changed(PLAIN, upsample=2),
+    "basis": changed(STEERED, basis="area"),
+    "train_images": changed(PLAIN, train_images=41),
+    "scale_range": changed(PLAIN, scale_range=(0.5, 0.75)),
+    "sizes": changed(PLAIN, sizes=(80, 10, 30)),
+    "resampler": changed(PLAIN, resampler="antialias"),
+    "scales": changed(STEERED, scales=(1.0, 2.0)),
+    "orders": changed(STEERED, orders=(0.0, 1.0)),
+    "m": changed(STEERED, m=0.5),
+    "support": changed(STEERED, support="crop"),
+    "train_sizes": changed(POOLED, train_sizes=(31, 33)),
+    "resize": changed(PLAIN, resize=(0.5, 1.5)),
+    "resize_resampler": changed(RESIZED, resize_resampler="bilinear"),
+    "flip": changed(PLAIN, flip=True),
+    "shift": changed(PLAIN, shift=3),
+    "widths": changed(POOLED, widths=(3, 2)),
+    "kernel_size": changed(POOLED, kernel_size=5),
+    "readout": changed(POOLED, readout="mean"),
+    "dropout": changed(POOLED, dropout=0.5),
+    "channels": changed(CHANNELS, channels=(0.5, 0.7, 1.0)),
+    "join": changed(CHANNELS, join="mean"),
+    "drop": changed(CHANNELS, drop=0.5),
+    "border": changed(CHANNELS, border=3),
+    "class_weights": changed(PLAIN, class_weights=True),
 }
 BASES = (PLAIN, RESIZED, STEERED, POOLED, CHANNELS)
 
@@ -219,7 +223,7 @@ def test_every_option_of_a_run_is_tried_here():
         "fit",
         "grey",
     }  # on real pictures: test_own_images.py and test_folder.py
-    assert {field.name for field in fields(RunConfig)} - tried_elsewhere == set(CHANGES)
+    assert set(USUAL) - tried_elsewhere == set(CHANGES)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -227,7 +231,7 @@ def test_run_is_the_plain_training_of_its_options(cache, unchanged, tmp_path, na
     config = CHANGES[name]
     result = train(config, tmp_path, device="cpu")
     history, after, best, test_error = plain_training(config)
-    assert [entry["epoch"] for entry in result["history"]] == list(range(config.epochs))
+    assert [entry["epoch"] for entry in result["history"]] == list(range(config.training.epochs))
     for entry, expected in zip(result["history"], history, strict=True):
         assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-6)
         # Where half of the digits are left, one image alone and a batch differ in rounding.
@@ -237,19 +241,19 @@ def test_run_is_the_plain_training_of_its_options(cache, unchanged, tmp_path, na
         assert (result["best_epoch"], result["test_error"]) == (best, test_error)
     assert same(kept_weights(tmp_path), after[result["best_epoch"]])
     # And the option makes a difference.
-    base = next(base for base in BASES if replace(config, **{name: getattr(base, name)}) == base)
+    base = next(base for base in BASES if changed(config, **{name: flat(base)[name]}) == base)
     assert not same(kept_weights(tmp_path), unchanged[base])
 
 
 @pytest.mark.parametrize("change", [{"test_sizes": (20.0, 50.0, 64.0)}, {"test_channels": (0.5, 2.0)}])
 @pytest.mark.parametrize("base", [POOLED, CHANNELS])
 def test_options_of_the_test_change_nothing_but_the_test(cache, unchanged, tmp_path, base, change):
-    config = replace(base, **change)
+    config = changed(base, **change)
     result = train(config, tmp_path, device="cpu")
     assert same(kept_weights(tmp_path), unchanged[base])
     assert result["test_error"] == plain_training(config)[3]
-    assert [row["from"] for row in result["test_error_by_scale"]] == list(config.test_sizes)
-    assert ("size_correlation" in result) == bool(config.channels or config.test_channels)
+    assert [row["from"] for row in result["test_error_by_scale"]] == list(config.data.test_sizes)
+    assert ("size_correlation" in result) == bool(config.network.channels or config.network.test_channels)
 
 
 def test_colour_is_normalised_by_channel_and_mirrored_beyond_the_border():
@@ -258,24 +262,24 @@ def test_colour_is_normalised_by_channel_and_mirrored_beyond_the_border():
     )
     images = ImageSet(torch.from_numpy(pixels.astype(np.uint8)), torch.arange(20) % 10, torch.ones(20))
     options = {"widths": (2, 3), "kernel_size": 3, "batch_size": 20, "resize": (0.4, 0.6), "flip": True, "shift": 2}
-    config = RunConfig("pooled-cnn", "rescaled-cifar10", **options)
-    state = loop.initial_state(config, images)
+    run = make_run(model="pooled-cnn", dataset="rescaled-cifar10", **options)
+    state = loop.initial_state(run, DATASETS["rescaled-cifar10"], images)
     found, shown = pixels / 255, []
     np.testing.assert_allclose(state.model.input_mean, found.mean((0, 2, 3)), rtol=1e-6)
     np.testing.assert_allclose(state.model.input_std, found.std((0, 2, 3)), rtol=1e-6)
     state.model.register_forward_pre_hook(lambda model, args: shown.append(args[0]))
     rows = torch.arange(20)
     torch.manual_seed(5)
-    loop.make_update(state, config, images)(rows, 0.1)
+    loop.make_update(state, run.training, images)(rows, 0.1)
     torch.manual_seed(5)
-    expected = changed(images.images.float() / 255, vars(config))
+    expected = augmented(images.images.float() / 255, flat(run))
     assert torch.equal(shown[0], expected)
     assert shown[0].amin() > 0  # no black border
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 def test_other_schedules_are_applied(cache, tmp_path, schedule):
-    config = replace(PLAIN, schedule=schedule)
+    config = changed(PLAIN, schedule=schedule)
     result = train(config, tmp_path, device="cpu")
     assert same(kept_weights(tmp_path), plain_training(config)[1][result["best_epoch"]])
 
@@ -284,17 +288,19 @@ def test_other_schedules_are_applied(cache, tmp_path, schedule):
 def test_kept_and_tested_is_the_first_of_the_best_on_validation_data(cache, tmp_path, monkeypatch, tuning):
     # Error decides, then loss, then the earlier epoch. The last epoch is worse, though its loss is the lowest.
     told = [(0.5, 1.0), (0.4, 0.9), (0.4, 0.8), (0.4, 0.8), (0.6, 0.7)]
-    config, looks = replace(PLAIN, epochs=len(told), tuning=tuning), []
+    config, looks = changed(PLAIN, epochs=len(told), tuning=tuning), []
 
     def scripted(model, images, *args):
         (images,) = [images] if isinstance(images, ImageSet) else images
         looks.append((images.images, weights(model)))
-        if len(looks) <= len(told):
-            error, loss = told[len(looks) - 1]
-            return {"error": error, "loss": loss, "by_scale": []}
-        return evaluate(model, images, *args)
+        found = answer(model, images, *args)
+        if len(looks) > len(told):
+            return found
+        error, loss = told[len(looks) - 1]
+        wrong = torch.arange(len(images)) < error * len(images)
+        return found._replace(labels=(found.true + wrong) % 10, loss=loss)
 
-    monkeypatch.setattr(loop, "evaluate", scripted)
+    monkeypatch.setattr(loop, "answer", scripted)
     result = train(config, tmp_path, device="cpu")
     after = plain_training(config)[1]
     assert (result["best_epoch"], result["val_error"], result["val_loss"]) == (2, 0.4, 0.8)
@@ -312,7 +318,7 @@ def test_kept_and_tested_is_the_first_of_the_best_on_validation_data(cache, tmp_
 
 
 def test_every_image_counts_in_an_evaluation(cache):
-    images = load(replace(PLAIN, sizes=(60, 20, 230)), "test")  # two batches on the CPU and a smaller one
+    images = load(changed(PLAIN, sizes=(60, 20, 230)), "test")  # two batches on the CPU and a smaller one
     model = create_model("plain-cnn", upsample=1)
     found = evaluate(model, images)
     error, loss = opinion(model, images.images[:, None].float() / 255, images.labels, half=False)
@@ -347,7 +353,7 @@ def test_precision_decides_about_tf32_while_training_and_evaluating(cache, tmp_p
 
     monkeypatch.setattr(F, "cross_entropy", watching)
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    train(replace(PLAIN, epochs=1, precision=precision), tmp_path, device="cpu")
+    train(changed(PLAIN, epochs=1, precision=precision), tmp_path, device="cpu")
     assert seen == {(True, allowed, allowed), (False, allowed, allowed)}
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
@@ -361,8 +367,8 @@ def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monk
     monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)
     # As the run does in float32: Adam's first steps would make much of the rounding of TF32.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    changes = CHANGES | {None: PLAIN, "weight_decay": replace(PLAIN, weight_decay=20.0)}  # one that shows in two epochs
-    config = replace(changes[name], epochs=2)
+    changes = CHANGES | {None: PLAIN, "weight_decay": changed(PLAIN, weight_decay=20.0)}  # one that shows in two epochs
+    config = changed(changes[name], epochs=2)
     result = train(config, tmp_path, device="cuda")
     history = plain_training(config, "cuda")[0]
     # The order of sums differs from run to run on a GPU, and ten steps of Adam make thousandths of it.
@@ -370,7 +376,7 @@ def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monk
         assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-2)
     if name and name != "join":  # which makes thousandths too in two epochs
         base = next(base for base in BASES if replace(changes[name], **{name: getattr(base, name)}) == base)
-        unchanged = plain_training(replace(base, epochs=2), "cuda")[0]
+        unchanged = plain_training(changed(base, epochs=2), "cuda")[0]
         assert result["history"][-1]["loss"] != pytest.approx(unchanged[-1]["loss"], rel=2e-2)
 
 
@@ -379,7 +385,7 @@ def test_recorded_run_is_the_plain_training_of_its_options(cache, tmp_path, monk
 @pytest.mark.parametrize("model", ["pooled-cnn", "steered-cnn", "pooled-resnet", "steered-resnet"])
 def test_every_random_choice_can_be_recorded(cache, tmp_path, model, precision):
     options = {"channels": (0.5, 1.0), "drop": 0.5, "resize": (0.7, 1.4), "shift": 2, "flip": True, "dropout": 0.2}
-    config = replace(POOLED, model=model, widths=(4, 4), epochs=3, precision=precision, **options)
+    config = changed(POOLED, model=model, widths=(4, 4), epochs=3, precision=precision, **options)
     result = train(config, tmp_path, device="cuda")
     assert result["status"] == "finished"
     assert len({entry["loss"] for entry in result["history"]}) == 3

@@ -1,26 +1,24 @@
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from scalesteer.app import RunConfig, load, load_model
+from scalesteer.app import load, load_model
 from scalesteer.app import predict as predicting
+from scalesteer.app.drawings import fit_drawing
 from scalesteer.app.maps import answer_maps, without_readout
 from scalesteer.app.pictures import PictureError, read_picture
 from scalesteer.app.predict import (
     Prediction,
     describe,
     find_files,
-    fit_digit,
-    own_pictures,
     predict_files,
     to_sentence,
 )
-from scalesteer.models import create_model
+from scalesteer.models import create_model, network_of
 from scalesteer.models.network import FITS
 
 
@@ -38,14 +36,20 @@ def save(tmp_path, image, name="x.png", **options):
     return tmp_path / name
 
 
-def predict(model, path, fit=None):
-    ((_, said),) = predict_files(model, [path], fit)
+def predict(model, path):
+    ((_, said),) = predict_files(model, [path])
     return said
 
 
-def test_images_of_a_dataset_are_classified_as_in_evaluation(cache, undisturbed, tmp_path):
-    model, config = load_model(undisturbed)
-    images = load(config, "test")
+def fitting(model, fit):
+    """The model, told that its images have surroundings and how pictures are fitted."""
+    network_of(model).task = network_of(model).task._replace(fit=fit, ground="surroundings")
+    return model
+
+
+def test_images_of_a_dataset_are_classified_as_in_evaluation(cache, undisturbed, tiny, tmp_path):
+    model = load_model(undisturbed)
+    images = load(tiny, "test")
     for index in range(8):
         path = save(tmp_path, images.images[index].numpy())
         with torch.no_grad():
@@ -58,7 +62,7 @@ def test_images_of_a_dataset_are_classified_as_in_evaluation(cache, undisturbed,
 def test_winning_scale_is_that_of_the_largest_response(tmp_path, bar):
     model = create_model("ss-cnn", upsample=1).eval()
     said = predict(model, save(tmp_path, bar))
-    x = torch.from_numpy(fit_digit(bar, (28, 28))[0]).float()[None, None] / 255
+    x = torch.from_numpy(fit_drawing(bar, (28, 28))[0]).float()[None, None] / 255
     layer = model.first.double()
     layer.reset_buffers()
     stack = [
@@ -71,7 +75,7 @@ def test_winning_scale_is_that_of_the_largest_response(tmp_path, bar):
 def test_network_with_channels_says_the_size_that_answered(tmp_path, bar):
     model = create_model("pooled-cnn", "stir-mnist", channels=(0.5, 1.0), widths=(2, 3), kernel_size=3).eval()
     said = predict(model, save(tmp_path, bar))
-    x = torch.from_numpy(fit_digit(bar, (64, 64))[0]).float()[None, None] / 255
+    x = torch.from_numpy(fit_drawing(bar, (64, 64))[0]).float()[None, None] / 255
     with torch.no_grad():
         logits, size = model(x, return_scales=True)
     assert (said.label, said.scale, said.size) == (int(logits.argmax()), None, pytest.approx(float(size)))
@@ -88,45 +92,37 @@ def test_photograph_is_resized_and_cut_for_a_model_of_colour(tmp_path):
     assert said.confidence == pytest.approx(float(shares.max()), abs=1e-6)
     wide = np.zeros((100, 300, 3), np.uint8)
     wide[:, 100:200] = (200, 30, 60)
-    read = predicting.reader(model, None)
+    read = predicting.reader(model)
     assert (read(save(tmp_path, wide))[0][:, :, 2:-2] == [[[200]], [[30]], [[60]]]).all()  # the middle is kept
-    seen = Image.fromarray(wide[:, :200]).convert("RGBA")
-    seen.putalpha(Image.fromarray((wide[:, :200, 0] > 0).astype(np.uint8) * 255))
-    clear, _ = read(save(tmp_path, seen))  # dark on the whole: a light ground shows it best
-    assert (clear[:, :, :30] == 255).all()
-    assert (clear[:, :, 34:] == [[[200]], [[30]], [[60]]]).all()
 
 
-def test_network_that_does_not_know_its_images_is_refused(tmp_path, bar):
-    path = save(tmp_path, bar)
-    with pytest.raises(ValueError, match="must know the size of its images"):
-        predict(create_model("pooled-cnn"), path)
+def test_another_network_is_refused(tmp_path, bar):
     with pytest.raises(TypeError, match="must be a network of create_model"):
-        predict(torch.nn.Identity(), path)
+        predict(torch.nn.Identity(), save(tmp_path, bar))
 
 
 def test_fitted_image_is_centred_and_of_mnists_size(bar):
-    image, inverted = fit_digit(bar, (28, 28))
+    image, inverted = fit_drawing(bar, (28, 28))
     rows, columns = (np.flatnonzero(image.any(axis)) for axis in (1, 0))
     assert (rows[0], rows[-1]) == (4, 23)  # 20 pixels high, as a digit of MNIST
     assert (columns[0], columns[-1]) == (11, 15)  # a quarter as wide
     assert image.max() == 255
     assert not inverted
-    assert fit_digit(bar, (28, 40))[0].shape == (28, 40)
+    assert fit_drawing(bar, (28, 40))[0].shape == (28, 40)
 
 
 @pytest.mark.parametrize("ground", [255, 230, 180])
 def test_dark_on_light_is_inverted(bar, ground):
     dark = np.where(bar > 0, 20, ground).astype(np.uint8)
-    image, inverted = fit_digit(dark, (28, 28))
+    image, inverted = fit_drawing(dark, (28, 28))
     assert inverted
-    np.testing.assert_array_equal(image, fit_digit(bar, (28, 28))[0])
+    np.testing.assert_array_equal(image, fit_drawing(bar, (28, 28))[0])
 
 
 @pytest.mark.parametrize("size", [(28, 28), (300, 200), (1, 1), (3, 500)])
 def test_blank_image_says_so(size):
     with pytest.raises(PictureError, match=r"x\.png is blank"):
-        fit_digit(np.full(size, 200, np.uint8), (28, 28), "x.png")
+        fit_drawing(np.full(size, 200, np.uint8), (28, 28), "x.png")
 
 
 @pytest.mark.parametrize(
@@ -137,14 +133,14 @@ def test_what_hardly_differs_from_its_background_is_blank(ground, ink, blank):
     grey[20:40, 30:50] = ink
     if blank:
         with pytest.raises(PictureError, match="is blank: nothing in it differs from its background"):
-            fit_digit(grey, (28, 28))
+            fit_drawing(grey, (28, 28))
     else:
-        assert fit_digit(grey, (28, 28))[0].max() == 255
+        assert fit_drawing(grey, (28, 28))[0].max() == 255
 
 
 @pytest.mark.parametrize("size", [(28, 28), (56, 56), (112, 140), (28, 56)])
 def test_margin_grows_with_the_image(bar, size):
-    image, _ = fit_digit(bar, size)
+    image, _ = fit_drawing(bar, size)
     rows = np.flatnonzero(image.any(1))
     margin = 4 * min(size) // 28
     assert (rows[0], rows[-1]) == (margin, size[0] - margin - 1)
@@ -153,9 +149,9 @@ def test_margin_grows_with_the_image(bar, size):
 @pytest.mark.parametrize("ink", [0, 255])
 def test_transparent_ground_contrasts_with_the_ink(tmp_path, bar, ink):
     image = Image.merge("LA", (Image.new("L", (60, 100), ink), Image.fromarray((bar > 0) * np.uint8(255))))
-    found, inverted = fit_digit(read_picture(save(tmp_path, image), 1, contrast=True), (28, 28))
+    found, inverted = fit_drawing(read_picture(save(tmp_path, image), 1, contrast=True), (28, 28))
     assert inverted == (ink == 0)
-    np.testing.assert_array_equal(found, fit_digit(bar, (28, 28))[0])
+    np.testing.assert_array_equal(found, fit_drawing(bar, (28, 28))[0])
 
 
 def test_many_pictures_are_classified_together_as_one_by_one(tmp_path, monkeypatch):
@@ -166,7 +162,7 @@ def test_many_pictures_are_classified_together_as_one_by_one(tmp_path, monkeypat
     paths[4].write_text("text")
     paths.append(paths[0])
     monkeypatch.setattr(predicting, "READ_AHEAD", 6)
-    found = list(predict_files(model, paths, "pad"))
+    found = list(predict_files(model, paths))
     assert [path for path, _ in found] == paths
     assert seen == [5, 4]
     assert isinstance(found[4][1], PictureError)
@@ -183,7 +179,7 @@ def test_network_without_a_canvas_sees_each_picture_at_its_own_size(tmp_path):
     draw = np.random.default_rng(0)
     shapes = [(20, 30), (9, 40), (20, 30), (4, 4)]
     paths = [save(tmp_path, draw.integers(0, 256, shape, np.uint8), f"{i}.png") for i, shape in enumerate(shapes)]
-    *good, small = (said for _, said in predict_files(model, paths, "pad"))
+    *good, small = (said for _, said in predict_files(model, paths))
     for path, said in zip(paths, good, strict=False):
         with torch.no_grad():
             logits, size = model(torch.from_numpy(read_picture(path, 1))[None, None] / 255, return_scales=True)
@@ -200,8 +196,9 @@ def test_fit_is_that_of_the_pictures(tmp_path):
     for fit in FITS:
         with torch.no_grad():
             shares = model(torch.from_numpy(read_picture(path, 1, (16, 16), fit))[None, None] / 255).softmax(1)[0]
-        assert predict(model, path, fit).confidence == pytest.approx(float(shares.max()), abs=1e-6)
-    assert predict(model, path, "pad").confidence != pytest.approx(predict(model, path, "crop").confidence, abs=1e-6)
+        assert predict(fitting(model, fit), path).confidence == pytest.approx(float(shares.max()), abs=1e-6)
+    padded, cut = (predict(fitting(model, fit), path).confidence for fit in ("pad", "crop"))
+    assert padded != pytest.approx(cut, abs=1e-6)
 
 
 def test_files_of_folders_get_names_of_their_own(tmp_path, monkeypatch):
@@ -234,40 +231,14 @@ def test_record_is_made_for_terminals_and_programs():
     assert describe(Path("x"), said)["class"] == "1"
 
 
-class Task(NamedTuple):
-    """What a network knows about its pictures."""
-
-    in_chans: int
-    num_classes: int
-    image_size: tuple[int, int] | None
-    classes: tuple[str, ...] = ()
-    fit: str = "pad"
-
-
-@pytest.mark.parametrize(
-    ("task", "dataset", "expected"),
-    [
-        (Task(1, 10, (28, 28)), "mnist-scale", (None, ())),
-        (Task(1, 10, (64, 64), tuple("0123456789")), "stir-mnist", (None, tuple("0123456789"))),
-        (Task(1, 2, (28, 28), ("cat", "dog"), "crop"), "mnist-scale", ("crop", ("cat", "dog"))),
-        (Task(1, 10, None), "mnist-scale", ("pad", ())),
-    ],
-)
-def test_model_of_a_dataset_is_told_from_one_of_own_pictures(task, dataset, expected):
-    for channels in (None, (0.5, 1.0)):
-        model = create_model("pooled-cnn", num_classes=task.num_classes, image_size=task.image_size, channels=channels)
-        model.task = task
-        assert own_pictures(model, RunConfig("pooled-cnn", dataset)) == expected
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels", [None, (0.5, 1.0)])
 def test_gpu_says_the_same(tmp_path, channels):
     model = create_model("pooled-cnn", in_chans=3, image_size=32, channels=channels).eval()
     draw = np.random.default_rng(0)
     paths = [save(tmp_path, draw.integers(0, 256, (32, 32, 3), np.uint8), f"{i}.png") for i in range(5)]
-    here = [said for _, said in predict_files(model, paths, "pad")]
-    there = [said for _, said in predict_files(model.cuda(), paths, "pad")]
+    here = [said for _, said in predict_files(model, paths)]
+    there = [said for _, said in predict_files(model.cuda(), paths)]
     for one, other in zip(here, there, strict=True):
         assert one.label == other.label
         assert one.confidence == pytest.approx(other.confidence, abs=1e-4)

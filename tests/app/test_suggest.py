@@ -15,8 +15,7 @@ from PIL import Image
 from paper import grids, quickstart
 from scalesteer import ScaleSteerableConv2d, create_model
 from scalesteer.app import cli, suggest
-from scalesteer.app.config import RunConfig
-from scalesteer.app.loop import rank_correlation
+from scalesteer.app.evaluation import rank_correlation
 from scalesteer.app.suggest import COLOUR, GREY, choose_channels, choose_scales, find_objects, label_regions, read_boxes
 from scalesteer.datasets import SIZED_DATASETS, load_split
 from scalesteer.harmonics import WIDE_STEP
@@ -299,9 +298,8 @@ def test_the_command_that_is_printed_fits_the_network(folder, capsys, monkeypatc
     assert "(sure)" in out
     assert sum(count for *_, count in found.histogram()) == 33
     numbers = found.command.partition("--channels ")[2].split()
-    config = RunConfig(model=found.suited.model, kernel_size=found.suited.kernel_size,
-                       dataset="rescaled-cifar10", channels=tuple(map(float, numbers)))  # fmt: skip
-    model = create_model(config.model, config.dataset, **config.model_options).eval()
+    options = {"kernel_size": found.suited.kernel_size, "channels": tuple(map(float, numbers))}
+    model = create_model(found.suited.model, "rescaled-cifar10", **options).eval()
     with torch.no_grad():
         assert model(torch.rand(1, 3, *found.image_size)).shape == (1, 10)
 

@@ -3,12 +3,12 @@
 import json
 import os
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from scalesteer.app import RunConfig, cli, sweep
+from scalesteer.app import cli, make_run, sweep
+from scalesteer.app.config import USUAL, Run
 from scalesteer.app.sweep import SweepError, read_grid
 
 BASE = '[base]\nmodel = "plain-cnn"\nupsample = 1\nsizes = [60, 20, 20]\nbatch_size = 20\nepochs = 2\n'
@@ -35,16 +35,19 @@ def test_grid_is_every_combination_for_every_seed(write):
         {"lr": lr, "split": split} for lr in (0.1, 1) for split in (0, 2, 1)
     ]
     common = {"model": "plain-cnn", "upsample": 1, "sizes": (60, 20, 20), "batch_size": 20, "epochs": 2}
-    assert settings[1].runs == tuple(RunConfig(**common, lr=0.1, split=2, seed=seed) for seed in (3, 5))
+    assert settings[1].runs == tuple(make_run(**common, lr=0.1, split=2, seed=seed) for seed in (3, 5))
 
 
 def test_lists_of_lists_are_values_too(write):
     text = '[base]\nmodel = "pooled-cnn"\n[grid]\nchannels = [[1.0], [0.7, 1.0, 1.4]]\n'
-    assert [run.channels for setting in read_grid(write(text)) for run in setting.runs] == [(1.0,), (0.7, 1.0, 1.4)]
+    assert [run.network.channels for setting in read_grid(write(text)) for run in setting.runs] == [
+        (1.0,),
+        (0.7, 1.0, 1.4),
+    ]
 
 
 def test_no_grid_is_one_setting(write):
-    assert read_grid(write("[base]\nsplit = 1\n")) == [sweep.Setting({}, (RunConfig(split=1),))]
+    assert read_grid(write("[base]\nsplit = 1\n")) == [sweep.Setting({}, (make_run(split=1),))]
 
 
 @pytest.mark.parametrize(
@@ -78,14 +81,14 @@ def test_mistake_is_one_line_before_anything_starts(write, capsys, tmp_path, tex
     path = write(text)
     with pytest.raises(SweepError, match=message):
         read_grid(path)
-    places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    places = ("--runs", tmp_path / "runs")
     code, out, err = command(capsys, "sweep", path, *places)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"scalesteer: {path}")
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(RunConfig)])
+@pytest.mark.parametrize("name", list(USUAL))
 def test_values_of_any_kind_make_a_run_or_a_mistake(write, name):
     for value in (
         "1",
@@ -106,7 +109,7 @@ def test_values_of_any_kind_make_a_run_or_a_mistake(write, name):
             (setting,) = read_grid(write(f"[base]\n{name} = {value}\n"))
         except SweepError:
             continue
-        assert RunConfig.from_dict(setting.runs[0].to_dict()) == setting.runs[0]
+        assert Run.from_dict(setting.runs[0].to_dict()) == setting.runs[0]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("none.toml", r"cannot be read \("), ("", "is not a regular file")])
@@ -122,14 +125,14 @@ def test_pipe_is_refused_without_waiting(tmp_path):
 
 
 def test_run_that_is_named_twice_is_found_in_linear_time(write, monkeypatch):
-    compared, equal = 0, RunConfig.__eq__
+    compared, equal = 0, Run.__eq__
 
     def count(self, other):
         nonlocal compared
         compared += 1
         return equal(self, other)
 
-    monkeypatch.setattr(RunConfig, "__eq__", count)
+    monkeypatch.setattr(Run, "__eq__", count)
     with pytest.raises(SweepError, match=r"the same run must not be named twice .*--seed 299 "):
         read_grid(write(f"seeds = {[*range(300), 299]}\n{BASE}"))
     assert compared < 600
@@ -177,11 +180,10 @@ def test_table_has_means_over_seeds_and_none_over_some_of_them(write):
 
 def test_sweep_makes_its_runs_and_goes_on(cache, write, capsys, tmp_path):
     path = write(f"{BASE}tuning = true\n[grid]\nsplit = [0, 1]\n")
-    flags = ("--device", "cpu", "--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    flags = ("--device", "cpu", "--runs", tmp_path / "runs")
     code, first, err = command(capsys, "sweep", path, *flags)
     assert code == 0, err
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2
-    assert len((tmp_path / "results" / "runs" / "mnist-scale.jsonl").read_text().splitlines()) == 2
     head, *rows, _, best = first.splitlines()[-5:]
     assert head.split() == ["split", "validation", "error"]
     assert sorted(row.split()[0] for row in rows) == ["0", "1"]
@@ -196,7 +198,7 @@ def test_sweep_makes_its_runs_and_goes_on(cache, write, capsys, tmp_path):
 
 def test_failed_run_is_told_after_the_table(cache, write, capsys, tmp_path):
     path = write(f"{BASE}tuning = true\nschedule = 'constant'\n[grid]\nlr = [1e30, 0.005]\n")
-    flags = ("--device", "cpu", "--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    flags = ("--device", "cpu", "--runs", tmp_path / "runs")
     code, out, err = command(capsys, "sweep", path, *flags)
     assert code == 2
     assert out.splitlines()[-3].split() == ["1e+30", "0", "of", "1", "finished"]
@@ -205,7 +207,7 @@ def test_failed_run_is_told_after_the_table(cache, write, capsys, tmp_path):
 
 def test_without_ray_the_extra_is_named(write, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    flags = ("--engine", "ray", "--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    flags = ("--engine", "ray", "--runs", tmp_path / "runs")
     code, _, err = command(capsys, "sweep", write(BASE), *flags)
     assert code == 2
     assert err.endswith("ray is needed here and not installed: pip install 'scalesteer[cluster]'.\n")

@@ -16,19 +16,22 @@ import pytest
 import torch
 
 from scalesteer import files
-from scalesteer.app import BusyError, RunError, evaluate, load, load_model, loop, train
+from scalesteer.app import BusyError, RunError, checkpoint, evaluate, load, load_model, loop, read_run, train
 from scalesteer.app import run as running
-from scalesteer.app.config import RunConfig
+from scalesteer.app.config import make_run
 from scalesteer.app.loop import learning_rate
+from scalesteer.app.networks import read_checkpoint
 from scalesteer.files import locked
 from scalesteer.models import create_model
 from tests.app import jobs
 from tests.conftest import TINY
+from tests.runs import changed
 
 
 def outcome(directory):
     """All that must not depend on interruptions: weights, and every number but times."""
-    weights, about = running.read_checkpoint(directory / "model.safetensors")
+    weights, _ = files.read(directory / "model" / "model.safetensors")
+    about = json.loads((directory / "model" / "config.json").read_text())
     result = json.loads((directory / "result.json").read_text())
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [{**line, "seconds": 0} for line in lines] == [{**entry, "seconds": 0} for entry in result["history"]]
@@ -71,13 +74,13 @@ def test_same_run_twice_gives_the_same_bits(cache, undisturbed, tiny, tmp_path):
     assert sorted(p.name for p in undisturbed.glob("[!.]*")) == [
         "config.json",
         "metrics.jsonl",
-        "model.safetensors",
+        "model",
         "result.json",
     ]
 
 
 def test_checkpoint_after_every_step_changes_nothing(cache, undisturbed, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0)
     train(tiny, tmp_path, device="cpu")
     assert outcome(tmp_path) == outcome(undisturbed)
 
@@ -85,19 +88,19 @@ def test_checkpoint_after_every_step_changes_nothing(cache, undisturbed, tiny, t
 def test_run_in_another_thread_leaves_signals_alone(cache, tiny, tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(train, replace(tiny, epochs=1), tmp_path, device="cpu").result()
+        result = pool.submit(train, changed(tiny, epochs=1), tmp_path, device="cpu").result()
     assert result["status"] == "finished"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
 
 
 def test_seed_changes_the_weights(cache, tiny, tmp_path):
-    train(replace(tiny, seed=1, epochs=1), tmp_path / "a", device="cpu")
-    train(replace(tiny, seed=2, epochs=1), tmp_path / "b", device="cpu")
+    train(changed(tiny, seed=1, epochs=1), tmp_path / "a", device="cpu")
+    train(changed(tiny, seed=2, epochs=1), tmp_path / "b", device="cpu")
     assert outcome(tmp_path / "a")[0] != outcome(tmp_path / "b")[0]
 
 
 def test_ss_cnn_trains_and_goes_on_from_the_middle_of_an_epoch(cache, tiny, tmp_path):
-    config = replace(tiny, model="ss-cnn", basis="area", epochs=2)
+    config = changed(tiny, model="ss-cnn", basis="area", epochs=2)
     train(config, tmp_path / "a", device="cpu")
     interrupted(config, tmp_path / "b", steps=5)
     train(config, tmp_path / "b", device="cpu")
@@ -105,8 +108,8 @@ def test_ss_cnn_trains_and_goes_on_from_the_middle_of_an_epoch(cache, tiny, tmp_
 
 
 def test_training_learns(cache, tmp_path):
-    config = RunConfig(
-        "plain-cnn", upsample=1, sizes=(300, 50, 100), batch_size=30, epochs=5, lr=0.003, scale_range=(0.9, 1.0)
+    config = make_run(
+        model="plain-cnn", upsample=1, sizes=(300, 50, 100), batch_size=30, epochs=5, lr=0.003, scale_range=(0.9, 1.0)
     )
     result = train(config, tmp_path / "run", device="cpu")
     assert result["test_error"] < 0.45  # guessing: 0.9
@@ -117,16 +120,16 @@ def test_result_is_that_of_the_best_model_on_validation_data(cache, undisturbed,
     result = json.loads((undisturbed / "result.json").read_text())
     best = min(result["history"], key=lambda entry: (entry["val_error"], entry["val_loss"]))
     assert (result["val_error"], result["best_epoch"]) == (best["val_error"], best["epoch"])
-    model, config = load_model(undisturbed)
-    assert config == tiny
-    assert evaluate(model, load(config, "val"))["error"] == best["val_error"]
-    test = load(config, "test")
+    model = load_model(undisturbed)
+    assert read_run(undisturbed) == tiny
+    assert evaluate(model, load(tiny, "val"))["error"] == best["val_error"]
+    test = load(tiny, "test")
     with torch.no_grad():
         wrong = [int(model(x[None]).argmax()) != int(y) for x, y in test]
     assert result["test_error"] == np.mean(wrong)
     assert sum(row["images"] for row in result["test_error_by_scale"]) == len(test)
     assert np.isclose(sum(row["images"] * row["error"] for row in result["test_error_by_scale"]), sum(wrong))
-    assert result["environment"]["command"] == config.command
+    assert result["environment"]["command"] == tiny.command
     assert result["environment"]["data"]["digest"] == test.about["digest"]
     assert str(Path.home()) not in json.dumps(result)
 
@@ -136,7 +139,7 @@ def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path,
     monkeypatch.setattr(
         running, "load", lambda config, part, *args, **own: loaded.append(part) or load(config, part, *args, **own)
     )
-    result = train(replace(tiny, tuning=True), tmp_path, device="cpu")
+    result = train(changed(tiny, tuning=True), tmp_path, device="cpu")
     assert loaded == ["train", "val"]
     whole = json.loads((undisturbed / "result.json").read_text())
     assert set(whole) - set(result) == {"test_error", "test_error_by_scale"}
@@ -150,15 +153,22 @@ def test_finished_run_returns_at_once(cache, undisturbed, tiny, monkeypatch):
 
 @pytest.mark.parametrize(("schedule", "expected"), [("one-cycle", (0.04, 0.52, 1, 0.5, 0)), ("constant", (1,) * 5)])
 def test_schedule(schedule, expected):
-    config = RunConfig(schedule=schedule, lr=2.0)
+    config = make_run(schedule=schedule, lr=2.0)
     for progress, share in zip((0, 0.15, 0.3, 0.65, 1), expected, strict=True):
-        assert math.isclose(learning_rate(config, progress), 2 * share, abs_tol=1e-12)
+        assert math.isclose(learning_rate(config.training, progress), 2 * share, abs_tol=1e-12)
 
 
 def test_decaying_schedules():
-    cosine, step = (RunConfig(schedule=name, lr=1.0) for name in ("cosine", "step"))
-    assert [round(learning_rate(cosine, p), 12) for p in (0, 0.5, 1)] == [1, 0.5, 0]
-    assert [round(learning_rate(step, p), 12) for p in (0, 0.49, 0.5, 0.74, 0.75, 1)] == [1, 1, 0.1, 0.1, 0.01, 0.01]
+    cosine, step = (make_run(schedule=name, lr=1.0) for name in ("cosine", "step"))
+    assert [round(learning_rate(cosine.training, p), 12) for p in (0, 0.5, 1)] == [1, 0.5, 0]
+    assert [round(learning_rate(step.training, p), 12) for p in (0, 0.49, 0.5, 0.74, 0.75, 1)] == [
+        1,
+        1,
+        0.1,
+        0.1,
+        0.01,
+        0.01,
+    ]
 
 
 def kill_and_resume(start, config, undisturbed, tmp_path, kills, seed):
@@ -181,7 +191,7 @@ def kill_and_resume(start, config, undisturbed, tmp_path, kills, seed):
                 os.kill(running.pid, signal.SIGKILL)
         running.join(120)
         if running.exitcode == -signal.SIGKILL:
-            stages.append((*checkpoints(directory), (directory / "model.safetensors").exists()))
+            stages.append((*checkpoints(directory), (directory / "model").exists()))
             continue
         assert running.exitcode == 0
         assert outcome(directory) == expected
@@ -215,7 +225,7 @@ def test_stopped_run_leaves_a_checkpoint_and_goes_on(
     start, forks, tiny, undisturbed, tmp_path, phase, linger, number, expected
 ):
     ready, log = forks.Event(), tmp_path / "log"
-    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs")]
     running = start(jobs.command, str(log), argv, phase, ready, linger)
     assert ready.wait(60)
     started = time.perf_counter()
@@ -245,13 +255,13 @@ def test_nan_loss_stops_the_run_and_names_the_step(cache, tiny, tmp_path, monkey
     assert "test_error" not in result
     monkeypatch.undo()
     assert train(tiny, tmp_path / "run")["status"] == "failed"  # it does not become better
-    model, _ = load_model(tmp_path / "run")  # the last finite checkpoint
+    model = load_model(tmp_path / "run")  # the last finite checkpoint
     assert checkpoints(tmp_path / "run") == ["last-000001.safetensors"]
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def test_diverging_run_fails_by_itself(cache, tiny, tmp_path):
-    result = train(replace(tiny, lr=1e30, schedule="constant"), tmp_path / "run", device="cpu")
+    result = train(changed(tiny, lr=1e30, schedule="constant"), tmp_path / "run", device="cpu")
     assert result["status"] == "failed"
     assert "became" in result["reason"]
     assert "epoch 0" in result["reason"]
@@ -271,11 +281,11 @@ def test_damaged_checkpoint_is_told_and_the_one_before_used(cache, tiny, undistu
     elif damage == "empty":
         newest.write_bytes(b"")
     else:
-        tensors, about = running.read_checkpoint(newest)
+        tensors, about = read_checkpoint(newest)
         if damage == "nan":
             tensors["model.classifier.fc2.bias"][0] = math.nan
         else:
-            about["config"]["lr"] = 0.1
+            about["run"]["training"]["lr"] = 0.1
         files.write_atomically(newest, files.encode(tensors, about))
     train(tiny, tmp_path, device="cpu")
     (said,) = warnings(caplog)
@@ -303,10 +313,10 @@ def test_state_whose_losses_are_no_numbers_is_not_saved(cache, tiny, tmp_path, m
         return real(logits, labels, **options) * (math.nan if count[0] == 5 and torch.is_grad_enabled() else 1)
 
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", failing)
-    monkeypatch.setattr(running, "SAVE_EVERY_S", 0.0)  # after every step
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)  # after every step
     assert train(tiny, tmp_path / "run", device="cpu")["status"] == "failed"
     for name in checkpoints(tmp_path / "run"):
-        _, about = running.read_checkpoint(tmp_path / "run" / name)
+        _, about = read_checkpoint(tmp_path / "run" / name)
         assert np.isfinite(about["losses"]).all()
     assert load_model(tmp_path / "run")
 
@@ -352,7 +362,7 @@ def test_checkpoint_that_lacks_something_is_told_and_the_one_before_used(
 ):
     shutil.copytree(halfway, tmp_path / "run")
     newest = tmp_path / "run" / "last-000003.safetensors"
-    tensors, about = running.read_checkpoint(newest)
+    tensors, about = read_checkpoint(newest)
     change(tensors, about)
     files.write_atomically(newest, files.encode(tensors, about))
     train(tiny, tmp_path / "run", device="cpu")
@@ -448,7 +458,7 @@ def test_full_disk_on_any_write_loses_nothing(cache, tiny, undisturbed, tmp_path
 
 
 def test_really_full_disk_is_one_line_and_exit_code_2(start, tiny, tmp_path):
-    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    argv = [*tiny.command.split()[1:], "--device", "cpu", "--runs", str(tmp_path / "runs")]
     running = start(jobs.with_little_disk, str(tmp_path / "log"), argv, 200_000)  # the configuration fits, no more
     running.join(60)
     err = (tmp_path / "log").read_text()
@@ -460,7 +470,7 @@ def test_really_full_disk_is_one_line_and_exit_code_2(start, tiny, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_out_of_memory_names_the_batch_size(start, cache, tmp_path, originals):
     argv = ["train", "--model", "plain-cnn", "--upsample", "2", "--sizes", "4000", "20", "20", "--batch-size", "4000"]
-    argv += ["--epochs", "1", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    argv += ["--epochs", "1", "--device", "cpu", "--runs", str(tmp_path / "runs")]
     running = start(jobs.with_little_memory, str(tmp_path / "log"), argv, 700 << 20)
     running.join(60)
     err = (tmp_path / "log").read_text()
@@ -470,10 +480,10 @@ def test_out_of_memory_names_the_batch_size(start, cache, tmp_path, originals):
 
 def test_directory_of_another_run_is_refused_and_untouched(cache, undisturbed, tiny, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(RunError, match=r"holds another run \(epochs: 3 there, 9 here, lr: 0.005 there, 0.1 here\)"):
-        train(replace(tiny, lr=0.1, epochs=9), tmp_path / "run")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+        train(changed(tiny, lr=0.1, epochs=9), tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": "ss-cnn", "depth": 7}'])
@@ -498,7 +508,7 @@ def test_nothing_is_made_before_data_and_network_are_known_to_be_good(cache, tin
     with pytest.raises(ValueError, match="is missing"):
         train(tiny, tmp_path / "run", device="cpu", data_dir=tmp_path / "none")
     with pytest.raises(ValueError, match="`m`"):
-        train(replace(tiny, model="ss-cnn", m=1e9), tmp_path / "run", device="cpu")
+        train(changed(tiny, model="ss-cnn", m=1e9), tmp_path / "run", device="cpu")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -518,10 +528,10 @@ def test_out_of_memory_blames_what_may_be_at_fault(cache, tiny, tmp_path, monkey
 
     monkeypatch.setattr(loop, "learning_rate", greedy)
     with pytest.raises(RunError, match=expected):
-        train(replace(tiny, model="ss-cnn", **options), tmp_path / "a", device="cpu")
+        train(changed(tiny, model="ss-cnn", **options), tmp_path / "a", device="cpu")
     monkeypatch.setattr(loop, "create_model", greedy)
     with pytest.raises(RunError, match="out of memory while the network was made: choose smaller or fewer `scales`"):
-        train(replace(tiny, model="ss-cnn", **options), tmp_path / "b", device="cpu")
+        train(changed(tiny, model="ss-cnn", **options), tmp_path / "b", device="cpu")
     assert not (tmp_path / "b").exists()
 
 
@@ -574,12 +584,12 @@ def test_lock_of_a_killed_process_is_recovered(start, tiny, undisturbed, tmp_pat
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 def test_run_on_a_gpu_goes_on_and_its_model_works_on_the_cpu(cache, tiny, tmp_path, precision):
-    config = replace(tiny, model="ss-cnn", precision=precision)
+    config = changed(tiny, model="ss-cnn", precision=precision)
     interrupted(config, tmp_path, steps=5, device="cuda")
     result = train(config, tmp_path, device="cuda")
     assert result["status"] == "finished"
     assert len(result["history"]) == 3
-    model, _ = load_model(tmp_path)
+    model = load_model(tmp_path)
     found = {device: evaluate(model.to(device), load(config, "test").to(device)) for device in ("cpu", "cuda")}
     assert found["cpu"]["loss"] == pytest.approx(found["cuda"]["loss"], rel=0.01)
 

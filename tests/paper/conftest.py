@@ -1,13 +1,13 @@
 """Results in a folder of their own, and small networks for figures."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
 from paper import cells
-from scalesteer import create_model, files
+from scalesteer import create_model, save_pretrained
+from tests.runs import changed
 
 SMALL = {"upsample": 1, "widths": (4, 3, 3), "hidden": 8}
 
@@ -49,12 +49,9 @@ def needed():
 
 @pytest.fixture
 def runs(tiny, tmp_path):
-    """A directory each with a network of ours, as a run leaves it."""
+    """A directory each with a network and the run that it is of."""
     found = {}
     for flag, name in {"ss": "ss-cnn", "lsi": "locally-scale-invariant-cnn"}.items():
-        config = replace(tiny, model=name, upsample=1)
-        found[flag], weights = tmp_path / flag, create_model(name, upsample=1).state_dict()
-        found[flag].mkdir()
-        content = files.encode(weights, {"config": config.to_dict()})
-        files.write_atomically(found[flag] / "model.safetensors", content)
+        run = changed(tiny, model=name).to_dict()
+        found[flag] = save_pretrained(create_model(name, "mnist-scale", upsample=1), tmp_path / flag, run=run)
     return found

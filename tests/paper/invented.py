@@ -4,7 +4,7 @@ import statistics
 
 from paper.cells import columns
 from paper.grids import EXPERIMENTS
-from scalesteer.app.loop import SCALE_BINS
+from scalesteer.app.evaluation import SCALE_BINS
 from scalesteer.datasets import SIZED_DATASETS
 
 ENVIRONMENT = {
@@ -62,7 +62,7 @@ def result_by_size(config, inside=0.05, outside=0.1, correlation=0.95):
     made = result(config, inside)
     if config.dataset not in SIZED_DATASETS:
         return made
-    low, high = config.data.train_sizes
+    low, high = config.run.data.train_sizes
     trained = {float(f"{size:.6g}"): low <= size <= high for size in SIZED_DATASETS[config.dataset].sizes}
     made["test_error_by_scale"] = [
         {"from": size, "to": size, "images": 9, "error": inside if seen else outside} for size, seen in trained.items()

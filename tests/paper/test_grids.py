@@ -156,7 +156,7 @@ def test_stir_has_its_protocols_and_tests_at_every_size():
         assert all(row.config.test_sizes == tested and row.config.split == 0 for row in EXPERIMENTS[name].rows)
     steps = {
         row.config.dataset: row.config.epochs
-        * (len(row.config.data.sizes_of("train")) * row.config.data.sizes[0] // 100)
+        * (len(row.config.run.data.sizes_of("train")) * row.config.run.data.sizes[0] // 100)
         for row in EXPERIMENTS["stir"].rows
         if row.column.endswith("Mid2Rest") and row.line != grids.LONGER
     }

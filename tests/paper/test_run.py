@@ -13,18 +13,23 @@ import torch
 from paper import __main__ as commands
 from paper import grids, pages, run
 from paper.grids import EXPERIMENTS, Experiment, Row
-from paper.results import publish, read
+from paper.record import Record
+from paper.results import of_run, publish, read
 from scalesteer.app import evaluate, load, load_model
 from scalesteer.datasets import ImageSet
 from scalesteer.files import DataError, locked
 from tests.app import jobs
 from tests.app.test_train import outcome
 
+RECORD = Record("plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=3)
+"""Of the tiny run."""
+
 
 @pytest.fixture
 def grid(tiny):
     """One line, two splits, one of them the tiny run."""
-    rows = tuple(Row("Plain", "60 epochs", replace(tiny, split=split)) for split in (0, 1))
+    assert RECORD.run == tiny
+    rows = tuple(Row("Plain", "60 epochs", replace(RECORD, split=split)) for split in (0, 1))
     return Experiment("tiny", rows, distorted=True)
 
 
@@ -37,13 +42,13 @@ def test_experiment_is_run_published_and_not_run_again(cache, grid, tiny, undist
     assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
     found, distorted = (dict(read(tmp_path / "results", kind)) for kind in ("runs", "distortion"))
     assert set(found) == set(distorted) == set(grid.runs)
-    assert {len(column) for column in found[tiny]["history"].values()} == {tiny.epochs}
-    model, _ = load_model(tmp_path / "runs" / tiny.name)
+    assert {len(column) for column in found[RECORD]["history"].values()} == {RECORD.epochs}
+    model = load_model(tmp_path / "runs" / tiny.name)
     images = load(tiny, "test")
-    assert distorted[tiny]["environment"]["command"] == "python -m paper run 2 --splits 0"
-    assert distorted[tiny]["errors"]["0"] == found[tiny]["test_error"]
-    assert distorted[tiny]["errors"]["30"] == evaluate(model, images.distorted(30))["error"]
-    assert distorted[tiny]["moved"] == {f"{p:g}": evaluate(model, run.moved(images, p))["error"] for p in (0.5, 1)}
+    assert distorted[RECORD]["environment"]["command"] == "python -m paper run 2 --splits 0"
+    assert distorted[RECORD]["errors"]["0"] == found[RECORD]["test_error"]
+    assert distorted[RECORD]["errors"]["30"] == evaluate(model, images.distorted(30))["error"]
+    assert distorted[RECORD]["moved"] == {f"{p:g}": evaluate(model, run.moved(images, p))["error"] for p in (0.5, 1)}
     for path in (tmp_path / "results").rglob("*.jsonl"):
         assert str(tmp_path) not in path.read_text()
     shutil.rmtree(tmp_path / "runs")
@@ -72,12 +77,12 @@ def test_distortion_is_tested_where_it_is_asked_for_only(cache, grid, tmp_path):
 
 def test_fresh_takes_no_notice_of_published_results(cache, grid, tiny, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "runs" / tiny.name)
-    own = json.loads((undisturbed / "result.json").read_text())
+    own = of_run(RECORD, json.loads((undisturbed / "result.json").read_text()))
     one = Experiment("tiny", grid.rows[:1])
     publish(own | {"test_error": 0.0}, tmp_path / "results")
     for fresh, expected in ((False, 0.0), (True, own["test_error"])):
         assert run.make("1", one, **places(tmp_path), fresh=fresh) == []
-        assert dict(read(tmp_path / "results"))[tiny]["test_error"] == expected
+        assert dict(read(tmp_path / "results"))[RECORD]["test_error"] == expected
 
 
 def test_results_that_could_not_be_kept_are_told_before_training(grid, tmp_path):
@@ -104,14 +109,14 @@ def test_run_in_other_hands_is_passed_over_and_named(cache, grid, tiny, tmp_path
         problems = run.make("1", grid, **places(tmp_path))
     assert len(problems) == 1
     assert f"is in use by process {os.getpid()}" in problems[0]
-    assert [config for config, _ in read(tmp_path / "results")] == [replace(tiny, split=1)]
+    assert [config for config, _ in read(tmp_path / "results")] == [replace(RECORD, split=1)]
 
 
 def test_failed_run_is_named_and_published(cache, tiny, tmp_path):
-    bad = replace(tiny, split=1, lr=1e30, schedule="constant")
+    bad = replace(RECORD, split=1, lr=1e30, schedule="constant")
     problems = run.make("1", Experiment("tiny", (Row("Plain", "", bad),), distorted=True), **places(tmp_path))
     assert len(problems) == 1
-    assert problems[0].startswith(f"{bad.name}: the loss")
+    assert problems[0].startswith(f"{bad.run.name}: the loss")
     assert dict(read(tmp_path / "results"))[bad]["status"] == "failed"
     assert read(tmp_path / "results", "distortion") == []
 
@@ -147,9 +152,9 @@ def test_part_of_an_experiment():
 
 
 def test_forecast_counts_runs_that_cost_the_same(undisturbed, tiny, tmp_path):
-    own = json.loads((undisturbed / "result.json").read_text())
+    own = of_run(RECORD, json.loads((undisturbed / "result.json").read_text()))
     publish(own | {"seconds": 1800.0}, tmp_path)
-    alike, dearer = replace(tiny, split=1, lr=0.1, tuning=True), replace(tiny, epochs=4)
+    alike, dearer = replace(RECORD, split=1, lr=0.1, tuning=True), replace(RECORD, epochs=4)
     device = own["environment"]["device"]
     assert run.forecast([alike, dearer, replace(alike, seed=3)], tmp_path) == (
         f"3 runs to make; 2 of them take 1.0 hours of training on {device}."

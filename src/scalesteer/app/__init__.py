@@ -7,24 +7,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scalesteer.app.config import RunConfig
+    from scalesteer.app.config import Run, make_run
     from scalesteer.app.device import environment, pick_device
     from scalesteer.app.distributed import LostError
-    from scalesteer.app.loop import as_tested, by_training_size, evaluate, with_channels
-    from scalesteer.app.run import BusyError, CheckpointError, RunError, load, load_model, load_part, train
+    from scalesteer.app.evaluation import by_training_size, evaluate
+    from scalesteer.app.loop import as_tested, with_channels
+    from scalesteer.app.networks import CheckpointError, load_model, read_run
+    from scalesteer.app.run import BusyError, RunError, load, train
 
 __all__ = [
-    "BusyError", "CheckpointError", "LostError", "RunConfig", "RunError", "as_tested", "by_training_size",
-    "environment", "evaluate", "load", "load_model", "load_part", "pick_device", "train", "with_channels",
+    "BusyError", "CheckpointError", "LostError", "Run", "RunError", "as_tested", "by_training_size", "environment",
+    "evaluate", "load", "load_model", "make_run", "pick_device", "read_run", "train", "with_channels",
 ]  # fmt: skip
 
 # As in `scalesteer`: what is imported when a name is first used, so that the command line's help does not load torch.
 _MODULES = {
-    "config": ("RunConfig",),
+    "config": ("Run", "make_run"),
     "device": ("environment", "pick_device"),
     "distributed": ("LostError",),
-    "loop": ("as_tested", "by_training_size", "evaluate", "with_channels"),
-    "run": ("BusyError", "CheckpointError", "RunError", "load", "load_model", "load_part", "train"),
+    "evaluation": ("by_training_size", "evaluate"),
+    "loop": ("as_tested", "with_channels"),
+    "networks": ("CheckpointError", "load_model", "read_run"),
+    "run": ("BusyError", "RunError", "load", "train"),
 }
 
 if not TYPE_CHECKING:  # so that a checker knows the names above, and no others

@@ -13,7 +13,7 @@ from typing import Any
 
 import scalesteer
 from scalesteer import files
-from scalesteer.app.config import RunConfig
+from scalesteer.app.config import Run
 from scalesteer.app.run import BusyError, RunError, train
 
 RETRIES = 20  # of a run whose process or machine dies; each goes on from the run's last checkpoint
@@ -27,8 +27,8 @@ QUIET = {"USAGE_STATS_ENABLED": "0", "ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "DED
 
 
 def ray_outcomes(
-    configs: list[RunConfig], runs: Path, device: str, data_dir: Path | None, address: str | None, share: float | None
-) -> Iterator[tuple[RunConfig, dict[str, Any] | RunError] | None]:
+    runs: list[Run], folder: Path, device: str, data_dir: Path | None, address: str | None, share: float | None
+) -> Iterator[tuple[Run, dict[str, Any] | RunError] | None]:
     """Of each run what came of it, when it is ready, and None once a second meanwhile; see :func:`.engines.make_runs`.
 
     A failure that every run would meet is raised. Whoever stops asking stops the runs; each saves a checkpoint first.
@@ -42,9 +42,9 @@ def ray_outcomes(
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(train_in_worker)
         options = {"device": "cuda" if gpus else "cpu", "data_dir": data_dir and data_dir.absolute()}
         here = scalesteer.__version__, {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        runs = runs.absolute()
-        runs.mkdir(parents=True, exist_ok=True)
-        pending = {task.remote(one.to_dict(), runs / one.name, options, *here): one for one in configs}
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        pending = {task.remote(run.to_dict(), folder / run.name, options, *here): run for run in runs}
         try:
             while pending:
                 ready, _ = ray.wait(list(pending), timeout=1)
@@ -61,7 +61,7 @@ def ray_outcomes(
 
 
 def train_in_worker(
-    config: dict[str, Any], directory: Path, options: dict[str, Any], version: str, environment: dict[str, str]
+    settings: dict[str, Any], directory: Path, options: dict[str, Any], version: str, environment: dict[str, str]
 ) -> tuple[str, Any]:
     """Make a run in a process of Ray's: ("result", it), ("problem", why not), or ("stop", why no run can be made)."""
     until = time.monotonic() + BUSY_WAIT_S
@@ -72,7 +72,7 @@ def train_in_worker(
             if not directory.parent.is_dir():
                 raise ValueError(f"{directory.parent} is not there: put --runs on a disk that all machines share.")
             os.environ.update(environment)
-            return "result", train(RunConfig.from_dict(config), directory, **options)
+            return "result", train(Run.from_dict(settings), directory, **options)
         except BusyError as error:  # perhaps by a process that has died, and is not known yet to be dead
             if time.monotonic() > until:
                 return "problem", str(error)

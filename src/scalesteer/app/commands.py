@@ -1,6 +1,5 @@
 """The frame of a command line: how commands are listed, how the flags of a configuration are shown, how all end."""
 
-import ast
 import inspect
 import logging
 import os
@@ -11,8 +10,8 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 try:
     from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
@@ -24,13 +23,11 @@ except ImportError:
 
 from scalesteer import __version__
 from scalesteer._text import nearest, printable, printable_lines
-from scalesteer.app.settings import DefaultNumbers
 
-__all__ = ["Commands", "FlagGroup", "Positional", "arg", "collect", "grouped_flags"]
+__all__ = ["Commands", "OmitArgPrefixes", "Positional", "arg", "given", "percent"]
 
 log = logging.getLogger("scalesteer")
 Kind = TypeVar("Kind", bound=type)
-Config = TypeVar("Config")
 
 
 class PrintableFormatter(logging.Formatter):
@@ -54,16 +51,14 @@ class Commands:
     def __init__(self, about: str = "") -> None:
         self.about, self.known = about, dict[str, Any]()
 
-    def command(self, name: str) -> Callable[[Kind], Kind]:
-        """Add a command; to decorate its class with."""
+    def command(self, name: str, placeholders: Mapping[str, str] | None = None) -> Callable[[Kind], Kind]:
+        """Add a command; to decorate its class with. A field that is a dataclass is a group of flags, without prefix.
+
+        `placeholders` are what stands for the value of a flag of a group, where the type does not say enough.
+        """
 
         def add(kind: Kind) -> Kind:
-            hints = get_type_hints(kind, include_extras=True)
-            for part in fields(kind):
-                if _is_nothing(part.default):
-                    hint = _default_first(hints[part.name], part.default)
-                    hints[part.name] = Annotated[hint, arg(help_behavior_hint="")]
-            kind.__annotations__ = hints
+            _prepare(kind, placeholders or {})
             self.known[name] = kind
             return kind
 
@@ -169,43 +164,37 @@ def _wrapped(text: str) -> str:
     return "\n\n".join(part if part.startswith("Example:") else fill(part) for part in paragraphs)
 
 
-class FlagGroup(NamedTuple):
-    """Flags that are shown together, and what they are about."""
-
-    about: str
-    names: tuple[str, ...]
-
-
-def grouped_flags(config: type, groups: Mapping[str, FlagGroup], placeholders: Mapping[str, str]) -> Any:
-    """A dataclass for the command line that shows the fields of a configuration in groups; see :func:`collect`.
-
-    Args:
-        config: A dataclass; a comment behind each field, or a docstring below it, is the help of its flag.
-        groups: By title; each field is in one.
-        placeholders: What stands for the value of a flag, by field, where the type does not say enough.
-    """
-    said, hints = _comments(config), get_type_hints(config)
-    parts = []
-    for title, group in groups.items():
-        flags = []
-        for name in group.names:
-            default = getattr(config, name)
-            told = _is_nothing(default) or "by default" in said[name].lower()
-            hint = "" if told else f"(default: {default})"
-            shown = arg(
-                help=said[name], metavar=placeholders.get(name, _placeholder(hints[name])), help_behavior_hint=hint
-            )
-            flags.append((name, Annotated[_default_first(hints[name], default), shown], field(default=default)))
-        made = make_dataclass(title, flags, frozen=True)
-        made.__doc__ = group.about
-        parts.append((title, OmitArgPrefixes[FlagCreatePairsOff[made]], field(default=made())))  # type: ignore[misc, valid-type]
-    return make_dataclass("Flags", parts, frozen=True)
+def _prepare(kind: Any, placeholders: Mapping[str, str]) -> None:
+    """Have the flags of a dataclass, and of those in it, shown as we like: no default that says nothing."""
+    hints = get_type_hints(kind, include_extras=True)
+    for part in fields(kind):
+        plain = _plain(hints[part.name])
+        if is_dataclass(plain):
+            _prepare(plain, placeholders)
+        elif _is_nothing(part.default):
+            hint = _default_first(hints[part.name], part.default)
+            hints[part.name] = Annotated[hint, arg(help_behavior_hint="")]
+        if part.name in placeholders:
+            hints[part.name] = Annotated[hints[part.name], arg(metavar=placeholders[part.name])]
+    kind.__annotations__ = hints
 
 
-def collect(config: type[Config], flags: Any, **given: Any) -> Config:
-    """The configuration that grouped flags say, and in their place what is `given` by name."""
-    groups = (getattr(flags, part.name) for part in fields(flags))
-    return config(**{name: value for group in groups for name, value in vars(group).items()} | given)
+def _plain(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def given(group: Any) -> dict[str, Any]:
+    """The flags of a group, and of the groups in it, that do not have their defaults, by name."""
+    found = dict[str, Any]()
+    for part in fields(group):
+        value = getattr(group, part.name)
+        found |= given(value) if is_dataclass(value) else {} if value == part.default else {part.name: value}
+    return found
+
+
+def percent(share: float) -> str:
+    """A share, for a terminal."""
+    return f"{100 * share:.2f} %"
 
 
 def _is_nothing(default: Any) -> bool:
@@ -219,22 +208,6 @@ def _default_first(hint: Any, default: Any) -> Any:
         inner, *more = get_args(hint)
         return Annotated[_default_first(inner, default), *more]
     return Union[type(default), *_alternatives(hint)] if _is_nothing(default) and default is not False else hint
-
-
-def _comments(config: type) -> dict[str, str]:
-    """What the source of a dataclass says about each field, in a docstring below it or a comment behind it."""
-    try:
-        source = textwrap.dedent(inspect.getsource(config))
-    except OSError:  # a package without its source has no help, but works
-        return dict.fromkeys((part.name for part in fields(config)), "")
-    lines, body = source.splitlines(), ast.parse(source).body[0].body  # type: ignore[attr-defined]
-    found = {}
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            below = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            text = after.value.value if below else lines[(node.end_lineno or 0) - 1].partition("# ")[2]
-            found[node.target.id] = " ".join(text.split())
-    return found
 
 
 def _placeholder(hint: Any) -> str | None:
@@ -259,7 +232,7 @@ NUMBERS = ConstructorRegistry()
 @NUMBERS.primitive_rule
 def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """Reads integers, numbers and lists of them, also ones that may be missing; says in words what is wrong."""
-    kinds = [kind for kind in _alternatives(info.type) if kind not in (type(None), DefaultNumbers)]
+    kinds = [kind for kind in _alternatives(info.type) if kind is not type(None)]
     lists = [kind for kind in kinds if _is_number_list(kind)]
     if not kinds or not all(kind in (int, float) or kind in lists for kind in kinds):
         return None
@@ -271,7 +244,7 @@ def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 
     def read(words: list[str]) -> Any:
         if nargs == "*" and len(words) == 1 and words[0].lower() == "none" and type(None) in _alternatives(info.type):
-            return None
+            return ()
         values = []
         for word in words:
             try:
@@ -294,7 +267,7 @@ def number_lists(kind: Any) -> set[str]:
     """The flags of a dataclass, and of those in it, whose values are several numbers."""
     found, hints = set[str](), get_type_hints(kind)
     for part in fields(kind):
-        inner = part.default_factory if is_dataclass(part.default_factory) else hints[part.name]
+        inner = hints[part.name]
         if is_dataclass(inner):
             found |= number_lists(inner)
         elif any(map(_is_number_list, _alternatives(inner))):

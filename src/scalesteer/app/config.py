@@ -1,55 +1,56 @@
-"""What a run is. Its configuration is its identity: it gives the directory and, on a CPU, always the same result."""
+"""What a run is: its images, its network, its training. That is its identity: it gives the directory and, on a CPU,
+always the same result."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
 from scalesteer import _checks, files
+from scalesteer.app.data import Data, built_in
 from scalesteer.app.folder import FolderSpec
-from scalesteer.app.settings import DefaultName, DefaultNumber, DefaultNumbers, Join, Precision, Schedule, Settings
-from scalesteer.datasets import DATASETS, SIZED_DATASETS, SizedSpec, SplitSpec
+from scalesteer.app.settings import Dataset, Filters, Join, Network, Pictures, Precision, Schedule, Training
 from scalesteer.harmonics import PRESETS, LogRadialBasis
 from scalesteer.models import list_models, list_options
+from scalesteer.models.network import Task
 from scalesteer.models.pooled import READOUTS, STEERED_BASIS
 from scalesteer.pretrained import LARGEST, MOST_VALUES
 
-BASIS_FIELDS = ("orders", "m", "support")  # of LogRadialBasis, which a run may set apart from the preset
-FEW_STEPS = 5  # in an epoch
+BASIS = ("orders", "m", "support")  # fields of LogRadialBasis, which a run may set apart from the preset
+BATCH, FEW_STEPS = 128, 5  # images of a step; steps of an epoch that are too few
 LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 # Fields that only networks with a certain option of `create_model` have, with that option.
-NEEDS = dict.fromkeys(("basis", "scales", *BASIS_FIELDS), "basis")
+NEEDS = dict.fromkeys(("basis", "scales", *BASIS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
-MODEL_FIELDS = (
-    "upsample", "basis", "scales", "widths", "kernel_size", "readout", "dropout", "channels", "join", "drop", "border",
-)  # that `create_model` takes by the same name  # fmt: skip
-DATA_FIELDS = ("split", "scale_range", "resampler", "sizes", "train_sizes", "test_sizes")  # of the split
-FOLDER_FIELDS = ("image_size", "fit", "grey")  # of your own pictures
-USUAL = {field.name: None if isinstance(field.default, DefaultNumbers) else field.default for field in fields(Settings)}
-"""The values that a run's identity leaves out."""
 # What your own pictures are trained with if no model is named: the network that photographs are trained with elsewhere
 # here. The mean over places would let the border that small pictures get have its say.
-OWN_MODEL = {"model": "pooled-resnet", "readout": "logsumexp"}
+OWN_MODEL, OWN_READOUT = "pooled-resnet", "logsumexp"
 # The sizes at which any network looks at them: they cover a factor of three; a channel of 2 would cost more than all.
 OWN_CHANNELS = (0.5, 0.71, 1.0, 1.41)
+
+
+def _usual(*groups: Any) -> dict[str, Any]:
+    return {part.name: part.default for group in groups for part in fields(group) if part.name != "filters"}
+
+
+NETWORK, TRAINING = _usual(Network, Filters), _usual(Training)
+FOLDER, DATASET = _usual(Pictures), _usual(Dataset)
+USUAL = NETWORK | TRAINING | FOLDER | DATASET
+"""All settings by name, with their defaults; None where the default depends on others."""
 
 
 def _range(name: str, value: Any) -> tuple[float, ...]:
     numbers = _checks.reals(name, value)
     if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1]:
         raise ValueError(f"`{name}` must be (low, high) with 0 < low <= high (got {numbers}).")
-    return numbers
-
-
-def _factors(name: str, value: Any) -> tuple[float, ...]:
-    low, high = _range(name, value)
+    low, high = numbers
     if not 1 / LARGEST_SCALE <= low <= high <= LARGEST_SCALE:
         raise ValueError(f"`{name}` must be factors from 1/{LARGEST_SCALE} to {LARGEST_SCALE} (got {(low, high)}).")
     return low, high
@@ -71,199 +72,250 @@ def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
     return sizes if isinstance(value, (tuple, list)) else sizes[0]
 
 
-# How the value of a field is checked and made plain, if it is not the default.
+def _channels(name: str, value: Any) -> tuple[float, ...]:
+    return () if isinstance(value, (tuple, list)) and not value else _checks.ascending(name, value)
+
+
+# How the value of a setting is checked and made plain, if it is not the default.
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **{name: partial(_checks.choice, options=get_args(kind))
        for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join),
                           ("resize_resampler", Literal["antialias", "bilinear"]))},
     **{name: partial(_checks.integer, minimum=minimum)
-       for name, minimum in (("epochs", 1), ("batch_size", 0), ("seed", 0), ("upsample", 1), ("train_images", 1),
+       for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
                              ("shift", 0), ("border", 0), ("one_size_epochs", 0))},
     **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout"), _checks.real),
-    **dict.fromkeys(("tuning", "flip", "grey", "class_weights"), _checks.boolean),
-    **dict.fromkeys(("scales", "channels", "test_channels", "test_sizes"), _checks.ascending),
-    "train_sizes": _range, "resize": _factors, "widths": _widths, "kernel_size": _kernel_size,
+    **dict.fromkeys(("tuning", "flip", "class_weights"), _checks.boolean),
+    **dict.fromkeys(("scales", "test_channels"), _checks.ascending), "channels": _channels,
+    "resize": _range, "widths": _widths, "kernel_size": _kernel_size,
     "readout": partial(_checks.choice, options=READOUTS),
+    "basis": partial(_checks.lookup, options=tuple(PRESETS)),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class RunConfig(Settings):
-    """One training of one model on one split: :class:`Settings` that fit together, as plain values."""
+class Run:
+    """One training of one network on some images: settings that fit together, as plain values.
+
+    What depends on the images, as the model, is filled in. :func:`make_run` makes one from the names of flags.
+    """
+
+    data: Data
+    network: Network = field(default_factory=Network)
+    training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
-        own = vars(self)  # where values become plain ones, whatever they came as
-        if self.images is not None and isinstance(self.model, DefaultName):
-            own |= {name: value for name, value in OWN_MODEL.items() if own[name] == USUAL[name]}
-        if self.images is not None and isinstance(self.batch_size, DefaultNumber):
-            own["batch_size"] = 0
-        own["model"] = _checks.lookup("model", self.model, list_models())
-        options = list_options(self.model)
-        if isinstance(self.channels, DefaultNumbers):
-            own["channels"] = OWN_CHANNELS if self.images is not None and "channels" in options else None
+        own = vars(self.network) | vars(self.network.filters) | vars(self.training)
+        pictures = isinstance(self.data, FolderSpec)
+        if own["model"] is None:
+            own["model"] = OWN_MODEL if pictures else "ss-cnn"
+            own["readout"] = OWN_READOUT if pictures and own["readout"] is None else own["readout"]
+        own["model"] = _checks.lookup("model", own["model"], list_models())
+        options = list_options(own["model"])
+        if own["channels"] is None:
+            own["channels"] = OWN_CHANNELS if pictures and "channels" in options else ()
+        if own["batch_size"] is None and not pictures:
+            own["batch_size"] = BATCH
         for name, check in CHECKS.items():
             if own[name] is not USUAL[name]:
                 own[name] = check(name, own[name])
         for name, option in NEEDS.items():
-            if own[name] != USUAL[name] and option not in options:
+            if own[name] not in (USUAL[name], ()) and option not in options:
                 suited = ", ".join(model for model in list_models() if option in list_options(model))
-                raise ValueError(f"`{name}` (got {own[name]!r}) applies to {suited} only (got model={self.model!r}).")
-        if self.basis is not None:
-            own["basis"] = _checks.lookup("basis", self.basis, tuple(PRESETS))
-        data, basis = self.data, self.model_options.get("basis")
-        own["dataset"] = getattr(data, "dataset", self.dataset)
-        for name in DATA_FIELDS:
-            if own[name] != USUAL[name] and not hasattr(data, name):
-                subject = f"dataset={self.dataset!r}" if self.images is None else "your own `images`"
-                raise ValueError(f"`{name}` (got {own[name]!r}) does not apply to {subject}.")
-        if isinstance(data, FolderSpec):
-            own |= {"images": data.images, "image_size": data.image_size}
-            if "readout" not in options:
-                suited = ", ".join(model for model in list_models() if "readout" in list_options(model))
-                raise ValueError(f"`model` must be one that takes any size for your own images: {suited} "
-                                 f"(got {self.model!r}).")  # fmt: skip
-        for source, names in ((data, DATA_FIELDS), (basis, BASIS_FIELDS)):
-            own |= {name: getattr(source, name) for name in names if own[name] is not None and hasattr(source, name)}
-
-        for name in ("drop", "border", "one_size_epochs"):
-            if own[name] and not self.channels:
-                raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
-        looks, usual = self.channels or self.test_channels, RunConfig.join
-        limits = {
-            "seed": (self.seed < 2**63, "be below 2**63"),
-            # Beyond these a step of AdamW is no number of single precision.
-            "lr": (0 < self.lr <= 1e30, "be positive and at most 1e30"),
-            "weight_decay": (0 <= self.weight_decay <= 1e6, "not be negative and at most 1e6"),
-            "batch_size": (self.batch_size > 1 or (self.batch_size == 0 and self.images is not None), "be at least 2"),
-            "upsample": (self.upsample in (None, 1, 2), "be 1 or 2"),
-            "one_size_epochs": (self.one_size_epochs < self.epochs, "be fewer than `epochs`"),
-            "border": (self.border <= LARGEST["border"], f"be at most {LARGEST['border']}"),
-            "resize_resampler": (bool(self.resize) or self.resize_resampler == "antialias", "come with `resize`"),
-            "join": (bool(looks) or self.join == usual, f"be {usual!r} without `channels` or `test_channels`"),
-            # Whoever opens a checkpoint builds its network: it must not take all memory.
-            "orders": (len(self.orders or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
-        }
-        for name in ("label_smoothing", "dropout", "drop"):
-            limits[name] = 0 <= (own[name] or 0) < 1, "be from 0 to below 1"
-        if not isinstance(data, FolderSpec):  # how many pictures a folder has is known when it is read
-            self.check_count(data.sizes[0] * (1 if isinstance(data, SplitSpec) else len(data.sizes_of("train"))))
-            limits["sizes"] = min(data.sizes) > 0, "leave images for validation and test"
-        for name, (sound, rule) in limits.items():
-            if not sound:
-                raise ValueError(f"`{name}` must {rule} (got {own[name]}).")
-        for name in ("scales", "channels", "test_channels"):
-            values = own[name] or (1.0,)
-            if values[-1] > LARGEST_SCALE or len(values) > MOST_VALUES:
-                got = f"{len(values)}, the largest {values[-1]:g}"
-                raise ValueError(f"`{name}` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
-        sides = self.kernel_size if isinstance(self.kernel_size, tuple) else (self.kernel_size or 7,)
-        if self.scales is not None and max(sides) * self.scales[-1] > LARGEST_WINDOW:
-            got = f"{max(sides)} times {self.scales[-1]:g}"
-            raise ValueError(
-                f"`kernel_size` times the largest of `scales` must be at most {LARGEST_WINDOW} (got {got})."
-            )
-
-    def batch_for(self, count: int) -> int:
-        """The images of a step, of so many training images: `batch_size`, or what suits few pictures.
-
-        Example:
-            >>> [RunConfig(images="photos").batch_for(count) for count in (30, 100, 5000)]
-            [4, 16, 128]
-        """
-        few = 2 ** max(1, (count // FEW_STEPS).bit_length() - 1)
-        return self.batch_size or min(RunConfig.batch_size, few)
-
-    def check_count(self, count: int) -> None:
-        """Raise a ValueError unless so many training images are enough."""
-        images = self.train_images or count
-        if images > count:
-            raise ValueError(f"`train_images` must be at most {count}, the split's (got {self.train_images}).")
-        if (batch := self.batch_for(images)) > images:
-            raise ValueError(f"`batch_size` must be at most {images}, the training images (got {batch}).")
+                raise ValueError(f"`{name}` (got {own[name]!r}) applies to {suited} only (got model={own['model']!r}).")
+        if pictures and "readout" not in options:
+            suited = ", ".join(model for model in list_models() if "readout" in list_options(model))
+            raise ValueError(f"`model` must be one that takes any size for your own images: {suited} "
+                             f"(got {own['model']!r}).")  # fmt: skip
+        basis = _basis(own["model"], own)
+        own |= {name: getattr(basis, name) for name in BASIS if own[name] is not None}
+        _check_limits(own)
+        pick = {kind: {name: own[name] for name in _usual(kind)} for kind in (Network, Filters, Training)}
+        network = Network(**pick[Network], filters=Filters(**pick[Filters]))
+        vars(self).update(network=network, training=Training(**pick[Training]))
+        if self.data.count is not None:
+            check_count(self.training, self.data.count)
 
     @property
-    def data(self) -> SplitSpec | SizedSpec | FolderSpec:
-        """The split this run trains on."""
-        given = {name: getattr(self, name) for name in FOLDER_FIELDS if getattr(self, name) != USUAL[name]}
-        if self.images is not None:
-            if self.dataset != RunConfig.dataset:
-                raise ValueError(
-                    f"`dataset` (got {self.dataset!r}) and `images` (got {self.images!r}) exclude each other."
-                )
-            return FolderSpec(self.images, **given)
-        if given:
-            raise ValueError(f"`{next(iter(given))}` (got {next(iter(given.values()))!r}) needs `images`, your own.")
-        dataset = _checks.lookup("dataset", self.dataset, [*DATASETS, *SIZED_DATASETS])
-        kind: Any = SizedSpec if dataset in SIZED_DATASETS else SplitSpec
-        known = {field.name for field in fields(kind)}
-        chosen = {name: getattr(self, name) for name in DATA_FIELDS if name in known}
-        return kind(dataset, **chosen)  # type: ignore[no-any-return]  # None for the dataset's own
-
-    @property
-    def photographs(self) -> bool:
-        """Whether images go on beyond their edges, as photographs and your own do; digits lie on black ground."""
-        return self.images is not None or getattr(SIZED_DATASETS.get(self.dataset), "in_chans", 1) > 1
-
-    @property
-    def model_options(self) -> dict[str, Any]:
-        """Options for `create_model` beside the dataset."""
-        names = ("upsample", "scales", "widths", "kernel_size", "readout", "dropout", "channels")
-        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.channels is not None:
-            options |= {"join": self.join, "drop": self.drop}
-        if self.border:
-            options |= {"border": self.border, "border_mode": "reflect" if self.photographs else "zeros"}
-        changed = {name: getattr(self, name) for name in BASIS_FIELDS if getattr(self, name) is not None}
-        if self.basis is not None or changed:
-            start = self.basis or ("paper" if self.model == "ss-cnn" else STEERED_BASIS)
-            options["basis"] = replace(LogRadialBasis.of(start), **changed)
-        return options
+    def settings(self) -> dict[str, Any]:
+        """All that is not the default, by the names of flags; :func:`make_run` makes the run again from it."""
+        data = self.data.describe()
+        least: dict[str, Any] = {name: data[name] for name in ("images", "dataset") if name in data}
+        usual = USUAL | make_data(least).describe()
+        own = vars(self.network) | vars(self.network.filters) | vars(self.training)
+        own = data | {name: own[name] for name in NETWORK | TRAINING}
+        given = {name: own[name] for name in USUAL if name in own and own[name] != usual[name]}
+        return least | given
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, JSON-ready; the inverse of :meth:`from_dict`."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        groups = {"data": self.data.describe(), "network": asdict(self.network), "training": asdict(self.training)}
+        return json.loads(json.dumps(groups))  # type: ignore[no-any-return]
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
-        """A configuration from plain values; an unknown name, as of a newer version, is a ValueError."""
+    def from_dict(cls, values: Any) -> Run:
+        """A run from plain values, also of earlier versions; an unknown name, as of a newer one, is a ValueError."""
         if not isinstance(values, dict):
             raise ValueError(f"a configuration must be a mapping (got {type(values).__name__}).")
-        known = sorted(field.name for field in fields(cls))
-        if unknown := ", ".join(sorted(values.keys() - known)):
-            raise ValueError(f"unknown settings in the configuration: {unknown}; known are {known}.")
-        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**arguments)
+        if values.keys() == {"data", "network", "training"}:
+            groups = [values["data"], dict(values["network"]), values["training"]]
+            given = {name: value for group in (*groups, groups[1].pop("filters", {})) for name, value in group.items()}
+        else:
+            given = _earlier(values)
+        return make_run(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None})
 
     @property
     def identity(self) -> str:
-        """A short digest of everything that is not the default, so that a field added later changes no identity."""
-        chosen = {name: value for name, value in self.to_dict().items() if value != USUAL[name]}
-        return files.combined_digest(chosen)[:12]
+        """A short digest of everything that is not the default, so that a setting added later changes no identity."""
+        return files.combined_digest(self.settings)[:12]
 
     @property
     def name(self) -> str:
         """A readable directory name that ends in the identity."""
-        if self.images is None:
-            return f"{self.dataset}-{self.model}-s{self.split}-{self.identity}"
-        folder = re.sub(r"[^\w.-]+", "-", os.path.basename(self.images).removesuffix(".csv")).strip("-.")
-        return f"{folder[:40] or 'images'}-{self.model}-{self.identity}"
+        split = f"-s{self.data.describe()['split']}" if "split" in self.data.describe() else ""
+        word = re.sub(r"[^\w.-]+", "-", self.data.name).strip("-.")[:40]
+        return f"{word or 'images'}-{self.network.model}{split}-{self.identity}"
 
     @property
     def command(self) -> str:
         """The command line that makes this run.
 
-        >>> RunConfig(split=3, sizes=(200, 50, 50), batch_size=50).command
+        >>> make_run(split=3, sizes=(200, 50, 50), batch_size=50).command
         'scalesteer train --batch-size 50 --split 3 --sizes 200 50 50'
         """
-        words = ["scalesteer train"]
-        for name, usual in USUAL.items():
-            value = getattr(self, name)
-            if name == "channels" and self.images is not None and value is None:
-                words.append("--channels none")
-            elif name == "images" and value is not None:
-                words.insert(1, ("--images=" if value.startswith("-") else "") + shlex.quote(value))
-            elif value != usual:
-                values = value if isinstance(value, tuple) else () if value is True else (value,)
-                quoted = (shlex.quote(str(word)) for word in values)
-                words.append(" ".join([f"--{name.replace('_', '-')}", *quoted]))
+        given, words = self.settings, ["scalesteer train"]
+        if given.get("dataset") == DATASET["dataset"]:
+            del given["dataset"]
+        for name in ("model", "readout", "channels", "batch_size"):  # what follows from the rest goes unsaid
+            rest = {key: value for key, value in given.items() if key != name}
+            with suppress(ValueError):  # of settings that are not for the usual model
+                given = rest if make_run(**rest) == self else given
+        for name, value in given.items():
+            if name == "images":
+                words.insert(1, shlex.quote(f"./{value}" if value.startswith("-") else value))
+                continue
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            quoted = [shlex.quote(str(word)) for word in values] or ["none"] * (value == ())
+            words.append(" ".join([f"--{name.replace('_', '-')}", *quoted]))
         return " ".join(words)
+
+
+def make_run(**settings: Any) -> Run:
+    """A run from settings by the names of flags; the others have their defaults.
+
+    Example:
+        >>> make_run(images="photos", epochs=30).network.model
+        'pooled-resnet'
+    """
+    if unknown := ", ".join(sorted(settings.keys() - USUAL.keys())):
+        raise ValueError(f"unknown settings in the configuration: {unknown}; known are {sorted(USUAL)}.")
+    pick = {
+        kind: {name: settings[name] for name in _usual(kind) if name in settings}
+        for kind in (Network, Filters, Training)
+    }
+    data = make_data({name: value for name, value in settings.items() if name in FOLDER | DATASET})
+    return Run(data, Network(**pick[Network], filters=Filters(**pick[Filters])), Training(**pick[Training]))
+
+
+def make_data(settings: Mapping[str, Any]) -> Data:
+    """Which images the settings mean: a folder's if `images` is among them, otherwise those of a built-in dataset."""
+    given = {name: value for name, value in settings.items() if value is not None and value != USUAL[name]}
+    if (images := given.pop("images", None)) is not None:
+        for name in DATASET.keys() & given.keys():
+            if name == "dataset":
+                raise ValueError(f"`dataset` (got {given[name]!r}) and `images` (got {images!r}) exclude each other.")
+            raise ValueError(f"`{name}` (got {given[name]!r}) does not apply to your own `images`.")
+        return FolderSpec(images, **given)
+    for name in FOLDER.keys() & given.keys():
+        raise ValueError(f"`{name}` (got {given[name]!r}) needs `images`, your own.")
+    return built_in(given.pop("dataset", DATASET["dataset"]), **given)
+
+
+def batch_for(training: Training, count: int) -> int:
+    """The images of a step, of so many training images: `batch_size`, or what suits few pictures.
+
+    Example:
+        >>> [batch_for(Training(), count) for count in (30, 100, 5000)]
+        [4, 16, 128]
+    """
+    few: int = 2 ** max(1, (count // FEW_STEPS).bit_length() - 1)
+    return training.batch_size or min(BATCH, few)
+
+
+def check_count(training: Training, count: int) -> None:
+    """Raise a ValueError unless so many training images are enough."""
+    images = training.train_images or count
+    if images > count:
+        raise ValueError(f"`train_images` must be at most {count}, the split's (got {training.train_images}).")
+    if (batch := batch_for(training, images)) > images:
+        raise ValueError(f"`batch_size` must be at most {images}, the training images (got {batch}).")
+
+
+def model_options(network: Network, task: Task) -> dict[str, Any]:
+    """Options for `create_model` beside the task's."""
+    names = ("upsample", "widths", "kernel_size", "readout", "dropout")
+    options = {name: getattr(network, name) for name in names if getattr(network, name) is not None}
+    if network.channels:
+        options |= {"channels": network.channels, "join": network.join, "drop": network.drop}
+    if network.border:
+        mirrored = task.ground == "surroundings"
+        options |= {"border": network.border, "border_mode": "reflect" if mirrored else "zeros"}
+    filters = vars(network.filters)
+    options |= {"scales": filters["scales"]} if filters["scales"] is not None else {}
+    basis = _basis(network.model or "", filters)
+    return options if basis is None else options | {"basis": basis}
+
+
+def _basis(model: str, filters: Mapping[str, Any]) -> LogRadialBasis | None:
+    """The filters that a preset and changes to it say; None for the network's own."""
+    changed = {name: filters[name] for name in BASIS if filters[name] is not None}
+    if filters["basis"] is None and not changed:
+        return None
+    start = filters["basis"] or ("paper" if model == "ss-cnn" else STEERED_BASIS)
+    return replace(LogRadialBasis.of(start), **changed)
+
+
+def _check_limits(own: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless numbers lie within limits, and fit each other."""
+    for name in ("drop", "border", "one_size_epochs"):
+        if own[name] and not own["channels"]:
+            raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
+    looks, usual = own["channels"] or own["test_channels"], USUAL["join"]
+    limits = {
+        "seed": (own["seed"] < 2**63, "be below 2**63"),
+        # Beyond these a step of AdamW is no number of single precision.
+        "lr": (0 < own["lr"] <= 1e30, "be positive and at most 1e30"),
+        "weight_decay": (0 <= own["weight_decay"] <= 1e6, "not be negative and at most 1e6"),
+        "upsample": (own["upsample"] in (None, 1, 2), "be 1 or 2"),
+        "one_size_epochs": (own["one_size_epochs"] < own["epochs"], "be fewer than `epochs`"),
+        "border": (own["border"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
+        "resize_resampler": (bool(own["resize"]) or own["resize_resampler"] == "antialias", "come with `resize`"),
+        "join": (bool(looks) or own["join"] == usual, f"be {usual!r} without `channels` or `test_channels`"),
+        # Whoever opens a checkpoint builds its network: it must not take all memory.
+        "orders": (len(own["orders"] or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),
+    }
+    for name in ("label_smoothing", "dropout", "drop"):
+        limits[name] = 0 <= (own[name] or 0) < 1, "be from 0 to below 1"
+    for name, (sound, rule) in limits.items():
+        if not sound:
+            raise ValueError(f"`{name}` must {rule} (got {own[name]}).")
+    for name in ("scales", "channels", "test_channels"):
+        values = own[name] or (1.0,)
+        if values[-1] > LARGEST_SCALE or len(values) > MOST_VALUES:
+            got = f"{len(values)}, the largest {values[-1]:g}"
+            raise ValueError(f"`{name}` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} (got {got}).")
+    size = own["kernel_size"]
+    sides = size if isinstance(size, tuple) else (size or 7,)
+    if own["scales"] is not None and max(sides) * own["scales"][-1] > LARGEST_WINDOW:
+        got = f"{max(sides)} times {own['scales'][-1]:g}"
+        raise ValueError(f"`kernel_size` times the largest of `scales` must be at most {LARGEST_WINDOW} (got {got}).")
+
+
+def _earlier(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that an earlier version wrote, whose 43 fields were not in groups."""
+    given = dict(values)
+    given["channels"] = () if "channels" in given and given["channels"] is None else given.get("channels")
+    given["batch_size"] = given.get("batch_size") or None  # it was 0 where few pictures get small batches
+    if given.get("images") is not None:
+        given.pop("dataset", None)
+    return given

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, get_args
 
 from scalesteer import _checks, files
 from scalesteer._text import printable
-from scalesteer.app import results
 from scalesteer.app.cluster import ray_outcomes
-from scalesteer.app.config import RunConfig
+from scalesteer.app.config import Run
 from scalesteer.app.device import pick_device
 from scalesteer.app.run import RunError, train
 from scalesteer.app.settings import EngineName
@@ -31,38 +30,36 @@ log = logging.getLogger("scalesteer.app")
 class Made(NamedTuple):
     """What came of many runs."""
 
-    results: dict[RunConfig, dict[str, Any]]  # of those that ended, in the order in which they did
+    results: dict[Run, dict[str, Any]]  # of those that ended, in the order in which they did
     problems: list[str]  # what kept the others, and those that failed, from being finished: one line for each
 
 
 # Of one run after the other what came of it; None while there is nothing new.
-Outcomes = Generator[tuple[RunConfig, dict[str, Any] | RunError] | None]
+Outcomes = Generator[tuple[Run, dict[str, Any] | RunError] | None]
 
 
 def make_runs(
-    configs: Iterable[RunConfig],
-    results_dir: Path,
+    runs: Iterable[Run],
+    folder: Path = Path("runs"),
     *,
-    publish: Callable[[dict[str, Any], Path], Path | None] = results.publish,
-    runs: Path = Path("runs"),
+    publish: Callable[[Run, dict[str, Any]], object] = lambda run, result: None,
     device: str = "auto",
     data_dir: Path | None = None,
     engine: str = "local",
     address: str | None = None,
     gpus_per_run: float | None = None,
 ) -> Made:
-    """Make runs that are not finished yet, and publish each result when it is there, in this process, once.
+    """Make runs that are not finished yet, each in its directory below a folder.
 
     It may be interrupted at any time; the same call goes on. A run that another process has in hand is passed over.
     Two runs that share one GPU, for example::
 
-        make_runs([RunConfig(lr=0.001), RunConfig(lr=0.005)], Path("results"), engine="ray", gpus_per_run=0.5)
+        make_runs([make_run(lr=0.001), make_run(lr=0.005)], engine="ray", gpus_per_run=0.5)
 
     Args:
-        configs: The runs. Each is made once, however often it is named.
-        results_dir: Where results are published.
-        publish: What publishes a result there.
-        runs: Where each run has its directory. For Ray it must be on a disk that all machines have under this path.
+        runs: Each is made once, however often it is named.
+        folder: Where each has its directory. For Ray it must be on a disk that all machines have under this path.
+        publish: What is called with each run and its result when it is there, in this process, once.
         device: Where a run computes. With Ray "auto", "cpu" or "cuda": Ray chooses which GPU.
         data_dir: Where the original files are, on every machine, if they are not in the cache.
         engine: "local": here, one after the other. "ray": as tasks of a Ray cluster, as many at a time as have room.
@@ -72,41 +69,39 @@ def make_runs(
             CPU core where the cluster has no GPU.
 
     Raises:
-        ValueError: If an argument is wrong, or results cannot be written.
+        ValueError: If an argument is wrong.
         RunError: If no run can be made because of the cluster: it cannot be reached, has no GPU, or a machine of it
             does not have the folder of runs or has another version.
     """
     _check_place(device, engine, address, gpus_per_run)
-    todo, made = list(dict.fromkeys(configs)), Made({}, [])
-    if any(config.images is None for config in todo):  # the others publish nothing
-        files.check_writable(results_dir / "runs")
+    todo, made = list(dict.fromkeys(runs)), Made({}, [])
     options = {"device": device, "data_dir": data_dir}
     if engine == "local":
-        outcomes = _local(todo, runs, options)
+        outcomes = _local(todo, folder, options)
     else:
-        outcomes = _ray(todo, runs, options | {"address": address, "share": gpus_per_run})
+        outcomes = _ray(todo, folder, options | {"address": address, "share": gpus_per_run})
     bar = files.require("tqdm").tqdm(total=len(todo), unit="run", disable=None)
     number, shown = 0, time.monotonic()
     with bar, closing(outcomes):
         for ended in outcomes:
             if ended is None:
                 if time.monotonic() - shown > (LOG_EVERY_S if bar.disable else LOOK_EVERY_S):
-                    _show_progress(bar, todo, runs)
+                    _show_progress(bar, todo, folder)
                     shown = time.monotonic()
                 continue
-            config, outcome = ended
+            run, outcome = ended
             if isinstance(outcome, RunError):
                 said = str(outcome)
-                made.problems.append(f"{config.name}: {said}")
+                made.problems.append(f"{run.name}: {said}")
             else:
-                publish(outcome, results_dir)
-                made.results[config] = outcome
+                publish(run, outcome)
+                made.results[run] = outcome
                 said = outcome.get("reason") or f"validation error {100 * outcome['val_error']:.2f} %"
                 if outcome["status"] != "finished":
-                    made.problems.append(f"{config.name}: {said}")
+                    made.problems.append(f"{run.name}: {said}")
             bar.update()
             number += 1
-            line = printable(f"{config.name}: {said} ({number} of {len(todo)})")
+            line = printable(f"{run.name}: {said} ({number} of {len(todo)})")
             log.info("%s", line) if bar.disable else bar.write(line, file=sys.stderr)
     return made
 
@@ -128,29 +123,29 @@ def _check_place(device: str, engine: str, address: str | None, gpus_per_run: fl
         raise ValueError(f"`gpus_per_run` (got {gpus_per_run}) needs device 'cuda' or 'auto' (got 'cpu').")
 
 
-def _show_progress(bar: Any, configs: list[RunConfig], runs: Path) -> None:
+def _show_progress(bar: Any, runs: list[Run], folder: Path) -> None:
     """How many epochs are done, by what the runs have written."""
     done = 0
-    for config in configs:
+    for run in runs:
         with suppress(OSError, files.DataError):
-            done += len(files.read_small(runs / config.name / "metrics.jsonl").splitlines())
-    said = f"{done} of {sum(config.epochs for config in configs)}"
+            done += len(files.read_small(folder / run.name / "metrics.jsonl").splitlines())
+    said = f"{done} of {sum(run.training.epochs for run in runs)}"
     log.info("%s epochs", said) if bar.disable else bar.set_postfix(epochs=said)
 
 
-def _local(configs: list[RunConfig], runs: Path, options: dict[str, Any]) -> Outcomes:
-    for config in configs:
+def _local(runs: list[Run], folder: Path, options: dict[str, Any]) -> Outcomes:
+    for run in runs:
         try:
-            outcome: dict[str, Any] | RunError = train(config, runs / config.name, **options)
+            outcome: dict[str, Any] | RunError = train(run, folder / run.name, **options)
         except RunError as error:
             outcome = error
-        yield config, outcome
+        yield run, outcome
 
 
-def _ray(configs: list[RunConfig], runs: Path, options: dict[str, Any]) -> Outcomes:
-    ended = [c for c in configs if all((runs / c.name / f"{name}.json").exists() for name in ("config", "result"))]
+def _ray(runs: list[Run], folder: Path, options: dict[str, Any]) -> Outcomes:
+    ended = [run for run in runs if all((folder / run.name / f"{name}.json").exists() for name in ("config", "result"))]
     # Trains nothing, and needs no cluster: returns what is there.
-    yield from _local(ended, runs, {"device": "cpu", "data_dir": options["data_dir"]})
-    if todo := [config for config in configs if config not in ended]:
-        files.check_writable(runs)
-        yield from ray_outcomes(todo, runs, **options)
+    yield from _local(ended, folder, {"device": "cpu", "data_dir": options["data_dir"]})
+    if todo := [run for run in runs if run not in ended]:
+        files.check_writable(folder)
+        yield from ray_outcomes(todo, folder, **options)

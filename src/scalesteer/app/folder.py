@@ -4,6 +4,8 @@ Which part a picture belongs to follows from its path alone, so that adding pict
 class is drawn out of training: its first picture is put back there until another one is drawn for it.
 """
 
+from __future__ import annotations
+
 import csv
 import hashlib
 import io
@@ -15,9 +17,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +32,7 @@ from scalesteer.datasets.scale import PARTS
 from scalesteer.datasets.sources import Images
 from scalesteer.datasets.tensors import ImageSet
 from scalesteer.files import DataError, log
-from scalesteer.models.network import FITS, LONGEST_NAME
+from scalesteer.models.network import FITS, LONGEST_NAME, Task
 
 PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SHARE = 0.15  # of the pictures, for validation and as many for testing, where they have no folder of their own
@@ -75,6 +78,20 @@ class FolderSpec:
         """Of one image: `(3, H, W)`, or `(H, W)` if it is grey."""
         return self.image_size if self.grey else (3, *self.image_size)
 
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.images).removesuffix(".csv")
+
+    @property
+    def count(self) -> None:
+        """Known when the pictures are read."""
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def open(self, data_dir: Path | None = None, classes: Sequence[str] = ()) -> Folder:
+        return scan_folder(self, bool(classes))._replace(known=tuple(classes))
+
 
 class Picture(NamedTuple):
     """A picture file that was found."""
@@ -95,6 +112,18 @@ class Folder(NamedTuple):
     pictures: tuple[Picture, ...]
     drawn: tuple[str, ...]  # parts that the user did not name
     notes: tuple[str, ...]  # what was left out, in sentences
+    known: tuple[str, ...] = ()  # classes of a network that is trained already
+
+    @property
+    def task(self) -> Task:
+        """What the pictures ask of a network."""
+        names = self.known or self.classes
+        spec = self.spec
+        return Task(1 if spec.grey else 3, len(names), spec.image_size, names, spec.fit, "surroundings")
+
+    def load(self, part: str) -> list[ImageSet]:
+        """The pictures of "train", "val" or "test"."""
+        return [load_folder(self, part, classes=self.known or None)]
 
     def table(self) -> bytes:
         """Which picture belongs to which part, as a CSV file."""

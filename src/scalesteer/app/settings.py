@@ -1,4 +1,7 @@
-"""What a run may be told, with its defaults and help. Needs nothing but Python, so that help comes without torch."""
+"""What a run may be told, by groups, with defaults and help. Needs nothing but Python: help comes without torch.
+
+Each field is a flag of `scalesteer train`, and a name in the file of a sweep. :mod:`scalesteer.app.config` checks them.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,10 @@ Join = Literal["mean", "max", "logsumexp"]
 EngineName = Literal["local", "ray"]
 
 
-class DefaultName(str):
-    """The value of a setting that nobody gave: an equal one that somebody gave is a plain string."""
-
-
-class DefaultNumber(int):
-    """The same for a number."""
-
-
-class DefaultNumbers(tuple[float, ...]):
-    """The same for numbers, and empty: which they are depends on the other settings."""
-
-
 @dataclass(frozen=True)
-class Settings:
-    """The settings of one training, unchecked. Each field is a flag of `scalesteer train`, the most used first."""
+class Pictures:
+    """How your own pictures are read. FOLDER|CSV, above, names them."""
 
-    model: str = DefaultName("ss-cnn")
-    """The network; `scalesteer models` lists them. By default ss-cnn for a dataset, and pooled-resnet with --readout
-    logsumexp for your own pictures."""
-    dataset: str = "mnist-scale"
-    """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
     images: str | None = None
     """Your own pictures; the same as FOLDER|CSV without a flag."""
     image_size: tuple[int, int] | None = None  # What the pictures are fitted to, in pixels; by default 64 64.
@@ -39,13 +25,60 @@ class Settings:
     """How they are fitted. pad: keep their scale, and shrink only what is too large. crop: keep their scale and cut.
     resize: change their scale to fill the image, and cut what is left over."""
     grey: bool = False  # Make the pictures grey.
-    channels: tuple[float, ...] | None = DefaultNumbers()
+
+
+@dataclass(frozen=True)
+class Filters:
+    """For ss-cnn and the networks named steered."""
+
+    basis: str | None = None
+    """Preset of the filters: paper, area, released-code or smooth; by default the network's own."""
+    scales: tuple[float, ...] | None = None
+    """Scales of the filters; by default the network's own, for ss-cnn the paper's six."""
+    orders: tuple[float, ...] | None = None
+    """Orders k of the filters; by default the preset's."""
+    m: float | None = None  # Radial decay of the filters; by default the preset's.
+    support: Literal["disc", "crop", "averaged"] | None = None
+    """Pixels that belong to a filter: a disc that grows with the scale, a crop of the largest disc, or a disc whose
+    edge is averaged over pixels. By default the preset's."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Which network, and at which sizes it looks at an image: --channels and the four flags that follow are for the
+    networks named steered and pooled."""
+
+    model: str | None = None
+    """The network; `scalesteer models` lists them. By default ss-cnn for a dataset, and pooled-resnet with --readout
+    logsumexp for your own pictures."""
+    channels: tuple[float, ...] | None = None
     """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4), or none. By default
     none for a dataset, and 0.5 0.71 1 1.41 for your own pictures."""
+    join: Join = "logsumexp"  # How the answers of the scale channels become one.
+    drop: float = 0.0  # Share of the scale channels that are left out at random in training.
+    border: int = 0
+    """Width in pixels of a border around the image in scale channels that make it smaller. It is black for digits and
+    icons, and mirrors the image for photographs and your own pictures."""
+    test_channels: tuple[float, ...] | None = None
+    """Scale channels for the test images; by default as in training."""
+    widths: tuple[int, ...] | None = None
+    """Numbers of feature channels of the layers; by default the network's own."""
+    kernel_size: int | tuple[int, ...] | None = None
+    """Side of the filters of networks named pooled and steered: one number, or one for each stage."""
+    readout: str | None = None  # How networks named pooled and steered pool over space: max, mean or logsumexp.
+    dropout: float | None = None  # Share of the last features that are left out at random in training.
+    upsample: int | None = None  # Enlarge the input by 1 or 2, for networks of the paper; by default as in the paper.
+    filters: Filters = Filters()
+
+
+@dataclass(frozen=True)
+class Training:
+    """How it learns."""
+
     epochs: int = 60  # Passes over the training images.
-    batch_size: int = DefaultNumber(128)
-    """Images per step; a smaller batch at the end is left out. By default 128, and 0 for your own pictures: 128, or
-    fewer where that would make fewer than five steps in an epoch."""
+    batch_size: int | None = None
+    """Images per step; a smaller batch at the end is left out. By default 128; of your own pictures fewer where that
+    would make fewer than five steps in an epoch."""
     lr: float = 0.005  # Largest learning rate of AdamW.
     flip: bool = False  # Mirror each training image with probability 1/2.
     shift: int = 0  # Move each training image at random, by up to this many pixels.
@@ -58,47 +91,31 @@ class Settings:
     """Weight the loss so that all classes count alike, however many images each has."""
     tuning: bool = False  # Leave the test set alone; use this while you choose settings.
     seed: int = 0  # Seed of the initial weights, the order of the images and dropout.
-    split: int = 0  # Which draw of the dataset; 0 to 5 are the six of the paper's tables.
     weight_decay: float = 0.01  # Weight decay of AdamW.
     label_smoothing: float = 0.1  # Share of each label that is spread over all classes.
     schedule: Schedule = "one-cycle"
     """Learning rate over time. one-cycle: up for 30 % of the steps, then down to zero. cosine: down to zero. step: a
     tenth after a half, and again after three quarters."""
     precision: Precision = "float32"  # Arithmetic: full precision, TF32 products on a GPU, or bfloat16 autocast.
-    upsample: int | None = None  # Enlarge the input by 1 or 2, for networks of the paper; by default as in the paper.
-    basis: str | None = None
-    """Preset of the filters: paper, area, released-code or smooth; by default the network's own."""
+    one_size_epochs: int = 0
+    """Epochs at the beginning that train without scale channels, which is faster. The best epoch is chosen from those
+    that follow."""
     train_images: int | None = None  # Use only the first training images, this many; by default all.
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A built-in dataset, and which of its images."""
+
+    dataset: str = "mnist-scale"
+    """mnist-scale, fmnist-scale, mnist-scale-local-2, stir-mnist, stir-emoji, mnist-large-scale or rescaled-cifar10."""
+    split: int = 0  # Which draw of the dataset; 0 to 5 are the six of the paper's tables.
     scale_range: tuple[float, float] | None = None  # Factors to shrink images by; by default the dataset's own.
     sizes: tuple[int, int, int] | None = None
     """Numbers of images in the three parts, or of objects where each is shown at several sizes. By default the
     dataset's own."""
     resampler: Literal["bilinear", "antialias"] = "bilinear"  # How images are shrunk.
-    scales: tuple[float, ...] | None = None
-    """Scales of the filters; by default the network's own, for ss-cnn the paper's six."""
-    orders: tuple[float, ...] | None = None
-    """Orders k of the filters; by default the preset's."""
-    m: float | None = None  # Radial decay of the filters; by default the preset's.
-    support: Literal["disc", "crop", "averaged"] | None = None
-    """Pixels that belong to a filter: a disc that grows with the scale, a crop of the largest disc, or a disc whose
-    edge is averaged over pixels. By default the preset's."""
     train_sizes: tuple[float, float] | None = None
     """Smallest and largest size of the objects in training and validation images, in the dataset's unit; by default the
     dataset's own."""
     test_sizes: tuple[float, ...] | None = None  # Sizes of the objects in test images; by default all that there are.
-    widths: tuple[int, ...] | None = None
-    """Numbers of feature channels of the layers; by default the network's own."""
-    kernel_size: int | tuple[int, ...] | None = None
-    """Side of the filters of networks named pooled and steered: one number, or one for each stage."""
-    readout: str | None = None  # How networks named pooled and steered pool over space: max, mean or logsumexp.
-    dropout: float | None = None  # Share of the last features that are left out at random in training.
-    join: Join = "logsumexp"  # How the answers of the scale channels become one.
-    drop: float = 0.0  # Share of the scale channels that are left out at random in training.
-    border: int = 0
-    """Width in pixels of a border around the image in scale channels that make it smaller. It is black for digits and
-    icons, and mirrors the image for photographs and your own pictures."""
-    one_size_epochs: int = 0
-    """Epochs at the beginning that train without scale channels, which is faster. The best epoch is chosen from those
-    that follow."""
-    test_channels: tuple[float, ...] | None = None
-    """Scale channels for the test images; by default as in training."""

@@ -2,7 +2,7 @@
 
 seeds = [0, 1, 2]            # optional; above the tables
 
-[base]                       # what all runs have in common: fields of RunConfig, the flags of `scalesteer train`
+[base]                       # what all runs have in common: the flags of `scalesteer train`
 model = "pooled-cnn"
 epochs = 20
 tuning = true                # the test set is not looked at while settings are chosen
@@ -18,12 +18,11 @@ import statistics
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalesteer import _checks, files
-from scalesteer.app import RunConfig
+from scalesteer.app.config import USUAL, Run, make_run
 
 LARGEST_FILE, MOST_RUNS = 1 << 20, 10_000
 
@@ -36,7 +35,7 @@ class Setting(NamedTuple):
     """One combination of the grid's values."""
 
     values: dict[str, Any]  # of the grid's fields
-    runs: tuple[RunConfig, ...]  # one for each seed
+    runs: tuple[Run, ...]  # one for each seed
 
 
 def read_grid(path: Path) -> list[Setting]:
@@ -77,8 +76,8 @@ def _settings(content: dict[str, Any]) -> list[Setting]:
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         own = [{}] if seeds is None else [{"seed": seed} for seed in seeds]
-        settings.append(Setting(chosen, tuple(_config(base, chosen | seed) for seed in own)))
-    runs = [config for setting in settings for config in setting.runs]
+        settings.append(Setting(chosen, tuple(_run(base, chosen | seed) for seed in own)))
+    runs = [run for setting in settings for run in setting.runs]
     again, times = Counter(runs).most_common(1)[0]
     if times > 1:
         raise ValueError(f"the same run must not be named twice ({again.command})")
@@ -90,21 +89,22 @@ def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ValueError(f"`{name}` must be a table, [{name}] (got {table!r})")
     for field in table:
-        _checks.choice(f"a field of [{name}]", field, [f.name for f in fields(RunConfig)])
+        _checks.choice(f"a field of [{name}]", field, list(USUAL))
     return table
 
 
-def _config(base: dict[str, Any], chosen: dict[str, Any]) -> RunConfig:
+def _run(base: dict[str, Any], chosen: dict[str, Any]) -> Run:
     try:
-        config = RunConfig.from_dict(base | chosen)
-        hash(config)  # a table or a list of lists where a number belongs would fail later
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in (base | chosen).items()}
+        run = make_run(**values)
+        hash(run)  # a table or a list of lists where a number belongs would fail later
     except (ValueError, TypeError) as error:
         said = ", ".join(f"{name} = {value!r}" for name, value in chosen.items())
         raise ValueError(f"{str(error).rstrip('.')}{f' (with {said})' if said else ''}") from error
-    return config
+    return run
 
 
-def table(settings: list[Setting], results: Mapping[RunConfig, Mapping[str, Any]]) -> str:
+def table(settings: list[Setting], results: Mapping[Run, Mapping[str, Any]]) -> str:
     """One line for each setting: its values, the mean over seeds of the validation error, and of the test error.
 
     The lowest validation error comes first. The test error says how good the choice is; had it been chosen by, it would
@@ -114,7 +114,7 @@ def table(settings: list[Setting], results: Mapping[RunConfig, Mapping[str, Any]
     several = max(len(setting.runs) for setting in settings) > 1
     lines = []
     for setting in settings:
-        found = [results[config] for config in setting.runs if config in results]
+        found = [results[run] for run in setting.runs if run in results]
         ended = [result for result in found if result["status"] == "finished"]
         whole = len(ended) == len(setting.runs)
         validation = [result["val_error"] for result in ended] if whole else []

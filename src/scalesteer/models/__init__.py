@@ -32,7 +32,7 @@ DATASETS = {
     "stir-mnist": Task(1, 10, (64, 64)),
     "stir-emoji": Task(1, 36, (64, 64)),
     "mnist-large-scale": Task(1, 10, (112, 112)),
-    "rescaled-cifar10": Task(3, 10, (64, 64)),
+    "rescaled-cifar10": Task(3, 10, (64, 64), fit="resize", ground="surroundings"),
 }
 _MODELS: Models = {**flat.MODELS, **pooled.MODELS, **group.MODELS}
 _ABOUT = flat.ABOUT | pooled.ABOUT | group.ABOUT
@@ -149,7 +149,7 @@ def create_model(
         >>> model(torch.rand(2, 3, 40, 50)).shape
         torch.Size([2, 5])
         >>> create_model(**model.arguments).task
-        Task(in_chans=3, num_classes=5, image_size=None, classes=(), fit='pad')
+        Task(in_chans=3, num_classes=5, image_size=None, classes=(), fit='pad', ground='surroundings')
     """
     name = _checks.lookup("name", name, list_models())
     options = {option: value for option, value in options.items() if value is not None}
@@ -171,7 +171,12 @@ def create_model(
         options["basis"] = LogRadialBasis(**options["basis"])
     model = plan.network(build(plan, **options))
     network = network_of(model)
-    network.task = Task(plan.in_chans, plan.num_classes, plan.image_size)
+    own = Task(plan.in_chans, plan.num_classes, plan.image_size)
+    if usual_task is not None:
+        own = Task(*own[:3], *usual_task[3:])
+    elif own.in_chans > 1 or own.image_size is None:
+        own = own._replace(ground="surroundings")
+    network.task = own
     arguments = {"name": name, **vars(plan), **_own_options(build), **options}
     arguments |= dict.fromkeys(("channels", *pooled.PLANNED))  # which `ScaleChannels` adds as they are
     arguments = {key: value for key, value in arguments.items() if value is not None}

@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from scalesteer.models.scaled import ScaledNetwork
 
 FITS = ("pad", "crop", "resize")
+GROUNDS = ("black", "surroundings")
 LONGEST_NAME = 200  # of a class, in characters
 
 
 class Task(NamedTuple):
-    """What a dataset asks of a network."""
+    """What images ask of a network; it travels with the weights."""
 
     in_chans: int
     num_classes: int
     image_size: tuple[int, int] | None  # that a network is meant for; None if it is meant for all
     classes: tuple[str, ...] = ()  # their names in the order of the logits; empty if they have none
     fit: str = "pad"  # how pictures of another size are brought to `image_size`: one of `FITS`
+    ground: str = "black"  # what is around an object: black, as around digits, or what was photographed around it
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def build(name: str, task: dict[str, Any], options: dict[str, Any]) -> nn.Module
             raise TypeError(f"the network {name} has an attribute `{attribute}`, which is needed here: rename it.")
     own = {key: value for key, value in {**defaults, **options}.items() if value is not None and key not in OF_TASK}
     own |= {"pretrained": False} if "pretrained" in own else {}
-    network.task = Task(**told)  # type: ignore[assignment]
+    network.task = Task(**told, ground="surroundings")  # type: ignore[assignment]
     network.arguments = _as_json(name, {"name": name, **told, **own})  # type: ignore[assignment]
     if not scaling.get("channels"):
         if scaling:

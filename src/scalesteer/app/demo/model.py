@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scalesteer import app as training
 from scalesteer.app import predict
-from scalesteer.app.loop import pixels_seen
+from scalesteer.app.device import pick_device
+from scalesteer.app.evaluation import pixels_seen
+from scalesteer.app.networks import load_model
 from scalesteer.app.pictures import PictureError
 from scalesteer.app.report import data_uri
 from scalesteer.channels import ScaleChannels
@@ -52,18 +53,17 @@ class DemoModel:
 
     def __init__(self, checkpoint: str | Path, device: str = "cpu") -> None:
         require("PIL.Image")  # told now, not when the first picture comes
-        model, config = training.load_model(Path(checkpoint))
         self.name = Path(checkpoint).resolve().name
-        self.fit, classes = predict.own_pictures(model, config)
-        self.model = training.as_tested(model, config).to(training.pick_device(device)).eval()
+        self.model = load_model(Path(checkpoint)).to(pick_device(device))
         self.network = network_of(self.model)
-        self.classes = tuple(classes) or tuple(map(str, range(self.network.task.num_classes)))
-        self.read_file = predict.reader(self.model, self.fit, most_pixels=MOST_READ)
+        self.task = self.network.task
+        self.classes = self.task.classes or tuple(map(str, range(self.task.num_classes)))
+        self.read_file = predict.reader(self.model, most_pixels=MOST_READ)
         self.any_size = isinstance(self.network, PooledNetwork)
 
     def describe(self) -> dict[str, Any]:
         """What a page should know before there is a picture, JSON-ready."""
-        draws = self.fit is None and self.network.in_chans == 1
+        draws = self.task.ground == "black"
         return {
             "name": self.name,
             "classes": list(self.classes),
@@ -102,7 +102,7 @@ class DemoModel:
         if size > 1 and self.any_size:
             return x
         ground = torch.zeros(len(picture))
-        if self.fit is not None or self.network.in_chans > 1:
+        if self.task.ground == "surroundings":
             rows, columns = picture[:, [0, -1]], picture[:, :, [0, -1]]
             ground = torch.cat([rows.flatten(1), columns.flatten(1)], dim=1).mean(1)
         # What is cut off, or added, on each side; the ground is zero while it is added.

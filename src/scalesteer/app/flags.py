@@ -1,0 +1,23 @@
+"""Flags that several commands share, with their help."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from scalesteer.app.commands import Positional, arg
+from scalesteer.app.settings import EngineName
+
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
+Originals = Annotated[
+    Path | None,
+    arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.", help_behavior_hint=""),
+]
+RunsFolder = Annotated[Path, arg(metavar="DIR", help="Where runs are kept.")]
+Part = Literal["train", "val", "test"]
+Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
+Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]
+GpusPerRun = Annotated[float | None, arg(help="Share of a GPU for each run on Ray, as 0.25; by default a whole one.")]
+MODEL = (
+    "A run's directory, a checkpoint in it, a folder with a model, or the name of one that comes with scalesteer: "
+    "digits or garments."
+)
+Checkpoint = Positional[Annotated[Path, arg(metavar="MODEL", help=MODEL)]]
