@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
 DEVICES = {"cpu": "two CPU threads", "h200": "H200"}
 """By the name of their file in results/bench/, which `python -m speed bench --output` writes."""
-# Contenders as results/bench names them, and as they are shown: "spectral" is the old name of the backend "fast".
-LABELS = {"spectral": "ours, `fast`", "auto": "ours", "direct": "`direct`", "plain": "plain"}
+# Contenders and how they are shown. Files of results/bench/ call the backend "fast" by an old name.
+OLD_NAMES = {"spectral": "fast"}
+LABELS = {"fast": "ours, `fast`", "auto": "ours", "direct": "`direct`", "plain": "plain"}
 _GPU = {"device": "h200", "group": "network", "precision": "tf32", "graph": False}
 SITUATIONS: dict[str, tuple[str, Record]] = {  # who of ours, and which case
     "two CPU threads, training, batch 64": ("auto", {"device": "cpu", "group": "network", "train": True}),
@@ -50,6 +51,8 @@ def load() -> dict[str, Record]:
             kept = [case for case in result["measurements"] if case["group"] not in groups]
             result["measurements"] = kept + again["measurements"]
             result["later"] |= dict.fromkeys(groups, again["environment"])
+        for case in result["measurements"]:
+            case["contenders"] = {OLD_NAMES.get(name, name): about for name, about in case["contenders"].items()}
     return found
 
 
@@ -229,7 +232,7 @@ def plots() -> dict[str, Figure]:
 
 def plot_network(cases: list[Record], device: str) -> Figure:
     """Images per second: a panel for training, one for inference, bars for each mode that all three have."""
-    contenders = [line for line in styled(PLOTTED) if line[0] != "spectral"]  # which "auto" takes where it is faster
+    contenders = [line for line in styled(PLOTTED) if line[0] != "fast"]  # which "auto" takes where it is faster
     cases = [case for case in cases if {name for name, *_ in contenders} <= set(case["contenders"])]
     modes = list(dict.fromkeys((case["precision"], case["graph"]) for case in cases))
     works = [train for train in (True, False) if any(case["train"] == train for case in cases)]

@@ -44,28 +44,6 @@ class Bench:
         print(self.output)
 
 
-@app.command("costs")
-@dataclass(frozen=True)
-class Costs:
-    """Fit the costs by which the backend "auto" chooses to the times of a run with --only shapes.
-
-    Example: python -m speed costs --shapes results/bench/shapes-cpu.json
-    """
-
-    shapes: Path = Path("results/bench/shapes-cpu.json")
-
-    def run(self) -> None:
-        """Print the costs, for scalesteer.fast.choice.COSTS, and where they choose wrong."""
-        from speed import bench, costs
-
-        found = costs.fit(self.shapes)
-        for kind, by_backend in found.items():
-            print(f"{kind}: {by_backend}")
-        for loss, case in costs.losses(self.shapes, found):
-            if loss > 1.0:
-                print(f"{loss:6.2f}  {bench.describe(case.to_dict())}")
-
-
 @app.command("convert")
 @dataclass(frozen=True)
 class Convert:

@@ -1,10 +1,10 @@
 """Speed and memory, side by side: the fast path, one convolution per scale, and torch's plain convolution.
 
-A case is the same work for several contenders: ``spectral`` and ``auto`` are ours, ``direct`` is one convolution per
+A case is the same work for several contenders: ``fast`` and ``auto`` are ours, ``direct`` is one convolution per
 scale with a running maximum, ``plain`` is `nn.Conv2d`, or the plain CNN on images of the same size; ``two-lobed`` and
 ``one-lobed`` are ours with functions that are point-symmetric and with functions that are not; ``compiled`` is ``auto``
 by ``torch.compile(mode="reduce-overhead")``. The group ``shapes`` has layers of every shape with the backends ``fast``,
-``direct`` and ``auto``; the costs by which "auto" chooses are fitted to it (:mod:`speed.costs`). The group
+``direct`` and ``auto``: from it come the numbers of taps by which "auto" chooses. The group
 ``channels`` has residual networks that look at an image at several sizes, with steered filters and with plain ones.
 Contenders take turns, so that whatever else the machine does hits all of them. What fails is recorded, and the next
 case is measured.
@@ -43,7 +43,7 @@ from scalesteer.models import create_model
 from scalesteer.nn import ScaleSteerableConv2d, fold
 
 GROUPS = ("network", "layer", "channels", "lobes", "sweep", "large", "baselines", "shapes")
-CONTENDERS = ("spectral", "auto", "direct", "plain")
+CONTENDERS = ("fast", "auto", "direct", "plain")
 SHAPE_CONTENDERS = ("fast", "direct", "auto")
 COMPILED = "compiled"  # a whole network on CUDA
 LOBES = {"two-lobed": "area", "one-lobed": "smooth"}  # and the preset of each

@@ -11,6 +11,7 @@ import torch
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold, functional
 from scalesteer.fast.memory import Cache
 from scalesteer.geometry import Filters, Geometry
+from scalesteer.harmonics import PAPER_SCALES
 from tests import reference
 
 SCALES = (0.6, 1.0, 1.8)  # windows of 3, 5 and 9 for a kernel of 5
@@ -289,14 +290,6 @@ def test_more_scales_than_a_byte_can_count():
         torch.testing.assert_close(best, torch.nn.functional.avg_pool2d(x, 3, 1, 1) * 9)
 
 
-def test_spectral_is_the_old_name_of_fast(monkeypatch):
-    called, original = [], fast.max_over_scales
-    monkeypatch.setattr(fast, "max_over_scales", lambda *a: called.append(1) or original(*a))
-    x = torch.randn(1, 4, 12, 12, dtype=torch.float64)
-    assert torch.equal(build("spectral")(x), build("fast")(x))
-    assert len(called) == 2
-
-
 @pytest.mark.parametrize(
     ("backend", "channels", "stride", "basis"),
     [
@@ -428,6 +421,32 @@ def test_auto_gives_the_numbers_of_both(monkeypatch):
         monkeypatch.setattr(fast, "choose_backend", lambda *_, choice=choice, **__: choice)
         monkeypatch.setattr(functional, "_arrangements", Cache(1))
         assert largest_difference(build("auto")(x), expected) < 1e-10
+
+
+@pytest.mark.parametrize(("least", "kernel_size", "scales"), [(10**6, 7, PAPER_SCALES), (0, 3, (1.0,))])
+@pytest.mark.parametrize("training", [True, False])
+def test_auto_may_measure_what_its_rule_only_estimates(least, kernel_size, scales, training, monkeypatch):
+    """Products of frequencies gain ten times with the paper's six scales, and lose as much with one of 3 x 3."""
+    for name in ("LEAST_TAPS", "LEAST_TAPS_TRAINING"):
+        monkeypatch.setattr(fast.choice, name, least)  # a rule that is wrong
+    timed, time_backends, fast_calls, max_over_scales = [], functional._time_backends, [], fast.max_over_scales
+    monkeypatch.setattr(functional, "_time_backends", lambda *a: timed.append(1) or time_backends(*a))
+    monkeypatch.setattr(fast, "max_over_scales", lambda *a: fast_calls.append(1) or max_over_scales(*a))
+    monkeypatch.setattr(functional, "_arrangements", Cache(9))
+    layer = ScaleSteerableConv2d(24, 24, kernel_size, padding="same", scales=scales, basis="paper")
+    x = torch.randn(4, 24, 24, 24, requires_grad=training)
+    with torch.set_grad_enabled(training):
+        expected = layer(x)
+        monkeypatch.setattr(fast, "benchmark", True)
+        layer(x)
+        fast_calls.clear()
+        found = layer(x)
+    assert len(timed) == 1
+    assert len(fast_calls) == (kernel_size == 7)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert x.grad is None
+    assert layer.coefficients.grad is None
+    assert found.requires_grad == training
 
 
 def test_what_was_found_for_one_call_serves_only_calls_like_it(monkeypatch):

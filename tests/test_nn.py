@@ -16,7 +16,7 @@ from torch import nn
 from scalesteer import PAPER_SCALES, LogRadialBasis, ScaleSteerableConv2d, fold, harmonics
 from scalesteer import nn as layers
 
-BACKENDS = ("direct", "spectral")
+BACKENDS = ("direct", "fast")
 
 
 def test_signature_begins_with_that_of_conv2d_defaults_included():
@@ -144,7 +144,7 @@ def test_scales_that_are_far_apart_and_share_a_window_are_told():
         (
             {"backend": "fft"},
             ValueError,
-            r"`backend` must be one of 'auto', 'direct', 'fast', 'spectral' \(got 'fft'\)",
+            r"`backend` must be one of 'auto', 'direct', 'fast' \(got 'fft'\)",
         ),
         ({"reduce": "mean"}, ValueError, r"`reduce` must be 'max' or None \(got 'mean'\)"),
         ({"basis": 3}, TypeError, r"`basis` must be a LogRadialBasis or the name of a preset \(got 3\)"),
@@ -243,7 +243,7 @@ def test_backend_argument_is_obeyed(backend, reduce, monkeypatch):
     monkeypatch.setattr(layers.functional.fast, "responses", lambda *a, **k: called.append(1) or plain(*a, **k))
     monkeypatch.setattr(layers.functional.fast, "max_over_scales", lambda *a: called.append(1) or pooled(*a))
     ScaleSteerableConv2d(1, 1, backend=backend, reduce=reduce)(torch.zeros(1, 1, 9, 9))
-    assert bool(called) == (backend == "spectral")
+    assert bool(called) == (backend == "fast")
 
 
 def test_bias_device_and_dtype_arguments_are_obeyed():
@@ -356,7 +356,7 @@ KEPT = {
     "dtype": torch.float64,
     "basis": "area",
     "reduce": None,
-    "backend": "spectral",
+    "backend": "fast",
 }
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from scalesteer import FoldedScaleConv2d, ScaleSteerableConv2d, fold, harmonics
 
-BACKENDS = ("direct", "spectral")
+BACKENDS = ("direct", "fast")
 SMALL = {"kernel_size": 3, "padding": 1, "scales": (1.0, 5 / 3)}
 # torch's own: inductor has no kernels for complex numbers and says so; old-style names inside torch.
 TORCH_WARNINGS = (

@@ -6,7 +6,9 @@ scales never lie in memory together. The fast algorithm for the same numbers is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -14,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer import _checks, fast
-from scalesteer.fast.memory import Cache, holds_numbers
+from scalesteer.fast.memory import Cache, being_captured, holds_numbers
 from scalesteer.geometry import Axes, Filters, Geometry, Maximum
 
-BACKENDS = ("auto", "direct", "fast", "spectral")  # the last is the old name of "fast"
+BACKENDS = ("auto", "direct", "fast")
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
@@ -42,15 +44,14 @@ def scale_conv2d(
         bias: Added to the result, or None.
         geometry: Stride, padding, dilation and groups.
         reduce: ``"max"`` over scales, or None for the responses of all of them.
-        backend: ``"direct"``, ``"fast"`` (old name ``"spectral"``) or ``"auto"``; the last two rely on
-            `filters.symmetric`.
+        backend: ``"direct"``, ``"fast"`` or ``"auto"``; the last two rely on `filters.symmetric`.
         return_scales: Also return the index of the winning scale at each pixel (int64).
 
     Shape:
         `(B, C, H, W)` -> `(B, O, H', W')`, or `(B, O, S, H', W')` with ``reduce=None``.
     """
     plain = reduce is None or len(filters.sizes) > fast.MOST_SCALES or fast.needs_plain_operations(x, backend)
-    (height, width), axes, backend = _arrange(x, filters, geometry, backend, plain)
+    (height, width), axes, backend = _arrange(x, filters, geometry, reduce, backend)
     if height > 0 or width > 0:
         x = F.pad(x, (width, width, height, height), mode=geometry.padding_mode)
     groups = geometry.groups
@@ -106,20 +107,28 @@ Arrangement = tuple[tuple[int, int], Axes, str]
 _arrangements: Cache[Arrangement] = Cache(1024)
 
 
-def _arrange(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:
+def _arrange(
+    x: Tensor, filters: Filters, geometry: Geometry, reduce: Literal["max"] | None, backend: str
+) -> Arrangement:
     """The border of the image, the axes of the image with its border, and "direct" or "fast"; kept for the next call.
 
     The border is what the largest window needs, unless it is of zeros, which are beyond every image anyway.
     """
     if fast.being_traced() or not holds_numbers(x):  # sizes may be symbols
-        return _make_arrangement(x, filters, geometry, backend, plain)
+        return _make_arrangement(x, filters, geometry, backend)
+    timed = backend == "auto" and fast.benchmark and not (x.is_meta or being_captured(x.device))
     training = torch.is_grad_enabled() and filters.weights.requires_grad
     shapes = x.shape, filters.weights.shape, filters.sizes, filters.symmetric
-    key = (*shapes, geometry, backend, plain, training, x.device)
-    return _arrangements.get_or_make(key, lambda: _make_arrangement(x, filters, geometry, backend, plain))
+    options = geometry, backend, training, x.device, (reduce, x.dtype, x.requires_grad) if timed else None
+
+    def make() -> Arrangement:
+        chosen = _time_backends(x, filters, geometry, reduce) if timed else backend
+        return _make_arrangement(x, filters, geometry, chosen)
+
+    return _arrangements.get_or_make((*shapes, *options), make)
 
 
-def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: str, plain: bool) -> Arrangement:
+def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: str) -> Arrangement:
     axes, mode = geometry.axes(x.shape[-2], x.shape[-1], filters.sizes), geometry.padding_mode
     height, width = (0, 0) if mode == "zeros" else (max(0, axis.beyond[0]) for axis in axes)
     if height > 0 or width > 0:
@@ -127,6 +136,28 @@ def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: 
         axes = axes[0].padded(height), axes[1].padded(width)
     if backend == "auto" and torch.onnx.is_in_onnx_export():
         backend = "direct"  # ONNX has no products between frequencies
-    if backend == "auto":
-        backend = fast.choose_backend(axes, filters, geometry.groups, not plain, x.shape[0])
-    return (height, width), axes, backend
+    return (height, width), axes, fast.choose_backend(axes, filters) if backend == "auto" else backend
+
+
+def _time_backends(x: Tensor, filters: Filters, geometry: Geometry, reduce: Literal["max"] | None) -> str:
+    """The backend that takes less time for such tensors: a pass to get ready, then the faster of two."""
+    gradients = torch.is_grad_enabled()
+    x = x.detach().requires_grad_(gradients and x.requires_grad)
+    if gradients and filters.weights.requires_grad:
+        filters = replace(filters, weights=filters.weights.detach().requires_grad_())
+    wanted = [tensor for tensor in (x, filters.weights) if gradients and tensor.requires_grad]
+    times: dict[str, list[float]] = {"direct": [], "fast": []}
+    for backend in 3 * list(times):
+        _wait(x.device)
+        start = time.perf_counter()
+        y = scale_conv2d(x, filters, None, geometry, reduce=reduce, backend=backend)
+        if wanted:
+            torch.autograd.grad(y, wanted, torch.ones_like(y))  # type: ignore[arg-type]
+        _wait(x.device)
+        times[backend].append(time.perf_counter() - start)
+    return min(times, key=lambda backend: min(times[backend][1:]))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -248,10 +248,10 @@ class ScaleSteerableConv2d(_ScaleConv2d):
             ``"smooth"``, which steers best on real grids and can tell the two sides of an edge; ``"paper"``;
             ``"area"``, the paper's averaged over pixels; or ``"released-code"``.
         reduce: ``"max"`` over scales, or None for the responses of all scales on an axis of their own.
-        backend: ``"direct"`` (one convolution for each scale), ``"fast"`` (mostly products of frequencies; the old
-            name ``"spectral"`` is accepted) or ``"auto"``, which takes the faster one. The numbers are the same up to
-            rounding; what is not finite spreads further in ``"fast"``, as NaN. Exported programs may have dynamic
-            batch, height and width.
+        backend: ``"direct"`` (one convolution for each scale), ``"fast"`` (mostly products of frequencies) or
+            ``"auto"``, which takes ``"fast"`` for filters of many taps, or with ``scalesteer.fast.benchmark = True``
+            the one that is faster in a trial. The numbers are the same up to rounding; what is not finite spreads
+            further in ``"fast"``, as NaN. Exported programs may have dynamic batch, height and width.
 
     Shape:
         `(B, C_in, H, W)` -> `(B, C_out, H', W')`, or `(B, C_out, S, H', W')` with ``reduce=None``.

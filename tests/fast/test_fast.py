@@ -5,6 +5,7 @@ Pieces, tiles and gradients are tested with the algorithm itself in test_spectra
 
 import copy
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,53 +58,32 @@ def run(layer, x):
     return out.detach(), winner, *torch.autograd.grad(out.square().sum(), (image, layer.coefficients, layer.bias))
 
 
-def choose_backend(image_size, sizes, in_channels, geometry, tiles=True, symmetric=True):
-    filters = Filters(torch.empty(32, in_channels, 0, requires_grad=True), None, tuple(sizes), symmetric)
-    return fast.choose_backend(geometry.axes(*image_size, filters.sizes), filters, geometry.groups, tiles)
+def choose_backend(sizes, stride=1, training=True):
+    filters = Filters(torch.empty(8, 3, 0, requires_grad=training), None, tuple(sizes))
+    return fast.choose_backend(Geometry(3, stride=(stride, stride)).axes(64, 64, filters.sizes), filters)
 
 
-def test_auto_prefers_the_spectrum_for_large_windows_and_taps_for_small_ones():
-    def geometry(size):
-        return Geometry(size, padding=(size // 2, size // 2))
-
-    assert choose_backend((28, 28), range(13, 34, 4), 30, geometry(13)) == "fast"
-    assert choose_backend((1024, 1024), range(7, 18, 2), 16, geometry(7)) == "fast"
-    assert choose_backend((14, 14), range(7, 18, 2), 60, geometry(7)) == "fast"
-    assert choose_backend((56, 56), range(7, 18, 2), 1, geometry(7)) == "fast"
-    assert choose_backend((28, 28), (3,), 30, geometry(3)) == "direct"
-    assert choose_backend((28, 28), (3,), 1, geometry(3)) == "direct"
+@pytest.mark.parametrize("training", [True, False])
+def test_auto_counts_the_taps_of_all_scales(training):
+    assert choose_backend((3, 3, 5, 7), training=training) == "direct"  # 92
+    assert choose_backend((7,), training=training) == "direct"
+    assert choose_backend((3, 11), training=training) == "fast"  # 130
+    assert choose_backend(range(7, 18, 2), training=training) == "fast"
+    assert choose_backend(range(7, 18, 2), stride=2, training=training) == "fast"
+    assert choose_backend(range(7, 18, 2), stride=4, training=training) == "direct"  # 934 / 16
 
 
-def test_auto_knows_that_filters_that_are_not_symmetric_take_more_work():
-    geometry = Geometry(7, padding=(3, 3))
-    assert choose_backend((28, 28), (7, 9), 1, geometry) == "fast"
-    assert choose_backend((56, 56), range(7, 18, 2), 1, geometry, symmetric=False) == "fast"
-    assert choose_backend((28, 28), range(7, 18, 2), 30, geometry, symmetric=False) == "fast"
-    geometry = Geometry(3, padding=(1, 1))
-    assert choose_backend((28, 28), (3,), 4000, geometry) == "fast"
-    assert choose_backend((28, 28), (3,), 4000, geometry, symmetric=False) == "direct"
+def test_auto_needs_fewer_taps_in_training():
+    assert choose_backend((5, 9)) == "fast"  # 106
+    assert choose_backend((5, 9), training=False) == "direct"
+    with torch.no_grad():
+        assert choose_backend((5, 9)) == "direct"
 
 
-def test_auto_tiles_only_where_it_can():
-    geometry = Geometry(7, padding=(3, 3))
-    assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=True) == "fast"
-    assert choose_backend((1024, 1024), (7, 17), 8, geometry, tiles=False) == "direct"
-
-
-def test_auto_prefers_the_spectrum_for_colour_images():
-    geometry = Geometry(7, padding=(3, 3))
-    assert choose_backend((32, 32), range(7, 18, 2), 3, geometry) == "fast"
-    assert choose_backend((32, 32), (3, 5), 3, Geometry(3, padding=(1, 1))) == "direct"
-
-
-def test_auto_prefers_the_spectrum_to_groups_of_few_channels():
-    geometry = Geometry(7, padding=(3, 3), groups=32)
-    assert choose_backend((28, 28), range(7, 18, 2), 1, geometry) == "fast"
-
-
-def test_the_tile_of_a_strided_layer_counts_in_its_cost():
-    geometry = Geometry(7, stride=(4, 4), padding=(0, 0))
-    assert choose_backend((4096, 4096), (3,), 64, geometry, tiles=True) == "direct"
+def test_the_page_has_the_numbers_of_taps_of_the_rule():
+    page = (Path(__file__).parents[2] / "docs" / "evidence" / "fast-path.md").read_text()
+    numbers = choice.LEAST_TAPS_TRAINING, choice.LEAST_TAPS, choice.LEAST_TAPS_CUDA
+    assert "from {} taps on in training, {} in inference, {} on CUDA".format(*numbers) in page
 
 
 def test_pieces_are_of_about_one_size_and_never_too_large():

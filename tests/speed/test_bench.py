@@ -37,8 +37,8 @@ def test_file_holds_environment_and_every_contender(tmp_path):
 
 
 def test_ratios_are_of_medians():
-    found = bench.with_ratios({"spectral": {"ms": 2.0}, "direct": {"ms": 5.0}, "plain": {"error": "out of memory"}})
-    assert found["spectral"] == {"ms": 2.0, "times_direct": 2.5}
+    found = bench.with_ratios({"fast": {"ms": 2.0}, "direct": {"ms": 5.0}, "plain": {"error": "out of memory"}})
+    assert found["fast"] == {"ms": 2.0, "times_direct": 2.5}
     assert found["direct"] == {"ms": 5.0}
     assert found["plain"] == {"error": "out of memory"}
 
@@ -69,8 +69,8 @@ def test_failure_is_recorded_and_the_others_are_measured(monkeypatch, failure, t
     monkeypatch.setattr(ScaleSteerableConv2d, "forward", forward)
     found = bench.measure(LAYER, CPU, FAST)["contenders"]
     assert found["direct"] == {"error": told}
-    assert {"ms", "times_plain"} <= set(found["spectral"])
-    assert "times_direct" not in found["spectral"]
+    assert {"ms", "times_plain"} <= set(found["fast"])
+    assert "times_direct" not in found["fast"]
     assert told in bench.render({"measurements": [{**LAYER.to_dict(), "contenders": found}]})
 
 
@@ -114,7 +114,7 @@ def test_steps_do_the_work_they_claim(monkeypatch):
         step = bench.make_step(LAYER, name, CPU)
         (model,) = [c.cell_contents for c in step.__closure__ if isinstance(c.cell_contents, ScaleSteerableConv2d)]
         assert (model.basis.point_symmetric, model.backend) == (symmetric, "fast")
-    step = bench.make_step(replace(LAYER, train=False), "spectral", CPU)
+    step = bench.make_step(replace(LAYER, train=False), "fast", CPU)
     cells = [c.cell_contents for c in step.__wrapped__.__closure__]
     assert any(isinstance(c, FoldedScaleConv2d) for c in cells)
     assert not step().requires_grad
@@ -178,7 +178,7 @@ def test_cuda_steps_eager_and_as_a_graph(graph, train):
 @pytest.mark.gpu
 def test_a_captured_training_step_trains():
     case = bench.Case("network", 8)
-    step = bench.make_step(case, "spectral", torch.device("cuda", 0))
+    step = bench.make_step(case, "fast", torch.device("cuda", 0))
     (model,) = [c.cell_contents for c in step.__closure__ if isinstance(c.cell_contents, torch.nn.Module)]
     bench.warm_up(step)
     graph, _ = bench.capture(step)

@@ -32,6 +32,7 @@ from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
 __all__ = [
     "being_exported",
     "being_traced",
+    "benchmark",
     "choose_backend",
     "keep_larger",
     "max_over_scales",
@@ -42,6 +43,10 @@ __all__ = [
 memory_budget = 1 << 28
 """Bytes that one piece of work may take beside its input and output, roughly; set it to trade speed for memory. On
 CUDA a piece may take twice as much and, where neither gradients nor winners are wanted, four times."""
+
+benchmark = False
+"""Whether ``backend="auto"`` times both backends once for each shape and keeps the faster one, as
+`torch.backends.cudnn.benchmark` does for algorithms. Otherwise it counts taps (:func:`choose_backend`)."""
 
 # Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it,
 # but torch divides an operation between threads only from so many numbers on: else one makes what the other needs.
