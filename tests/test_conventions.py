@@ -157,11 +157,6 @@ def test_convention_paper_is_not_normalised():
         np.testing.assert_array_equal(harmonics.normalizers(LogRadialBasis.preset(name), 7), 1)
 
 
-def test_convention_unit_normalisation_gives_unit_energy_at_scale_one():
-    steered = harmonics.steered_basis(LogRadialBasis(normalization="unit"), 7, 1.0)
-    np.testing.assert_allclose((steered**2).sum((2, 3, 4)), 1)
-
-
 def test_convention_sizes_are_odd():
     with pytest.raises(ValueError, match="odd"):
         ScaleSteerableConv2d(1, 1, 6)

@@ -15,7 +15,6 @@ BASES = {
     "paper": (LogRadialBasis(), 7, PAPER_SCALES),
     "area": (LogRadialBasis.preset("area"), 7, PAPER_SCALES),
     "released-code": (LogRadialBasis.preset("released-code"), 7, PAPER_SCALES),
-    "unit energy": (LogRadialBasis(normalization="unit"), 7, PAPER_SCALES),
     "one scale": (LogRadialBasis(), 7, (1.0,)),
     "area, kernel 5, one scale": (LogRadialBasis.preset("area"), 5, (1.0,)),
     "area, smaller and larger": (LogRadialBasis.preset("area"), 7, (0.5, 0.71, 1.0, 1.41, 2.0)),

@@ -26,6 +26,8 @@ LIBRARY = (
     {"_text"},
     {"_checks"},
     {"files"},
+    {"basis"},
+    {"averages"},
     {"harmonics", "geometry"},
     {"fast", "initialisation"},
     {"functional"},
