@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from scalesteer import LogRadialBasis, ScaleSteerableConv2d, fast, fold, functional
+from scalesteer.fast.maximum import running_maximum
 from scalesteer.fast.memory import Cache
 from scalesteer.geometry import Filters, Geometry
 from scalesteer.harmonics import PAPER_SCALES
@@ -154,7 +155,7 @@ def test_winner_is_the_scale_of_the_largest_response(backend):
 
 def test_ties_go_to_the_lowest_scale_with_the_whole_gradient():
     responses = [torch.zeros(1, 1, 2, 2, requires_grad=True) for _ in range(3)]
-    best, winner = functional.max_over_scales(iter(responses), 3, return_scales=True)
+    best, winner = running_maximum(iter(responses), 3, return_scales=True)
     best.sum().backward()
     assert torch.equal(winner, torch.zeros(1, 1, 2, 2, dtype=torch.int64))
     assert torch.equal(responses[0].grad, torch.ones(1, 1, 2, 2))

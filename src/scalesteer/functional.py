@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer import _checks, fast
+from scalesteer.fast.maximum import running_maximum
 from scalesteer.fast.memory import Cache, being_captured, holds_numbers
-from scalesteer.geometry import Axes, Filters, Geometry, Maximum
+from scalesteer.geometry import Axes, Filters, Geometry
 
 BACKENDS = ("auto", "direct", "fast")
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -57,8 +58,7 @@ def scale_conv2d(
     groups = geometry.groups
     winner: Tensor | None = None
     if backend != "direct" and not plain:
-        y, winner = fast.max_over_scales(x, filters, axes, groups, return_scales, bias)
-        bias = None
+        y, winner = fast.max_over_scales(x, filters, bias, axes, groups, return_scales)
     else:
         if backend == "direct":
             responses = direct_responses(x, filters, axes, groups)
@@ -68,9 +68,10 @@ def scale_conv2d(
         if reduce is None:
             y = torch.stack(list(responses), dim=2)  # (B, O, S, H', W')
         else:
-            y, winner = max_over_scales(responses, len(filters.sizes), return_scales)
-    if bias is not None:
-        y = fast.add_bias(y, bias)
+            y, winner = running_maximum(responses, len(filters.sizes), return_scales)
+        if bias is not None:
+            bias = bias.to(y.dtype).view(-1, *[1] * (y.ndim - 2))
+            y = y + bias if fast.being_traced() else y.add_(bias)  # in place it takes no new memory
     return (y, winner.long().contiguous()) if return_scales and winner is not None else y
 
 
@@ -83,24 +84,6 @@ def direct_responses(x: Tensor, filters: Filters, axes: Axes, groups: int) -> It
         top, left = (max(-b, 0) for b in beyond)
         window = x[..., top : x.shape[-2] - top, left : x.shape[-1] - left]
         yield F.conv2d(window, weight, None, stride, [max(b, 0) for b in beyond], dilation, groups)
-
-
-def max_over_scales(responses: Iterator[Tensor], count: int, return_scales: bool = False) -> Maximum:
-    """Running maximum over scales; on a tie the lowest scale wins and takes the gradient.
-
-    A non-finite response of the largest scale always wins: its window holds every pixel that a smaller window
-    holds, so that a NaN or an infinity in the input shows, even where a filter makes it -inf.
-    """
-    best = next(responses)
-    winner = torch.zeros_like(best, dtype=torch.int64) if return_scales else None
-    for i, response in enumerate(responses, start=1):
-        wins = response > best
-        if i == count - 1:
-            wins = wins | ~torch.isfinite(response)
-        best = torch.where(wins, response, best)
-        if winner is not None:
-            winner = torch.where(wins, i, winner)
-    return best, winner
 
 
 Arrangement = tuple[tuple[int, int], Axes, str]

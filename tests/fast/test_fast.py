@@ -5,6 +5,7 @@ Pieces, tiles and gradients are tested with the algorithm itself in test_spectra
 
 import copy
 import itertools
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,11 +106,11 @@ def test_pieces_of_taps_are_shared_by_threads_or_stay_in_the_cache():
     for images, pixels, threads in itertools.product((1, 7, 50, 64, 129), (256, 784, 1024, 3136, 40000), (1, 2, 3)):
         step = _shared_step(images, pixels, threads)
         if step == 0:  # then all images together are too few, or threads cannot have as many each
-            assert threads == 1 or images * pixels < 2 * fast.SHARED
+            assert threads == 1 or images * pixels < 2 * fast.THREADED_FROM
             continue
         pieces = [min(step, images - i) for i in range(0, images, step)]
         assert step % threads == 0
-        assert all(piece * pixels > fast.SHARED for piece in pieces)
+        assert all(piece * pixels > fast.THREADED_FROM for piece in pieces)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward AD and the tracer
@@ -153,13 +154,15 @@ def test_operators_keep_torchs_rules(case):
     layer, x = build(case)
     filters = layer._stored_filters()
     axes = layer.geometry.axes(*x.shape[2:], filters.sizes)
-    numbers = fast._Task(filters.sizes, filters.symmetric, axes, layer.groups, True).numbers()
+    numbers = fast._Correlation(filters.sizes, filters.symmetric, axes, layer.groups, True).numbers()
     images, weights = x.requires_grad_(), filters.weights.detach().requires_grad_()
     forward = torch.ops.scalesteer.max_over_scales.default
-    torch.library.opcheck(forward, (images, weights, filters.basis, *numbers, True))
-    torch.library.opcheck(forward, (x.detach(), weights.detach(), filters.basis, *numbers, False))
+    bias = layer.bias.detach().requires_grad_()
+    torch.library.opcheck(forward, (images, weights, filters.basis, bias, *numbers, True))
+    torch.library.opcheck(forward, (images, weights, filters.basis, None, *numbers, True))
+    torch.library.opcheck(forward, (x.detach(), weights.detach(), filters.basis, bias.detach(), *numbers, False))
     inputs = x.detach(), weights.detach(), filters.basis
-    best, winner = forward(*inputs, *numbers, True)
+    best, winner = forward(*inputs, None, *numbers, True)
     backward = torch.ops.scalesteer.max_over_scales_backward.default
     for needs in ((True, True), (False, True), (True, False)):
         torch.library.opcheck(backward, (best, *inputs, winner, *numbers, *needs))
@@ -279,3 +282,30 @@ def test_exported_programs_contain_the_operator_where_it_is_asked_for_by_name(ba
     assert operators(program) == ["scalesteer::max_over_scales"] * named
     x = torch.randn(3, *x.shape[1:])
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_one_forward_pass_stays_in_few_files():
+    """Who reads a pass of the default layer need not change file for each block of frequencies."""
+    layer, x, files = ScaleSteerableConv2d(16, 16, 7, padding=3), torch.randn(4, 16, 64, 64), []
+    layer(x)  # what is kept is there
+    source = str(Path(fast.__file__).parents[1])
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(source):
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        layer(x)
+    finally:
+        sys.setprofile(None)
+    assert len(set(files)) > 5
+    assert sum(a != b for a, b in itertools.pairwise(files)) <= 150
+
+
+@pytest.mark.parametrize("backend", ["direct", "fast"])
+def test_a_bias_may_be_all_that_is_learned(backend):
+    layer, x = build(CASES["many channels"], backend)
+    layer.coefficients.requires_grad_(False)
+    (found,) = torch.autograd.grad(layer(x).square().sum(), layer.bias)
+    torch.testing.assert_close(found, 2 * layer(x).sum((0, 2, 3)).detach(), rtol=1e-4, atol=1e-3)

@@ -281,7 +281,7 @@ def test_backward_under_autocast_works_in_float32(channels):
         torch.nn.init.ones_(layer.coefficients)
         x = torch.randn(2, channels, 12, 12, generator=torch.Generator().manual_seed(0))
         filters, axes = layer._stored_filters().finished(), layer.geometry.axes(12, 12, layer.sizes)
-        best, _ = fast_path.max_over_scales(x, filters, axes, 1)
+        best, _ = fast_path.max_over_scales(x, filters, None, axes, 1)
         del layer
         with torch.autocast("cpu", torch.bfloat16, enabled=inside):
             grads.append(torch.autograd.grad(best.square().sum(), filters.weights))
@@ -427,7 +427,7 @@ def test_a_basis_may_be_learned(basis):
 
 @pytest.mark.parametrize("channels", [1, 8])  # pixels, frequencies
 def test_layers_of_other_shapes_and_dtypes_do_not_disturb_each_other(channels):
-    """They share buffers, and views of buffers that stay from call to call."""
+    """They share buffers that stay from call to call."""
     torch.manual_seed(0)
     layers = [
         ScaleSteerableConv2d(channels, 4, padding=3, scales=(1.0, 1.5), basis="area", dtype=dtype)
@@ -483,7 +483,7 @@ def test_of_a_large_workspace_the_largest_buffers_go(monkeypatch):
     monkeypatch.setattr(memory, "IDLE_BYTES", 1000)
     like = torch.empty(0)
     space = memory.Workspace(like)
-    space.buffers, space.made = {}, {}
+    space.buffers = {}
     for name, floats in (("small", 10), ("large", 300), ("middle", 200)):
         space.buffer(name, floats)
     kept = space.buffers["small"].data_ptr(), space.buffers["middle"].data_ptr()

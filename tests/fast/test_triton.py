@@ -201,7 +201,7 @@ def test_transforms_of_filters_are_made_once_for_both_passes_if_they_are_small(m
     x, grads, made, make = torch.randn(2, 6, 9, 9, device=DEVICE), [], [], engines.FusedFrequencies._make_transfers
     monkeypatch.setattr(engines.FusedFrequencies, "_make_transfers", lambda self: made.append(1) or make(self))
     for part in (1, 1 << 40):  # of the budget
-        monkeypatch.setattr(fast, "KEPT_PART", part)
+        monkeypatch.setattr(fast, "MOST_KEPT_SHARE", part)
         image = x.clone().requires_grad_()
         grads.append(torch.autograd.grad(layer(image).square().sum(), (image, layer.coefficients, layer.bias)))
     assert all(map(torch.equal, *grads))
@@ -211,8 +211,8 @@ def test_transforms_of_filters_are_made_once_for_both_passes_if_they_are_small(m
 def test_both_passes_look_for_what_shapes_and_basis_decide_once(monkeypatch):
     layer = ScaleSteerableConv2d(6, 5, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x, looked = torch.randn(2, 6, 9, 9, device=DEVICE, requires_grad=True), []
-    find, on_basis = fast._jobs.get_or_make, fast.engine.cached_on
-    monkeypatch.setattr(fast._jobs, "get_or_make", lambda *a: looked.append("job") or find(*a))
+    find, on_basis = fast._prepared.get_or_make, fast.engine.cached_on
+    monkeypatch.setattr(fast._prepared, "get_or_make", lambda *a: looked.append("job") or find(*a))
     monkeypatch.setattr(fast.engine, "cached_on", lambda *a: looked.append("basis") or on_basis(*a))
     layer(x).sum().backward()
     assert looked == ["job", "basis"]
@@ -355,7 +355,7 @@ def test_sizes_may_come_in_any_order():
 
 
 def test_torchs_defaults_do_not_matter(request, monkeypatch):
-    monkeypatch.setattr(fast, "_jobs", Cache())
+    monkeypatch.setattr(fast, "_prepared", Cache())
     layer = ScaleSteerableConv2d(1, 2, padding=3, scales=SCALES, backend="fast", basis="paper").to(DEVICE)
     x = torch.randn(1, 1, 9, 9, device=DEVICE)
     torch.set_default_dtype(torch.float64)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scalesteer import _checks, functional, resize
+from scalesteer import _checks, resize
+from scalesteer.fast.maximum import running_maximum
 from scalesteer.nn import MultiScaleConv2d
 
 
@@ -88,7 +89,7 @@ class ResizedConv2d(MultiScaleConv2d):
         """The largest response at each pixel plus the bias, and which scale it is from."""
         self._check_input(x, self.weight, vectors=self.vectors)
         x = x.flatten(1, 2) if self.vectors else x
-        best, winner = functional.max_over_scales(self.responses(x, self.filters()), len(self.scales), return_scales)
+        best, winner = running_maximum(self.responses(x, self.filters()), len(self.scales), return_scales)
         if self.bias is not None:
             best = best + self.bias.to(best.dtype)[:, None, None]
         return best if winner is None else (best, winner)

@@ -23,8 +23,15 @@ from torch import Tensor
 
 from scalesteer.fast import choice
 from scalesteer.fast.choice import choose_backend, pick_engine, tiles_of, works_with_basis
-from scalesteer.fast.engine import Engine, keep_larger
-from scalesteer.fast.memory import Cache, convert, holds_numbers, keep_for_cuda_graph, make_to_stay, shows_changes
+from scalesteer.fast.engine import Engine
+from scalesteer.fast.memory import (
+    Cache,
+    cast,
+    has_reliable_version,
+    holds_numbers,
+    keep_for_cuda_graph,
+    make_outside_graph_pool,
+)
 from scalesteer.fast.spectral import Frequencies
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
@@ -34,7 +41,6 @@ __all__ = [
     "being_traced",
     "benchmark",
     "choose_backend",
-    "keep_larger",
     "max_over_scales",
     "memory_budget",
     "responses",
@@ -48,12 +54,12 @@ benchmark = False
 """Whether ``backend="auto"`` times both backends once for each shape and keeps the faster one, as
 `torch.backends.cudnn.benchmark` does for algorithms. Otherwise it counts taps (:func:`choose_backend`)."""
 
-# Bytes of one piece on a CPU. With more, misses of the cache cost more than calls; the pairs of taps should stay in it,
-# but torch divides an operation between threads only from so many numbers on: else one makes what the other needs.
-CPU_PIECE, CPU_PIECE_OF_TAPS, SHARED = 80 << 20, 12 << 20, 1 << 15
+# Bytes of one piece on a CPU. With more, misses of the cache cost more than calls. The pairs of taps should stay in the
+# cache; but torch divides an operation between threads only from so many numbers on, and they should share each one.
+CPU_PIECE, CPU_PIECE_OF_TAPS, THREADED_FROM = 80 << 20, 12 << 20, 1 << 15
 MOST_SCALES = 255  # winners are bytes
 MOST_IMAGES = 65535  # of a piece: a CUDA grid has no more programs along an axis
-KEPT_PART = 8  # transforms of filters are kept for the backward pass if they take no more than this part of the budget
+MOST_KEPT_SHARE = 8  # transforms of filters up to this part of the budget are kept for the backward pass
 
 
 def transformed() -> bool:
@@ -71,8 +77,8 @@ def being_exported() -> bool:
     return torch.compiler.is_exporting()
 
 
-# What `torch.compiler.assume_constant_result` does; to call it would import the compiler. The compiler of torch 2.11
-# takes the second question for yes whenever it reads it itself.
+# What `torch.compiler.assume_constant_result` does; to call it would import the compiler. Without it the compiler of
+# torch 2.11 takes `torch.compiler.is_exporting()` for true in whatever it compiles.
 transformed._dynamo_marked_constant = being_exported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -121,14 +127,8 @@ def responses(x: Tensor, filters: Filters, axes: Axes, groups: int, exact_ties: 
             yield response.to(dtype).contiguous()
 
 
-def add_bias(y: Tensor, bias: Tensor) -> Tensor:
-    """`(B, O, ...)` plus `(O,)`; unless operations are only recorded in place, which takes no new memory."""
-    bias = convert(bias, y.dtype).view(-1, *[1] * (y.ndim - 2))
-    return y + bias if being_traced() else y.add_(bias)
-
-
 def max_over_scales(
-    x: Tensor, filters: Filters, axes: Axes, groups: int, winners: bool = True, bias: Tensor | None = None
+    x: Tensor, filters: Filters, bias: Tensor | None, axes: Axes, groups: int, winners: bool = True
 ) -> Maximum:
     """The largest response over scales, plus a bias, and the index of the winner (uint8).
 
@@ -142,26 +142,21 @@ def max_over_scales(
     tiles = tiles_of(axes)
     # Where kernels run, images may be of half precision; the filters are made in float32 at least.
     images = x if tiles is None else _cut(x, axes, tiles)
-    images = convert(images, dtype if x.device.type in choice.KERNELS_RUN_ON else work)
-    weights, recorded = convert(filters.weights, work), torch.is_grad_enabled()
-    image_gradient = recorded and images.requires_grad
-    gradient = image_gradient or (recorded and weights.requires_grad)
-    task = _Task(filters.sizes, filters.symmetric, tiles or axes, groups, image_gradient)
-    inputs = images, weights, filters.basis
-    if torch.compiler.is_compiling() or not _can_run(images, weights):
+    images = cast(images, dtype if x.device.type in choice.KERNELS_RUN_ON else work)
+    inputs = images, cast(filters.weights, work), filters.basis, bias
+    recorded = torch.is_grad_enabled()
+    gradient = recorded and any(t is not None and t.requires_grad for t in (images, inputs[1], bias))
+    task = _Correlation(filters.sizes, filters.symmetric, tiles or axes, groups, recorded and images.requires_grad)
+    if torch.compiler.is_compiling() or not _can_run(images, inputs[1]):
         best, winner = torch.ops.scalesteer.max_over_scales(*inputs, *task.numbers(), winners or gradient)
     elif gradient:
-        best, winner = _MaxOverScales.apply(*inputs, None if tiles else bias, task)  # type: ignore[no-untyped-call]
-        bias = bias if tiles else None
+        best, winner = _MaxOverScales.apply(*inputs, task)  # type: ignore[no-untyped-call]
     else:
-        soon = bias if images.dtype == dtype else None  # otherwise it is added to what is rounded
-        best, winner = _run(*inputs, task, winners, bias=soon)
-        bias = bias if soon is None else None
+        best, winner = _run(*inputs, task, winners)
     if tiles is not None:
         best = _join(best, x.shape[0], axes)
         winner = None if winner is None or winner.ndim < 4 else _join(winner, x.shape[0], axes)
-    best = convert(best, dtype)
-    return best if bias is None else add_bias(best, bias), winner
+    return cast(best, dtype), winner
 
 
 def _can_run(x: Tensor, other: Tensor) -> bool:
@@ -169,7 +164,7 @@ def _can_run(x: Tensor, other: Tensor) -> bool:
     return holds_numbers(x) and holds_numbers(other) and not (x.is_meta or other.is_meta)
 
 
-class _Task(NamedTuple):
+class _Correlation(NamedTuple):
     """What both passes need to know beside tensors."""
 
     sizes: tuple[int, ...]
@@ -179,7 +174,7 @@ class _Task(NamedTuple):
     image_gradient: bool  # whether that of the image may be wanted; it decides on the engine in both passes
 
     @classmethod
-    def of(cls, sizes: list[int], symmetric: bool, rows: list[int], columns: list[int], *rest: Any) -> _Task:
+    def of(cls, sizes: list[int], symmetric: bool, rows: list[int], columns: list[int], *rest: Any) -> _Correlation:
         """The opposite of :meth:`numbers`."""
         return cls(tuple(sizes), symmetric, (Axis(*rows), Axis(*columns)), *rest)
 
@@ -188,49 +183,52 @@ class _Task(NamedTuple):
         axes = ([a.length, a.first, a.stride, a.count, a.dilation, a.radius] for a in self.axes)
         return (list(self.sizes), self.symmetric, *axes, self.groups, self.image_gradient)
 
-    def job(self, x: Tensor, weights: Tensor, basis: Tensor | None) -> _Job:
+    def prepare(self, x: Tensor, weights: Tensor, basis: Tensor | None) -> _Prepared:
         """What follows from shapes and dtypes, kept for the next call."""
         fused = x.device.type in choice.KERNELS_RUN_ON and x.numel() > 0
         key = self, x.dtype, x.device, weights.shape, weights.dtype, None if basis is None else basis.device, fused
-        return _jobs.get_or_make(key, lambda: self._make_job(x, Filters(weights, basis, self.sizes, self.symmetric)))
+        return _prepared.get_or_make(key, lambda: self._prepare(x, Filters(weights, basis, self.sizes, self.symmetric)))
 
-    def _make_job(self, x: Tensor, filters: Filters) -> _Job:
+    def _prepare(self, x: Tensor, filters: Filters) -> _Prepared:
         kind = pick_engine(x, filters, self.groups, self.image_gradient)
         with_basis = works_with_basis(kind, filters)
         if not with_basis:
             filters = filters.finished()
         x = x if kind.half else x.to(filters.weights.dtype)
         for_filters, for_image = (x.element_size() * floats for floats in kind.floats(filters, self.axes, self.groups))
-        tables = make_to_stay(lambda: kind.make_tables(filters, self.axes, x), x.device)
-        return _Job(kind, with_basis, for_filters, for_image, tables)
+        tables = make_outside_graph_pool(lambda: kind.make_tables(filters, self.axes, x), x.device)
+        return _Prepared(kind, with_basis, for_filters, for_image, tables)
 
-    def start(
-        self, x: Tensor, weights: Tensor, basis: Tensor | None, job: _Job, basis_tables: Any, gradient: bool = True
+    def make_engine(
+        self, x: Tensor, weights: Tensor, basis: Tensor | None, prepared: _Prepared, basis_tables: Any, gradient: bool
     ) -> tuple[Engine, int]:
         """An engine, `like` the images as it wants them, and the images of a piece; `gradient`: any may be wanted."""
-        filters = Filters(weights, basis, self.sizes, self.symmetric)
-        if not job.with_basis:
+        kind, filters = prepared.kind, Filters(weights, basis, self.sizes, self.symmetric)
+        if not prepared.with_basis:
             filters = filters.finished()
-        if not job.kind.half:
-            x = convert(x, weights.dtype)
-        threads = torch.get_num_threads() if x.device.type == "cpu" else 1
-        if x.device.type == "cpu":
-            room = min(CPU_PIECE, memory_budget)
-            if job.kind is Taps:
-                pixels = self.axes[0].count * self.axes[1].count
-                shared = _shared_step(x.shape[0], pixels, threads) * job.for_image
-                room = shared if 0 < shared <= room else min(room, CPU_PIECE_OF_TAPS)
-        else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
-            room = max(memory_budget * (2 if gradient else 4), job.for_filters)
-        step = _step(x.shape[0], min(MOST_IMAGES, room // job.for_image), threads)
+        if not kind.half:
+            x = cast(x, weights.dtype)
+        step = self._images_of_a_piece(x, prepared, gradient)
         pieces = max(1, -(-x.shape[0] // step))
-        engine = job.kind(filters, self.axes, self.groups, x, pieces, memory_budget, job.tables, basis_tables)
-        keep_for_cuda_graph((job.tables, engine.basis_tables), x.device)
-        engine.weights_stay = basis is None and shows_changes(weights)
+        engine = kind(filters, self.axes, self.groups, x, pieces, memory_budget, prepared.tables, basis_tables)
+        keep_for_cuda_graph((prepared.tables, engine.basis_tables), x.device)
+        engine.weights_stay = basis is None and has_reliable_version(weights)
         return engine, step
 
+    def _images_of_a_piece(self, x: Tensor, prepared: _Prepared, gradient: bool) -> int:
+        threads, for_image = 1, prepared.for_image
+        if x.device.type == "cpu":
+            threads, budget = torch.get_num_threads(), min(CPU_PIECE, memory_budget)
+            if prepared.kind is Taps:
+                pixels = self.axes[0].count * self.axes[1].count
+                shared = _shared_step(x.shape[0], pixels, threads) * for_image
+                budget = shared if 0 < shared <= budget else min(budget, CPU_PIECE_OF_TAPS)
+        else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
+            budget = max(memory_budget * (2 if gradient else 4), prepared.for_filters)
+        return _step(x.shape[0], min(MOST_IMAGES, budget // for_image), threads)
 
-class _Job(NamedTuple):
+
+class _Prepared(NamedTuple):
     """What follows from a task and the shapes and dtypes of its tensors."""
 
     kind: type[Engine]
@@ -240,7 +238,7 @@ class _Job(NamedTuple):
     tables: Any  # see `Engine.make_tables`
 
 
-_jobs: Cache[_Job] = Cache(64)
+_prepared: Cache[_Prepared] = Cache(64)
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[Any]:
@@ -259,30 +257,30 @@ def _run(
     x: Tensor,
     weights: Tensor,
     basis: Tensor | None,
-    task: _Task,
+    bias: Tensor | None,
+    task: _Correlation,
     winners: bool,
     kept: list[Any] | None = None,
-    bias: Tensor | None = None,
 ) -> Maximum:
-    """The maximum over scales, plus a bias; what the backward pass needs is added to `kept`: how to start, tensors."""
+    """The maximum over scales plus the bias; what the backward pass needs is added to `kept`: how to start, tensors."""
     with no_autocast(x.device), _device_of(x):
-        job = task.job(x, weights, basis)
-        engine, step = task.start(x, weights, basis, job, None, winners)
+        prepared = task.prepare(x, weights, basis)
+        engine, step = task.make_engine(x, weights, basis, prepared, None, winners)
         best = engine.like.new_empty(x.shape[0], weights.shape[0], task.axes[0].count, task.axes[1].count)
         winner = engine.empty_winner(best) if winners else None
         if bias is not None and engine.adds_bias:
-            engine.bias, bias = convert(bias, best.dtype).contiguous(), None
-        found = []
+            engine.bias, bias = cast(bias, best.dtype).contiguous(), None
+        spectra = []
         for images, largest, index in _in_pieces(step, engine.like, best, winner):
-            found.append(engine.load_batch(images))
+            spectra.append(engine.load_batch(images))
             engine.max_over_scales(largest, index)
         if kept is not None:
-            made = engine.made if task.image_gradient else None
-            if made is not None and made.nbytes > memory_budget // KEPT_PART:
-                made = None
-            kept += (job, engine.basis_tables), made, *found
-    best = convert(best, x.dtype)
-    return best if bias is None else best.add_(convert(bias, best.dtype).view(-1, 1, 1)), winner
+            transfers = engine.kept_transfers if task.image_gradient else None
+            if transfers is not None and transfers.nbytes > memory_budget // MOST_KEPT_SHARE:
+                transfers = None
+            kept += (prepared, engine.basis_tables), transfers, *spectra
+        best = cast(best, x.dtype)
+        return best if bias is None else best.add_(cast(bias, best.dtype).view(-1, 1, 1)), winner
 
 
 def _run_back(
@@ -291,18 +289,19 @@ def _run_back(
     weights: Tensor,
     basis: Tensor | None,
     winner: Tensor,
-    task: _Task,
+    task: _Correlation,
     image: bool,
     weight: bool,
-    known: tuple[_Job, Any] | None = None,
-    made: Tensor | None = None,
+    known: tuple[_Prepared, Any] | None = None,
+    transfers: Tensor | None = None,
     *kept: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the image and of the weights, where they are wanted; what comes last is from `_run`."""
     with no_autocast(x.device), _device_of(x):
-        engine, step = task.start(x, weights, basis, *(known or (task.job(x, weights, basis), None)))
-        engine.made = made
-        images, grad = engine.like, convert(grad, engine.like.dtype)
+        prepared, basis_tables = known or (task.prepare(x, weights, basis), None)
+        engine, step = task.make_engine(x, weights, basis, prepared, basis_tables, True)
+        engine.kept_transfers = transfers
+        images, grad = engine.like, cast(grad, engine.like.dtype)
         grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
         pieces = list(_in_pieces(step, images, winner, grad, grad_x))
         if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
@@ -313,7 +312,7 @@ def _run_back(
         grad_weights = engine.weight_gradient() if weight else None
         if grad_weights is not None and basis is not None and engine.filters.basis is None:
             grad_weights = grad_weights @ basis.to(grad_weights).T
-    return None if grad_x is None else convert(grad_x, x.dtype), grad_weights
+    return None if grad_x is None else cast(grad_x, x.dtype), grad_weights
 
 
 def _save(
@@ -322,8 +321,8 @@ def _save(
     weights: Tensor,
     basis: Tensor | None,
     winner: Tensor | None,
-    task: _Task,
-    known: tuple[_Job, Any] | None = None,
+    task: _Correlation,
+    known: tuple[_Prepared, Any] | None = None,
     *kept: Tensor | None,
 ) -> None:
     # Saved, a basis that changes before the backward pass is noticed; its tables are found by the very object.
@@ -333,18 +332,23 @@ def _save(
     ctx.mark_non_differentiable(winner)
 
 
-def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None]:
+def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    """Of the image, the weights, the basis, which has none, and the bias."""
     if grad is None:
-        return None, None
+        return None, None, None, None
     x, weights, winner, _basis, *kept = ctx.saved_tensors
-    image, weight = ctx.needs_input_grad[:2]
+    image, weight, _, bias = ctx.needs_input_grad[:4]
     inputs, task = (x, weights, ctx.basis, winner), ctx.task
-    if torch.is_grad_enabled() or transformed():
-        return _plain_gradients(grad, *inputs, task, image, weight)
-    if _can_run(x, grad):
-        return _run_back(grad, *inputs, task, image, weight, ctx.known, *kept)
-    found = torch.ops.scalesteer.max_over_scales_backward(grad, *inputs, *task.numbers(), image, weight)
-    return found[0] if image else None, found[1] if weight else None
+    if not (image or weight):
+        found: tuple[Tensor | None, Tensor | None] = None, None
+    elif torch.is_grad_enabled() or transformed():
+        found = _plain_gradients(grad, *inputs, task, image, weight)
+    elif _can_run(x, grad):
+        found = _run_back(grad, *inputs, task, image, weight, ctx.known, *kept)
+    else:
+        both = torch.ops.scalesteer.max_over_scales_backward(grad, *inputs, *task.numbers(), image, weight)
+        found = both[0] if image else None, both[1] if weight else None
+    return *found, None, grad.sum((0, 2, 3)) if bias else None
 
 
 class _MaxOverScales(torch.autograd.Function):
@@ -352,17 +356,16 @@ class _MaxOverScales(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, bias: Tensor | None, task: _Task
+        ctx: Any, x: Tensor, weights: Tensor, basis: Tensor | None, bias: Tensor | None, task: _Correlation
     ) -> Maximum:
         kept: list[Any] = []
-        best, winner = _run(x, weights, basis, task, True, kept, bias)
+        best, winner = _run(x, weights, basis, bias, task, True, kept)
         _save(ctx, x, weights, basis, winner, task, *kept)
         return best, winner
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        bias = grad.sum((0, 2, 3)) if grad is not None and ctx.needs_input_grad[3] else None
-        return *_gradients(ctx, grad), None, bias, None
+        return *_gradients(ctx, grad), None
 
 
 def _plain_gradients(
@@ -371,7 +374,7 @@ def _plain_gradients(
     weights: Tensor,
     basis: Tensor | None,
     winner: Tensor,
-    task: _Task,
+    task: _Correlation,
     image: bool,
     weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -394,26 +397,30 @@ _FORWARD, _BACKWARD = "scalesteer::max_over_scales", "scalesteer::max_over_scale
 _TASK = "int[] sizes, bool symmetric, SymInt[] rows, SymInt[] columns, int groups, bool image_gradient"
 
 
-def _operator(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
-    best, winner = _run(x, weights, basis, _Task.of(*numbers[:-1]), winners=numbers[-1])
+def _operator(
+    x: Tensor, weights: Tensor, basis: Tensor | None, bias: Tensor | None, *numbers: Any
+) -> tuple[Tensor, Tensor]:
+    best, winner = _run(x, weights, basis, bias, _Correlation.of(*numbers[:-1]), winners=numbers[-1])
     return best, x.new_empty(0, dtype=torch.uint8) if winner is None else winner.contiguous()
 
 
-def _fake(x: Tensor, weights: Tensor, basis: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
+def _fake(
+    x: Tensor, weights: Tensor, basis: Tensor | None, bias: Tensor | None, *numbers: Any
+) -> tuple[Tensor, Tensor]:
     *task, winners = numbers
-    rows, columns = _Task.of(*task).axes
+    rows, columns = _Correlation.of(*task).axes
     best = x.new_empty(x.shape[0], weights.shape[0], rows.count, columns.count)
     return best, torch.empty_like(best, dtype=torch.uint8) if winners else best.new_empty(0, dtype=torch.uint8)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weights, basis, *task, _winners = inputs
-    _save(ctx, x, weights, basis, output[1], _Task.of(*task))
+    x, weights, basis, _bias, *task, _winners = inputs
+    _save(ctx, x, weights, basis, output[1], _Correlation.of(*task))
 
 
 def _operator_back(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     weights, basis, winner, *task, image, weight = rest
-    found = _run_back(grad, x, weights, basis, winner, _Task.of(*task), image, weight)
+    found = _run_back(grad, x, weights, basis, winner, _Correlation.of(*task), image, weight)
     return tuple(
         like.new_empty(0) if t is None else t.contiguous() for t, like in zip(found, (x, weights), strict=True)
     )
@@ -425,7 +432,7 @@ def _fake_back(grad: Tensor, x: Tensor, weights: Tensor, *rest: Any) -> tuple[Te
 
 torch.library.define(
     _FORWARD,
-    f"(Tensor images, Tensor weights, Tensor? basis, {_TASK}, bool winners) -> (Tensor, Tensor)",
+    f"(Tensor images, Tensor weights, Tensor? basis, Tensor? bias, {_TASK}, bool winners) -> (Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.impl(_FORWARD, "default", _operator)
@@ -439,7 +446,7 @@ torch.library.define(
 torch.library.impl(_BACKWARD, "default", _operator_back)
 torch.library.register_fake(_BACKWARD, _fake_back)
 torch.library.register_autograd(
-    _FORWARD, lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 8), setup_context=_setup_context
+    _FORWARD, lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 7), setup_context=_setup_context
 )
 
 
@@ -450,9 +457,9 @@ def _shared_step(images: int, pixels: int, threads: int) -> int:
     """
     if threads == 1:
         return 0
-    for pieces in range(images * pixels // (SHARED + 1), 0, -1):
+    for pieces in range(images * pixels // (THREADED_FROM + 1), 0, -1):
         step = -(-images // (pieces * threads)) * threads
-        if (images - (-(-images // step) - 1) * step) * pixels > SHARED:
+        if (images - (-(-images // step) - 1) * step) * pixels > THREADED_FROM:
             return step
     return 0
 

@@ -12,25 +12,13 @@ from scalesteer.fast.memory import NEW_MEMORY, Value, Workspace, cached_on
 from scalesteer.geometry import Axes, Filters
 
 
-def batched_product(matrix: Tensor, batch: Tensor, out: Tensor | None = None) -> Tensor:
-    """One matrix times each of a batch; `matmul` would fold the batch into columns and transpose it on the way."""
-    return torch.bmm(matrix.expand(batch.shape[0], *matrix.shape), batch, out=out)
-
-
-def keep_larger(best: Tensor, winner: Tensor | None, response: Tensor, i: int) -> None:
-    """Let scale `i` take part in a running maximum, in place; `winner` holds bytes."""
-    if winner is not None:  # a later winner has the larger index: the maximum of indices
-        torch.maximum(winner, torch.gt(response, best).view(torch.uint8).mul_(i), out=winner)
-    torch.maximum(best, response, out=best)
-
-
 class Engine:
     """An algorithm for the maximum over scales and its gradients.
 
     An engine is made for one pass over a batch, forward or backward. The batch is loaded piece by piece; what an engine
     makes of the filters serves all pieces. Everything is float32 or float64.
 
-    One that can do with plain operations also has `response`, in a layout of maps that `outwards` translates to
+    One that also works by plain operations has `response`, in a layout of maps that `outwards` translates to
     `(B, O, H', W')`.
 
     The weights have the dtype and the device of `like`, as all work; the basis may have any. `pieces` are how many will
@@ -42,8 +30,8 @@ class Engine:
     half = False  # whether it takes images in half precision, and multiplies in it
     adds_bias = False  # whether it adds `bias` to the maximum
     bias: Tensor | None = None  # (O,), in the dtype of the maximum
-    made: Tensor | None = None  # what it makes of the weights in the forward pass, if the backward pass can use it
-    weights_stay = False  # whether the weights are finished filters, and what is made of them serves the next call too
+    kept_transfers: Tensor | None = None  # transforms of the filters, which the backward pass may use
+    weights_stay = False  # whether the weights are finished filters, so that the next call may use what is made of them
     floats: Callable[[Filters, Axes, int], tuple[int, int]]  # at work for the filters, and for each image
     # Takes the next piece (B, C, H, W); returns what the backward pass is to give back with it, if anything.
     load_batch: Callable[..., Tensor | None]
@@ -83,7 +71,7 @@ class Engine:
         return None if basis is None else cached_on(basis, self.like, key, lambda: make(basis))
 
     def blank_scales(self) -> Tensor | None:
-        """See :func:`transforms.blank_scales`; None if no response needs to be set to zero."""
+        """See :func:`maximum.blank_scales`; None if no response needs to be set to zero."""
         return None
 
     def add_weight_gradient(self, found: Tensor, i: int = 0) -> None:
@@ -93,8 +81,7 @@ class Engine:
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         """Write the largest response and, if wanted, its scale (uint8), both `(B, O, H', W')`.
 
-        On a tie the lowest scale wins, also where windows see zeros only; this is sure only where `winner` is wanted.
-        What is not finite shows, as :func:`scalesteer.functional.max_over_scales` says.
+        The rule is that of :mod:`maximum`; where windows see zeros only it is sure only if `winner` is wanted.
         """
         raise NotImplementedError
 

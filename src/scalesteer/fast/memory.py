@@ -16,11 +16,11 @@ Value = TypeVar("Value")
 
 
 def holds_numbers(x: Tensor) -> bool:
-    """Whether a tensor is a plain one: the tensors of tracers hold no numbers, and ours would not fit theirs."""
+    """Whether a tensor is a plain one. Those of tracers have no numbers, and nothing made for them may be kept."""
     return type(x) in (Tensor, torch.nn.Parameter)
 
 
-def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x.to(dtype)`, which takes longer to find that there is nothing to do."""
     return x if x.dtype == dtype else x.to(dtype)
 
@@ -40,7 +40,7 @@ def keep_for_cuda_graph(value: Value, device: torch.device) -> Value:
     return value
 
 
-def make_to_stay(make: Callable[[], Value], device: torch.device) -> Value:
+def make_outside_graph_pool(make: Callable[[], Value], device: torch.device) -> Value:
     """What `make` computes, in memory that may be kept and is ready for every stream, with or without gradients."""
     if device.type != "cuda" or being_captured(device):
         with torch.inference_mode(False), torch.no_grad():
@@ -59,8 +59,8 @@ _lock = threading.RLock()  # one for all caches; nothing is computed while it is
 class Cache(Generic[Value]):
     """Values that are made once for each key and found again, from any thread; the oldest go first.
 
-    There are at most `most` values, and their tensors take at most `most_bytes`, but for the newest `least` that have
-    any.
+    There are at most `most` values, and their tensors take at most `most_bytes`; but the `least` newest values that
+    have tensors stay, whatever they take.
     """
 
     def __init__(self, most: float = math.inf, most_bytes: float = math.inf, least: int = 1) -> None:
@@ -68,13 +68,13 @@ class Cache(Generic[Value]):
         self.values, self.sizes, self.bytes = dict[Any, Value](), dict[Any, int](), 0
 
     def get_or_make(self, key: Any, make: Callable[[], Value], device: torch.device | None = None) -> Value:
-        """The value of a key, made if it is not there; with a device, by :func:`make_to_stay`.
+        """The value of a key, made if it is not there; with a device, by :func:`make_outside_graph_pool`.
 
         What is made while a CUDA graph is captured has no numbers before the graph runs, and is not kept here.
         """
         value = self.values.get(key)
         if value is None:
-            value = make() if device is None else make_to_stay(make, device)
+            value = make() if device is None else make_outside_graph_pool(make, device)
             if device is None or not being_captured(device):
                 value = self.add(key, value)
         return value if device is None else keep_for_cuda_graph(value, device)
@@ -102,7 +102,6 @@ class Cache(Generic[Value]):
 _tables: Any = WeakTensorKeyDictionary()  # of each basis: its version, and a cache
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 IDLE_BYTES = 192 << 20  # of each thread's workspace, between two calls
-MOST_VIEWS = 4096  # of its buffers
 
 
 def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
@@ -119,30 +118,26 @@ def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Ca
     return found[1].get_or_make((*key, like.dtype, like.device), make, like.device)
 
 
-def shows_changes(weights: Tensor) -> bool:
-    """Whether a change of finished filters shows in their version, so that something may be kept with them.
+def has_reliable_version(weights: Tensor) -> bool:
+    """Whether every change of finished filters shows in their version, so that something may be kept with them.
 
-    That of inference tensors does not, and fused optimizers change what they train without a word.
+    That of inference tensors stays as it is, and fused optimizers change parameters without a new version.
     """
     return not weights.is_inference() and not weights.requires_grad
 
 
-def _list_tensors(value: Any) -> list[Tensor]:
-    """A tensor, or all tensors in tuples and lists."""
-    if isinstance(value, tuple | list):
-        return [tensor for part in value for tensor in _list_tensors(part)]
-    return [value] if isinstance(value, Tensor) else []
-
-
 def _count_bytes(value: Any) -> int:
-    return sum(tensor.nbytes for tensor in _list_tensors(value))
+    """Of a tensor, or of all tensors in tuples and lists."""
+    if isinstance(value, tuple | list):
+        return sum(map(_count_bytes, value))
+    return value.nbytes if isinstance(value, Tensor) else 0
 
 
 class Workspace:
     """Memory for intermediate results, used again for the next scale and the next piece of a batch.
 
     New memory is slow on a CPU: the system hands it out page by page, and each first access of a page is a fault. There
-    the memory also serves the next workspace of the same thread, so that nothing may stay in it.
+    the memory also serves the next workspace of the same thread, so that no result may stay in it.
     Without a tensor whose kind it is to have, every result gets memory of its own, as autograd needs.
     """
 
@@ -150,48 +145,32 @@ class Workspace:
 
     def __init__(self, like: Tensor | None) -> None:
         self.like, self.lasts = like, like is not None and like.device.type == "cpu"
-        kept = self.idle.__dict__.pop("kept", None) if self.lasts else None
-        self.buffers: dict[str, Tensor]
-        self.made: dict[Any, Any]  # views of them
-        self.buffers, self.made = kept or ({}, {})
+        kept: dict[str, Tensor] | None = self.idle.__dict__.pop("kept", None) if self.lasts else None
+        self.buffers = kept or {}
 
     def __del__(self) -> None:
-        if not self.lasts:
-            return
-        largest_first = sorted(self.buffers, key=lambda name: -self.buffers[name].nbytes)
-        while sum(map(_count_bytes, self.buffers.values())) > IDLE_BYTES:
-            del self.buffers[largest_first.pop(0)]
-            self.made.clear()
-        self.idle.kept = self.buffers, self.made
+        if self.lasts:
+            smallest_first = sorted(self.buffers.items(), key=lambda item: item[1].nbytes)
+            while sum(buffer.nbytes for _, buffer in smallest_first) > IDLE_BYTES:
+                smallest_first.pop()
+            self.idle.kept = dict(smallest_first)
 
     def buffer(self, name: str, *shape: int) -> Tensor | None:
         """A tensor for the argument `out` of an operation, or None: without a name, too, memory is new."""
         if self.like is None or not name:
             return None
-        floats, found = math.prod(shape), self.buffers.get(name)
-        if found is None or found.numel() < floats or found.dtype != self.like.dtype:
-            self.made.clear()
-            with torch.inference_mode(False):  # whoever comes next may be outside of it
-                found = self.buffers[name] = self.like.new_empty(floats)
-        return found[:floats].view(shape)
+        floats, buffer = math.prod(shape), self.buffers.get(name)
+        if buffer is None or buffer.numel() < floats or buffer.dtype != self.like.dtype:
+            with torch.inference_mode(False):  # the next pass may be outside of it
+                buffer = self.buffers[name] = self.like.new_empty(floats)
+        return buffer[:floats].view(shape)
 
-    def views(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
-        """What `make` makes of buffers, once as long as they stay where they are: it takes as long as some work."""
-        key = (*key, self.like.dtype if self.like is not None else None)
-        found: Value | None = self.made.get(key)
-        if found is None:
-            with torch.inference_mode(False):
-                found = make()
-            if len(_list_tensors(found)) + sum(len(_list_tensors(views)) for views in self.made.values()) > MOST_VIEWS:
-                self.made.clear()
-            self.made[key] = found
-        return found
+    def need(self, name: str, *shape: int) -> Tensor:
+        """The same where there must be one."""
+        buffer = self.buffer(name, *shape)
+        if buffer is None:
+            raise RuntimeError("an engine for plain operations has no buffers: use `response`.")
+        return buffer
 
 
 NEW_MEMORY = Workspace(None)
-
-
-def exists(buffer: Tensor | None) -> Tensor:
-    if buffer is None:
-        raise RuntimeError("an engine for plain operations has no buffers: use `response`.")
-    return buffer

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.engine import Engine, batched_product, keep_larger
-from scalesteer.fast.memory import cached_on, exists, shows_changes
+from scalesteer.fast.engine import Engine
+from scalesteer.fast.maximum import keep_largest
+from scalesteer.fast.memory import cached_on, has_reliable_version
+from scalesteer.fast.transforms import batched_product
 from scalesteer.geometry import Axes, Filters
 
 
@@ -99,12 +101,13 @@ class Taps(Engine):
         self.padding = (*axes[1].border, *axes[0].border)
         order = order_of_windows(filters.sizes)
         fixed = filters.weights if filters.basis is None else filters.basis
-        self.lasts = pieces > 0 and (filters.basis is not None or shows_changes(fixed))  # numbers may be looked at
+        # Only then may taps that are zero be left out: with plain operations numbers cannot be looked at.
+        self.lasts = pieces > 0 and (filters.basis is not None or has_reliable_version(fixed))
         if self.lasts:
             order = cached_on(fixed, like, ("order", filters.sizes), lambda: order_of_supports(filters.supports()))
-        self._take(order)
+        self._use_order(order)
 
-    def _take(self, order: Order) -> None:
+    def _use_order(self, order: Order) -> None:
         """Make ready what is multiplied with: the taps in this order."""
         filters, (offsets, counts) = self.filters, order
         self.order, every = order, _pair_slices(self.axes)
@@ -141,11 +144,10 @@ class Taps(Engine):
                 sources[1:] = [one + other for one, other in zip(sources[1:], opposite, strict=True)]
             pairs = torch.stack(sources, dim=1)
         else:
-            key = "pairs", self.axes, self.order, self.filters.symmetric, *x.shape[:2]
-            padded, inside, sources, opposite, pairs, targets = self.space.views(key, lambda: self._views(*x.shape[:2]))
-            if padded.shape != self.padded_shape:  # the border may hold anything
-                padded.zero_()
-            inside.copy_(x)
+            padded = self._padded(x)
+            sources, opposite = self._sources(padded)
+            pairs = self.space.need("between", x.shape[0], self.rows, x.shape[1], *self.counts)
+            targets = pairs.unbind(1)
             targets[0].copy_(sources[0])
             if self.filters.symmetric:
                 for one, other, target in zip(sources[1:], opposite, targets[1:], strict=True):
@@ -164,14 +166,16 @@ class Taps(Engine):
             ones = [view for pair in zip(ones, others, strict=True) for view in pair]
         return [padded[centre[0]], *ones], others
 
-    def _views(self, batch: int, channels: int) -> tuple[Any, ...]:
-        """Buffers of a padded image and of pairs, and views of both."""
+    def _padded(self, x: Tensor) -> Tensor:
+        """The image with zeros around it, in a buffer."""
+        rows, columns = self.axes
         sizes = [axis.length + sum(axis.border) for axis in self.axes]
-        padded = exists(self.space.buffer("padded", batch, channels, *sizes))
-        pairs = exists(self.space.buffer("between", batch, self.rows, channels, *self.counts))
-        top, left = (axis.border[0] for axis in self.axes)
-        inside = padded[..., top : top + self.axes[0].length, left : left + self.axes[1].length]
-        return padded, inside, *self._sources(padded), pairs, pairs.unbind(1)
+        padded = self.space.need("padded", *x.shape[:2], *sizes)
+        if padded.shape != self.padded_shape:  # the border may hold anything
+            padded.zero_()
+        top, left = rows.border[0], columns.border[0]
+        padded[..., top : top + rows.length, left : left + columns.length] = x
+        return padded
 
     def outwards(self, maps: Tensor) -> Tensor:
         return maps.view(*maps.shape[:2], *self.counts)
@@ -183,23 +187,19 @@ class Taps(Engine):
     def max_over_scales(self, best: Tensor, winner: Tensor | None) -> None:
         best, index = best.flatten(2), None if winner is None else winner.flatten(2).zero_()
         buffer = self.space.buffer("response", *best.shape)
-        response = self.response(0, best)
-        for i in range(1, len(self.matrices)):
-            response = self.response(i, buffer)
-            keep_larger(best, index, response, i)
-        if response is not best:  # what is not finite always shows
-            best += response.sub_(response)
+        self.response(0, best)
+        keep_largest(best, index, (self.response(i, buffer) for i in range(1, len(self.matrices))))
 
     def gradients(self, winner: Tensor, grad: Tensor, grad_image: Tensor | None, weights: bool) -> None:
         everything = order_of_windows(self.filters.sizes)
         if weights and self.table is None and self.order != everything:  # a tap that is zero now has a gradient too
-            self._take(everything)
+            self._use_order(everything)
             self.load_batch(self.x)
         incoming, index = grad.flatten(2), winner.flatten(2)
         wins, routed = torch.empty_like(index), torch.empty_like(incoming)
         grad_pairs = None
         if grad_image is not None:
-            grad_pairs = exists(self.space.buffer("grad_pairs", *self.pairs.shape)).zero_()
+            grad_pairs = self.space.need("grad_pairs", *self.pairs.shape).zero_()
         for i, matrix in enumerate(self.matrices):
             torch.eq(index, i, out=wins)
             routed.copy_(wins).mul_(incoming)

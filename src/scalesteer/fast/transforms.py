@@ -27,14 +27,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from scalesteer.fast.engine import batched_product
 from scalesteer.fast.memory import NEW_MEMORY, Cache, Workspace, holds_numbers
 from scalesteer.geometry import Axes, Axis, Filters
 
 Matrices = tuple[Tensor, Tensor]  # of rows and of columns
+
+
+def batched_product(matrix: Tensor, batch: Tensor, out: Tensor | None = None) -> Tensor:
+    """One matrix times each of a batch; `matmul` would fold the batch into columns and transpose it on the way."""
+    return torch.bmm(matrix.expand(batch.shape[0], *matrix.shape), batch, out=out)
 
 
 def _arange(count: int) -> Tensor:
@@ -125,7 +128,7 @@ def transform(x: Tensor, matrices: Matrices, space: Workspace = NEW_MEMORY, name
     u, width = row_matrix.shape[0] // 2, column_matrix.shape[1]
     along_rows = torch.mm(row_matrix, x.flatten(1), out=space.buffer("rows", 2 * u, x.shape[1] * rest))
     del x  # if nobody else holds it, its memory is free for the result
-    along_rows = view(along_rows, u, width, rest)  # from (u {c, s}, W R)
+    along_rows = flat_reshape(along_rows, u, width, rest)  # from (u {c, s}, W R)
     return batched_product(column_matrix, along_rows, space.buffer(name, u, column_matrix.shape[0], rest))
 
 
@@ -135,11 +138,13 @@ def restore(spectrum: Tensor, matrices: Matrices, space: Workspace = NEW_MEMORY,
     height, width = row_matrix.shape[0], column_matrix.shape[0] // 2
     along_rows = batched_product(column_matrix, spectrum, space.buffer("rows", u, 2 * width, rest))
     del spectrum
-    along_rows = view(along_rows, row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
-    return view(torch.mm(row_matrix, along_rows, out=space.buffer(name, height, width * rest)), height, width, rest)
+    along_rows = flat_reshape(along_rows, row_matrix.shape[1], width * rest)  # (u {c, s}, W R)
+    return flat_reshape(
+        torch.mm(row_matrix, along_rows, out=space.buffer(name, height, width * rest)), height, width, rest
+    )
 
 
-def view(x: Tensor, *shape: int) -> Tensor:
+def flat_reshape(x: Tensor, *shape: int) -> Tensor:
     """Another shape, by way of one long axis: a direct view makes torch.export constrain the batch size."""
     return x.flatten().reshape(shape)
 
@@ -218,63 +223,3 @@ def turn(spectrum: Tensor) -> Tensor:
     """What imaginary transfers are multiplied with, `(f, {a, b} B, C)`: [a; b] -> [b; -a]. The adjoint is -turn."""
     images = spectrum.shape[1] // 2
     return torch.cat([spectrum[:, images:], -spectrum[:, :images]], dim=1)
-
-
-Signs = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def by_sign(x: Tensor) -> Signs:
-    """`(u, {+, -}, v, {a, b}, R)` -> plus a, plus b, minus a, minus b; of cosines and sines likewise."""
-    (plus_a, plus_b), (minus_a, minus_b) = x[:, 0].unbind(2), x[:, 1].unbind(2)
-    return plus_a, plus_b, minus_a, minus_b
-
-
-def join_signs(spectrum: Signs, out: Signs) -> None:
-    """Half of the way from frequencies to columns: `(u, {+, -}, v, {a, b}, R)` -> `(u, {c, s}, v, {c, s}, R)`.
-
-    What is left is one product with `(W', M)`, for cosines and sines of rows alike: half of the work of `(2W', 2M)`.
-    """
-    (plus_a, plus_b, minus_a, minus_b), (cos_cos, cos_sin, sin_cos, sin_sin) = spectrum, out
-    torch.add(plus_a, minus_a, out=cos_cos)
-    torch.sub(plus_b, minus_b, out=cos_sin)
-    torch.add(plus_b, minus_b, out=sin_cos)
-    torch.sub(minus_a, plus_a, out=sin_sin)
-
-
-def split_signs(waves: Signs, out: Signs) -> None:
-    """The adjoint of `join_signs`."""
-    (cos_cos, cos_sin, sin_cos, sin_sin), (plus_a, plus_b, minus_a, minus_b) = waves, out
-    torch.sub(cos_cos, sin_sin, out=plus_a)
-    torch.add(sin_cos, cos_sin, out=plus_b)
-    torch.add(cos_cos, sin_sin, out=minus_a)
-    torch.sub(sin_cos, cos_sin, out=minus_b)
-
-
-def blank_scales(bright: Tensor, supports: Tensor, axes: Axes, symmetric: bool) -> Tensor:
-    """How many scales, from the first on, see zeros only: `(B, groups, H, W)`, `(S, n, n)` -> `(B, groups, H', W')`.
-
-    The responses of such scales are exactly zero, so that the first of them wins against the others. Between
-    frequencies they are zero up to rounding, and rounding would choose the winner and the way of the gradient.
-    `bright` is 1 where a channel of the group is not zero, else 0; `supports` are the taps that can be other than zero,
-    `symmetric` says of the filters whether they are.
-    """
-    (rows, columns), (batch, groups), scales = axes, bright.shape[:2], len(supports)
-    if bright.device.type == "cpu" and holds_numbers(bright):
-        # In float64, whatever precision products have elsewhere: whole numbers must not be off by one half.
-        plan = plan_for(axes, (supports.shape[-1],), bright.double(), symmetric)
-        tables = [filter_transform(supports.double(), plan, 0, p).view(-1, 1, scales) for p in range(len(plan.filters))]
-        spectrum = transform(bright.double().permute(2, 3, 0, 1).flatten(2), plan.analyse)
-        by_frequency = spectrum.view(len(tables[0]), -1, 1)  # (f, {a, b} B G, 1)
-        product = by_frequency * tables[0]
-        if not symmetric:
-            product += turn(by_frequency) * tables[1]
-        product = product.view(*spectrum.shape[:2], -1)  # (u, K, B G S)
-        seen = restore(product, plan.restore).view(rows.count, columns.count, batch, groups, scales)
-    else:
-        taps = supports.to(bright.dtype)[:, None].repeat(groups, 1, 1, 1)
-        padded = F.pad(bright, (*columns.beyond, *rows.beyond))  # a negative border is cut off
-        stride, dilation = (rows.stride, columns.stride), (rows.dilation, columns.dilation)
-        seen = F.conv2d(padded, taps, None, stride, 0, dilation, groups).unflatten(1, (groups, -1))
-        seen = seen.permute(3, 4, 0, 1, 2)
-    blank = (seen < 0.5).int()  # (H', W', B, groups, S): how many bright pixels were seen is a small whole number
-    return blank.cumprod(-1, dtype=torch.int32).sum(-1, dtype=torch.int32).permute(2, 3, 0, 1)

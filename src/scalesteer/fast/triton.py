@@ -24,7 +24,7 @@ from torch import Tensor
 
 from scalesteer.fast import kernels, transforms
 from scalesteer.fast.engine import Engine
-from scalesteer.fast.memory import Cache, cached_on, convert
+from scalesteer.fast.memory import Cache, cached_on, cast
 from scalesteer.fast.taps import half_window, order_of_windows, places_in_order
 from scalesteer.fast.transforms import Matrices
 from scalesteer.geometry import Axes, Filters
@@ -200,7 +200,7 @@ class FusedFrequencies(Engine):
     def weight_gradient(self) -> Tensor:
         """The adjoint of `_make_transfers`: `(f, S O, C')` -> `(O, C, D)`, float32."""
         (out_channels, channels), scales = self.filters.weights.shape[:2], len(self.filters.sizes)
-        grad = convert(self.weight_grads[0], self.like.dtype)
+        grad = cast(self.weight_grads[0], self.like.dtype)
         grad = grad.view(grad.shape[0] * scales, -1)  # (f S, O C')
         if self.basis_tables is not None:
             table, parts, _ = self.basis_tables
@@ -223,18 +223,20 @@ class FusedFrequencies(Engine):
             found = torch.cat(taps, dim=2)
         if self.tables.pairs is not None:
             found = found[:out_channels, :channels]
-        return convert(found, torch.float32)
+        return cast(found, torch.float32)
 
     def _transfers(self) -> Tensor:
         """The transforms of the filters: `(f, S O, C')`. Those of finished filters, which nobody trains, are kept."""
-        if self.made is None:
+        if self.kept_transfers is None:
             filters = self.filters
             key = "transfers", self.axes, filters.sizes, filters.symmetric
-            self.made = cached_on(filters.weights if self.weights_stay else None, self.like, key, self._make_transfers)
-        return self.made
+            self.kept_transfers = cached_on(
+                filters.weights if self.weights_stay else None, self.like, key, self._make_transfers
+            )
+        return self.kept_transfers
 
     def _make_transfers(self) -> Tensor:
-        weights, scales = convert(self.filters.weights, self.like.dtype), len(self.filters.sizes)
+        weights, scales = cast(self.filters.weights, self.like.dtype), len(self.filters.sizes)
         pairs = weights.flatten(0, 1)  # (O C, D)
         if self.tables.pairs is not None:
             # Some weights twice are as good as zeros: what they multiply is zero, or nobody reads the result.
@@ -355,7 +357,7 @@ class FusedTaps(Engine):
         def make() -> Tensor:
             flat = self.filters.weights.permute(2, 1, 0)  # (D, C, O)
             if self.table is not None:
-                return convert(torch.mm(self.table, flat.flatten(1)), self.like.dtype)
+                return cast(torch.mm(self.table, flat.flatten(1)), self.like.dtype)
             found: Tensor = flat[self.places["read"]] * self.places["factor"][:, None, None]
             return found.to(self.like.dtype).contiguous()
 
