@@ -483,7 +483,7 @@ def test_of_a_large_workspace_the_largest_buffers_go(monkeypatch):
     monkeypatch.setattr(memory, "IDLE_BYTES", 1000)
     like = torch.empty(0)
     space = memory.Workspace(like)
-    space.buffers = {}
+    space.buffers, space.views = {}, {}
     for name, floats in (("small", 10), ("large", 300), ("middle", 200)):
         space.buffer(name, floats)
     kept = space.buffers["small"].data_ptr(), space.buffers["middle"].data_ptr()

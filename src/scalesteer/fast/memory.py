@@ -102,6 +102,7 @@ class Cache(Generic[Value]):
 _tables: Any = WeakTensorKeyDictionary()  # of each basis: its version, and a cache
 TABLES_BYTES = 1 << 26  # of one basis, for all sizes of images together
 IDLE_BYTES = 192 << 20  # of each thread's workspace, between two calls
+MOST_VIEWS = 8  # kinds of layers and shapes of images whose views of it are kept
 
 
 def cached_on(basis: Tensor | None, like: Tensor, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
@@ -145,15 +146,18 @@ class Workspace:
 
     def __init__(self, like: Tensor | None) -> None:
         self.like, self.lasts = like, like is not None and like.device.type == "cpu"
-        kept: dict[str, Tensor] | None = self.idle.__dict__.pop("kept", None) if self.lasts else None
-        self.buffers = kept or {}
+        kept = self.idle.__dict__.pop("kept", None) if self.lasts else None
+        self.buffers: dict[str, Tensor]
+        self.views: dict[Any, Any]  # of buffers
+        self.buffers, self.views = kept or ({}, {})
 
     def __del__(self) -> None:
         if self.lasts:
             smallest_first = sorted(self.buffers.items(), key=lambda item: item[1].nbytes)
             while sum(buffer.nbytes for _, buffer in smallest_first) > IDLE_BYTES:
                 smallest_first.pop()
-            self.idle.kept = dict(smallest_first)
+                self.views.clear()
+            self.idle.kept = dict(smallest_first), self.views
 
     def buffer(self, name: str, *shape: int) -> Tensor | None:
         """A tensor for the argument `out` of an operation, or None: without a name, too, memory is new."""
@@ -161,6 +165,7 @@ class Workspace:
             return None
         floats, buffer = math.prod(shape), self.buffers.get(name)
         if buffer is None or buffer.numel() < floats or buffer.dtype != self.like.dtype:
+            self.views.clear()
             with torch.inference_mode(False):  # the next pass may be outside of it
                 buffer = self.buffers[name] = self.like.new_empty(floats)
         return buffer[:floats].view(shape)
@@ -171,6 +176,17 @@ class Workspace:
         if buffer is None:
             raise RuntimeError("an engine for plain operations has no buffers: use `response`.")
         return buffer
+
+    def get_or_make_views(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
+        """What `make` makes of buffers, for as long as they stay where they are: hundreds of views take their time."""
+        key = (*key, self.like.dtype if self.like is not None else None)
+        value: Value | None = self.views.get(key)
+        if value is None:
+            if len(self.views) >= MOST_VIEWS:
+                self.views.clear()
+            with torch.inference_mode(False):
+                value = self.views[key] = make()
+        return value
 
 
 NEW_MEMORY = Workspace(None)

@@ -76,17 +76,6 @@ def places_in_order(sizes: tuple[int, ...], symmetric: bool, order: Order) -> tu
     return both, both
 
 
-@lru_cache(maxsize=64)
-def _pair_slices(axes: Axes) -> list[tuple[Any, Any]]:
-    """For each offset of the half window: the padded image's pixels at it, and opposite to it, from every centre."""
-
-    def slices(*offsets: int) -> tuple[Any, ...]:
-        starts = [a.border[0] + a.first + a.dilation * offset for a, offset in zip(axes, offsets, strict=True)]
-        return (..., *(slice(s, s + a.last - a.first + 1, a.stride) for s, a in zip(starts, axes, strict=True)))
-
-    return [(slices(dy, dx), slices(-dy, -dx)) for dy, dx in half_window(2 * axes[0].radius + 1)]
-
-
 class Taps(Engine):
     """Responses as one product per scale with pixels. Its maps are `(B, O, H' W')`.
 
@@ -110,10 +99,10 @@ class Taps(Engine):
     def _use_order(self, order: Order) -> None:
         """Make ready what is multiplied with: the taps in this order."""
         filters, (offsets, counts) = self.filters, order
-        self.order, every = order, _pair_slices(self.axes)
-        self.slices = [every[k] for k in offsets]
+        self.order, (half, mirrored) = order, half_taps((2 * self.axes[0].radius + 1,))
+        self.pairs_of_taps = [(half[k], mirrored[k]) for k in offsets]  # places in the largest window; first the centre
         self.padded_shape: tuple[int, ...] = ()
-        self.rows = len(self.slices) if filters.symmetric else 2 * len(self.slices) - 1  # pairs, or pixels
+        self.rows = len(offsets) if filters.symmetric else 2 * len(offsets) - 1  # pairs, or pixels
         taps, _ = places_in_order(filters.sizes, filters.symmetric, order)
         self.table = self.from_basis(("taps", order), lambda basis: basis[:, taps].to(self.like))  # (D, taps)
         columns = [count if filters.symmetric else 2 * count - 1 for count in counts]
@@ -144,10 +133,12 @@ class Taps(Engine):
                 sources[1:] = [one + other for one, other in zip(sources[1:], opposite, strict=True)]
             pairs = torch.stack(sources, dim=1)
         else:
-            padded = self._padded(x)
-            sources, opposite = self._sources(padded)
-            pairs = self.space.need("between", x.shape[0], self.rows, x.shape[1], *self.counts)
-            targets = pairs.unbind(1)
+            key = "pairs", self.axes, self.order, self.filters.symmetric, *x.shape[:2]
+            views = self.space.get_or_make_views(key, lambda: self._views(*x.shape[:2]))
+            padded, inside, sources, opposite, pairs, targets = views
+            if padded.shape != self.padded_shape:  # the border may hold anything
+                padded.zero_()
+            inside.copy_(x)
             targets[0].copy_(sources[0])
             if self.filters.symmetric:
                 for one, other, target in zip(sources[1:], opposite, targets[1:], strict=True):
@@ -158,24 +149,29 @@ class Taps(Engine):
         self.padded_shape = padded.shape
         self.pairs = pairs.flatten(3).flatten(1, 2)  # (B, pairs C, H' W')
 
+    def _by_tap(self, padded: Tensor) -> list[Tensor]:
+        """The pixels that each tap of the largest window sees from every centre: views, `(B, C, H', W')`."""
+        for dim, axis in enumerate(self.axes, start=2):
+            start, width = axis.border[0] + axis.first - axis.reach, 2 * axis.reach + 1
+            padded = padded.narrow(dim, start, axis.last - axis.first + width).unfold(dim, width, axis.stride)
+        windows = padded[..., :: self.axes[0].dilation, :: self.axes[1].dilation]  # (B, C, H', W', n, n)
+        return [pixels for row in windows.unbind(4) for pixels in row.unbind(4)]
+
     def _sources(self, padded: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The pixels at each offset, and those opposite to all but the first; if not symmetric, all in one list."""
-        centre, *pairs = self.slices
-        ones, others = [padded[one] for one, _ in pairs], [padded[other] for _, other in pairs]
+        taps, ((centre, _), *pairs) = self._by_tap(padded), self.pairs_of_taps
+        ones, others = [taps[one] for one, _ in pairs], [taps[other] for _, other in pairs]
         if not self.filters.symmetric:
-            ones = [view for pair in zip(ones, others, strict=True) for view in pair]
-        return [padded[centre[0]], *ones], others
+            ones = [pixels for pair in zip(ones, others, strict=True) for pixels in pair]
+        return [taps[centre], *ones], others
 
-    def _padded(self, x: Tensor) -> Tensor:
-        """The image with zeros around it, in a buffer."""
-        rows, columns = self.axes
-        sizes = [axis.length + sum(axis.border) for axis in self.axes]
-        padded = self.space.need("padded", *x.shape[:2], *sizes)
-        if padded.shape != self.padded_shape:  # the border may hold anything
-            padded.zero_()
-        top, left = rows.border[0], columns.border[0]
-        padded[..., top : top + rows.length, left : left + columns.length] = x
-        return padded
+    def _views(self, batch: int, channels: int) -> tuple[Any, ...]:
+        """Buffers of a padded image and of pairs, and views of both."""
+        padded = self.space.need("padded", batch, channels, *(axis.length + sum(axis.border) for axis in self.axes))
+        pairs = self.space.need("between", batch, self.rows, channels, *self.counts)
+        (top, height), (left, width) = ((axis.border[0], axis.length) for axis in self.axes)
+        inside = padded[..., top : top + height, left : left + width]
+        return padded, inside, *self._sources(padded), pairs, pairs.unbind(1)
 
     def outwards(self, maps: Tensor) -> Tensor:
         return maps.view(*maps.shape[:2], *self.counts)
@@ -227,9 +223,9 @@ class Taps(Engine):
         batch, channels = self.padded_shape[:2]
         centre, *opposite = grad_pairs.view(batch, self.rows, channels, *self.counts).unbind(1)
         padded = centre.new_zeros(self.padded_shape)
-        padded[self.slices[0][0]] += centre
-        once = 1 if self.filters.symmetric else 2  # how many rows a pair of slices has
-        for k, (one, other) in enumerate(self.slices[1:]):
-            padded[one] += opposite[once * k]
-            padded[other] += opposite[once * k + once - 1]
+        taps, once = self._by_tap(padded), 1 if self.filters.symmetric else 2  # how many rows a pair of taps has
+        taps[self.pairs_of_taps[0][0]].add_(centre)
+        for k, (one, other) in enumerate(self.pairs_of_taps[1:]):
+            taps[one].add_(opposite[once * k])
+            taps[other].add_(opposite[once * k + once - 1])
         return F.pad(padded, [-p for p in self.padding])
