@@ -14,7 +14,8 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from scalesteer import ScaleSteerableConv2d, fast, fold
-from scalesteer.fast import _shared_step, _step, choice, spectral
+from scalesteer.fast import choice, spectral
+from scalesteer.fast.pieces import THREADED_FROM, images_per_piece, shared_step
 from scalesteer.geometry import Filters, Geometry
 
 # One engine for few channels, one for many; filters with and without point symmetry; an image that is cut into tiles.
@@ -90,13 +91,13 @@ def test_the_page_has_the_numbers_of_taps_of_the_rule():
 def test_pieces_are_of_about_one_size_and_never_too_large():
     for images in (1, 7, 64, 129):
         for most in (0, 1, 5, 64, 1000):
-            step = _step(images, most, threads=1)
+            step = images_per_piece(images, most, threads=1)
             pieces = -(-images // step)
             assert 1 <= step <= max(1, most)
             assert pieces == -(-images // max(1, min(images, most)))
             assert step == -(-images // pieces)
             for threads in (2, 3):
-                shared = _step(images, most, threads)
+                shared = images_per_piece(images, most, threads)
                 assert 1 <= shared <= max(1, most)
                 assert abs(shared - step) < threads
                 assert shared % threads == 0 or shared == step < threads
@@ -104,13 +105,13 @@ def test_pieces_are_of_about_one_size_and_never_too_large():
 
 def test_pieces_of_taps_are_shared_by_threads_or_stay_in_the_cache():
     for images, pixels, threads in itertools.product((1, 7, 50, 64, 129), (256, 784, 1024, 3136, 40000), (1, 2, 3)):
-        step = _shared_step(images, pixels, threads)
+        step = shared_step(images, pixels, threads)
         if step == 0:  # then all images together are too few, or threads cannot have as many each
-            assert threads == 1 or images * pixels < 2 * fast.THREADED_FROM
+            assert threads == 1 or images * pixels < 2 * THREADED_FROM
             continue
         pieces = [min(step, images - i) for i in range(0, images, step)]
         assert step % threads == 0
-        assert all(piece * pixels > fast.THREADED_FROM for piece in pieces)
+        assert all(piece * pixels > THREADED_FROM for piece in pieces)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward AD and the tracer

@@ -328,7 +328,7 @@ def test_an_empty_batch_gives_an_empty_result(fan_in):
 def test_few_sums_at_a_time_match_direct(basis, monkeypatch):
     layer = ScaleSteerableConv2d(1, 3, padding=3, scales=SCALES, basis=basis).to(DEVICE)
     monkeypatch.setattr(fast, "memory_budget", 1)
-    monkeypatch.setattr(fast, "_step", lambda images, *_: images)  # one piece, but one image's sums
+    monkeypatch.setattr(fast, "images_per_piece", lambda images, *_: images)  # one piece, but one image's sums
     assert_same(both(layer, torch.randn(3, 1, 10, 11, device=DEVICE)))
 
 

@@ -11,14 +11,12 @@ An engine is an algorithm for the maximum over scales; :class:`engine.Engine` is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer.fast import choice
@@ -32,6 +30,7 @@ from scalesteer.fast.memory import (
     keep_for_cuda_graph,
     make_outside_graph_pool,
 )
+from scalesteer.fast.pieces import cut_into_tiles, images_per_piece, in_pieces, join_tiles, shared_step
 from scalesteer.fast.spectral import Frequencies
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Axis, Filters, Maximum, no_autocast
@@ -55,8 +54,8 @@ benchmark = False
 `torch.backends.cudnn.benchmark` does for algorithms. Otherwise it counts taps (:func:`choose_backend`)."""
 
 # Bytes of one piece on a CPU. With more, misses of the cache cost more than calls. The pairs of taps should stay in the
-# cache; but torch divides an operation between threads only from so many numbers on, and they should share each one.
-CPU_PIECE, CPU_PIECE_OF_TAPS, THREADED_FROM = 80 << 20, 12 << 20, 1 << 15
+# cache, unless threads would then not share each operation.
+CPU_PIECE, CPU_PIECE_OF_TAPS = 80 << 20, 12 << 20
 MOST_SCALES = 255  # winners are bytes
 MOST_IMAGES = 65535  # of a piece: a CUDA grid has no more programs along an axis
 MOST_KEPT_SHARE = 8  # transforms of filters up to this part of the budget are kept for the backward pass
@@ -141,7 +140,7 @@ def max_over_scales(
         filters = filters.finished()  # what is made of a basis is kept, and no gradient goes through it
     tiles = tiles_of(axes)
     # Where kernels run, images may be of half precision; the filters are made in float32 at least.
-    images = x if tiles is None else _cut(x, axes, tiles)
+    images = x if tiles is None else cut_into_tiles(x, axes, tiles)
     images = cast(images, dtype if x.device.type in choice.KERNELS_RUN_ON else work)
     inputs = images, cast(filters.weights, work), filters.basis, bias
     recorded = torch.is_grad_enabled()
@@ -154,8 +153,8 @@ def max_over_scales(
     else:
         best, winner = _run(*inputs, task, winners)
     if tiles is not None:
-        best = _join(best, x.shape[0], axes)
-        winner = None if winner is None or winner.ndim < 4 else _join(winner, x.shape[0], axes)
+        best = join_tiles(best, x.shape[0], axes)
+        winner = None if winner is None or winner.ndim < 4 else join_tiles(winner, x.shape[0], axes)
     return cast(best, dtype), winner
 
 
@@ -221,11 +220,11 @@ class _Correlation(NamedTuple):
             threads, budget = torch.get_num_threads(), min(CPU_PIECE, memory_budget)
             if prepared.kind is Taps:
                 pixels = self.axes[0].count * self.axes[1].count
-                shared = _shared_step(x.shape[0], pixels, threads) * for_image
+                shared = shared_step(x.shape[0], pixels, threads) * for_image
                 budget = shared if 0 < shared <= budget else min(budget, CPU_PIECE_OF_TAPS)
         else:  # what an engine makes of the filters may be made for every piece: no piece should be smaller
             budget = max(memory_budget * (2 if gradient else 4), prepared.for_filters)
-        return _step(x.shape[0], min(MOST_IMAGES, budget // for_image), threads)
+        return images_per_piece(x.shape[0], min(MOST_IMAGES, budget // for_image), threads)
 
 
 class _Prepared(NamedTuple):
@@ -246,13 +245,6 @@ def _device_of(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else nullcontext()
 
 
-def _in_pieces(step: int, *tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
-    """The same `step` images of every tensor, piece by piece; the first is one."""
-    if step >= tensors[0].shape[0]:  # type: ignore[union-attr]
-        return [tensors]
-    return zip(*(repeat(None) if tensor is None else tensor.split(step) for tensor in tensors), strict=False)
-
-
 def _run(
     x: Tensor,
     weights: Tensor,
@@ -271,7 +263,7 @@ def _run(
         if bias is not None and engine.adds_bias:
             engine.bias, bias = cast(bias, best.dtype).contiguous(), None
         spectra = []
-        for images, largest, index in _in_pieces(step, engine.like, best, winner):
+        for images, largest, index in in_pieces(step, engine.like, best, winner):
             spectra.append(engine.load_batch(images))
             engine.max_over_scales(largest, index)
         if kept is not None:
@@ -303,7 +295,7 @@ def _run_back(
         engine.kept_transfers = transfers
         images, grad = engine.like, cast(grad, engine.like.dtype)
         grad_x = torch.empty_like(images, memory_format=torch.contiguous_format) if image else None
-        pieces = list(_in_pieces(step, images, winner, grad, grad_x))
+        pieces = list(in_pieces(step, images, winner, grad, grad_x))
         if len(kept) != len(pieces):  # nothing was kept, or the budget has changed
             kept = (None,) * len(pieces)
         for (piece, index, incoming, outgoing), found in zip(pieces, kept, strict=True):
@@ -448,48 +440,3 @@ torch.library.register_fake(_BACKWARD, _fake_back)
 torch.library.register_autograd(
     _FORWARD, lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 7), setup_context=_setup_context
 )
-
-
-def _shared_step(images: int, pixels: int, threads: int) -> int:
-    """The fewest images of a piece for which torch divides an operation on them between threads; 0 if there are none.
-
-    The last piece, too, should have as many.
-    """
-    if threads == 1:
-        return 0
-    for pieces in range(images * pixels // (THREADED_FROM + 1), 0, -1):
-        step = -(-images // (pieces * threads)) * threads
-        if (images - (-(-images // step) - 1) * step) * pixels > THREADED_FROM:
-            return step
-    return 0
-
-
-def _step(images: int, most: int, threads: int) -> int:
-    """Images of a piece, `most` at most, so that all pieces are of about one size and threads have as many each."""
-    step = max(1, -(-images // max(1, -(-images // max(1, most)))))
-    if threads == 1 or step < threads:
-        return step
-    more = -(-step // threads) * threads
-    return more if more <= most else step - step % threads
-
-
-def _cut(x: Tensor, axes: Axes, tiles: Axes) -> Tensor:
-    """Overlapping tiles `(B ny nx, C, h, w)`, each with all that its own windows see."""
-    padding: list[int] = []
-    for axis, tile in zip(axes, tiles, strict=True):
-        before = axis.beyond[0]
-        length = (-(-axis.count // tile.count) - 1) * tile.count * axis.stride + tile.length
-        padding = [before, length - before - axis.length, *padding]  # columns come first
-    cut = F.pad(x, padding)
-    for i, tile in enumerate(tiles):
-        cut = cut.unfold(2 + i, tile.length, tile.count * tile.stride)
-    return cut.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)  # from (B, C, ny, nx, h, w)
-
-
-def _join(maps: Tensor, batch: int, axes: Axes) -> Tensor:
-    """Outputs of tiles `(B ny nx, O, h, w)` side by side: `(B, O, H', W')`."""
-    channels, height, width = maps.shape[1:]
-    ny, nx = -(-axes[0].count // height), -(-axes[1].count // width)
-    joined = maps.view(batch, ny, nx, channels, height, width).permute(0, 3, 1, 4, 2, 5)
-    joined = joined.reshape(batch, channels, ny * height, nx * width)
-    return joined[..., : axes[0].count, : axes[1].count].contiguous()

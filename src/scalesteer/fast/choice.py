@@ -15,21 +15,20 @@ from scalesteer.fast.spectral import Frequencies
 from scalesteer.fast.taps import Taps
 from scalesteer.geometry import Axes, Filters
 
-# All were measured in training, float32: on two CPU cores and, where CUDA is named, on an H200.
-FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # up to so many, taps; on CUDA measured for one, counted for the others
-FEW_TAPS = 400  # on a CPU and unless filters are symmetric, taps only up to so many of the largest window
-TILE, TILE_REACHES = 32, 4  # outputs of a tile: at least so many, about so many times the reach; the optimum is flat
-MORE_THAN_TILES = 2.5  # from so many tiles along an axis on, an image is cut
-# From so many taps of all scales together on, "fast" is faster than one convolution for each scale: on a CPU without
-# gradients and in training (measured on two kinds of AMD EPYC; layers in between gain or lose a fifth), and on CUDA (an
-# H200: 9 taps are slower, 34 faster).
+# All were measured in float32: on two CPU cores and, where CUDA is named, on an H200.
+# "fast" is faster than one convolution for each scale if all scales together have at least this number of taps: on a
+# CPU without gradients, and in training (two kinds of AMD EPYC); on CUDA (9 taps are slower, 34 faster).
 LEAST_TAPS, LEAST_TAPS_TRAINING, LEAST_TAPS_CUDA = 120, 100, 30
+FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # the most for products with pixels; on CUDA measured for one, else counted
+FEW_TAPS = 400  # on a CPU the most for them, channels times taps of the largest window, unless filters are symmetric
+TILE, TILE_REACHES = 32, 4  # a tile has at least 32 outputs along an axis, or 4 times the reach; the optimum is flat
+MORE_THAN_TILES = 2.5  # an image with more outputs than 2.5 tiles along an axis is cut
 MOST_PIXELS = 1 << 19  # a CUDA grid has at most 65,535 programs along an axis: blocks of 16 pixels
 KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
 def choose_backend(axes: Axes, filters: Filters) -> str:
-    """ "fast" where filters have many taps, otherwise "direct".
+    """Choose "fast" where filters have many taps, otherwise "direct".
 
     Taps are counted over all scales, the sum of the squares of the windows' sizes. A stride divides them: only a direct
     convolution does less work then.
