@@ -17,8 +17,9 @@ from scalesteer.geometry import Axes, Filters
 
 # All were measured in float32: on two CPU cores and, where CUDA is named, on an H200.
 # "fast" is faster than one convolution for each scale if all scales together have at least this number of taps: on a
-# CPU without gradients, and in training (two kinds of AMD EPYC); on CUDA (9 taps are slower, 34 faster).
-LEAST_TAPS, LEAST_TAPS_TRAINING, LEAST_TAPS_CUDA = 120, 100, 30
+# CPU without gradients (a layer of 105 is slower, one of 106 faster) and in training (at 92 most are slower, at 130 all
+# faster), on two kinds of AMD EPYC; on CUDA (9 slower, 34 faster).
+LEAST_TAPS, LEAST_TAPS_TRAINING, LEAST_TAPS_CUDA = 106, 100, 30
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # the most for products with pixels; on CUDA measured for one, else counted
 FEW_TAPS = 400  # on a CPU the most for them, channels times taps of the largest window, unless filters are symmetric
 TILE, TILE_REACHES = 32, 4  # a tile has at least 32 outputs along an axis, or 4 times the reach; the optimum is flat
