@@ -1,4 +1,4 @@
-"""The numbers of one convolution per scale, faster: pieces and tiles, gradients, operators.
+"""The numbers of one convolution per scale, faster: both passes, and the operators that compilers see.
 
 An engine is an algorithm for the maximum over scales; :class:`engine.Engine` is what all have in common. They take
 :class:`scalesteer.geometry.Filters` and the two axes along which windows lie; :mod:`choice` says which serves:
@@ -7,6 +7,8 @@ An engine is an algorithm for the maximum over scales; :class:`engine.Engine` is
 - :class:`taps.Taps`: few input channels, CPU
 - :class:`triton.FusedFrequencies`: as the first, on CUDA, all scales in each product
 - :class:`triton.FusedTaps`: as the second, on CUDA; :mod:`kernels` has what both launch
+
+Which scale wins is in :mod:`maximum`, what is kept for the next call in :mod:`memory`.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ TAPS_BACKWARD_BLOCKS = {"BP": 32, "BT": 64, "num_warps": 4, "num_stages": 1}
 
 @triton.jit
 def _keep_larger(best, winner, response, s, scales):  # type: ignore[no-untyped-def]
-    """The larger of two responses; what is not finite always shows (see functional.max_over_scales)."""
+    """The larger of two responses; what is not finite always shows (see maximum.py)."""
     wins = (response > best) | ((s == scales - 1) & (response - response != 0))
     wins = wins & (s < scales)
     return tl.where(wins, response, best), tl.where(wins, s, winner)
