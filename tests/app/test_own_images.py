@@ -585,7 +585,7 @@ def test_the_command_can_be_typed():
     [
         ({"dataset": "stir-mnist"}, "`dataset` .got 'stir-mnist'. and `images` .got 'x'. exclude each other"),
         ({"model": "ss-cnn"}, "`model` must be one that takes any size .* .got 'ss-cnn'."),
-        ({"model": "plain-cnn"}, "`model` must be one that takes any size for your own images: pooled-cnn,"),
+        ({"model": "plain-cnn"}, "`model` must be one that takes any size for your own images: group-cnn,"),
         ({"split": 1}, "`split` .got 1. does not apply to your own `images`"),
         ({"sizes": (1, 1, 1)}, "`sizes` .* does not apply to your own `images`"),
         ({"fit": "stretch"}, "`fit` must be one of"),
@@ -684,7 +684,7 @@ def test_the_command_line_trains_and_says_how_far_it_is_without_a_terminal(pictu
         ("none", "`images` must be a folder of pictures or a CSV file (got none, which is not there)"),
         (".", "`images` . has pictures of 0 classes, and two are needed: ./cats, ./dogs, ..."),
         (". --model ss-cn", "Did you mean 'ss-cnn'?"),
-        (". --model ss-cnn", "`model` must be one that takes any size for your own images: pooled-cnn,"),
+        (". --model ss-cnn", "`model` must be one that takes any size for your own images: group-cnn,"),
         (". --fit fill", "fill"),
         ("--grey", "`grey` (got True) needs `images`"),
     ],
