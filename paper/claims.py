@@ -79,7 +79,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "few images": Claim(
         "SS-CNN has a lower error than Spatial Transformer on MNIST-scale-local-2 with any number of images",
-        "few-images",
+        "split-by-split",
         tuple(pair for column in FEW_IMAGES for pair in _below("3", column, "SS-CNN", OTHERS[:1])),
     ),
 }

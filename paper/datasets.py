@@ -12,7 +12,6 @@ from paper.markdown import table, view
 from scalesteer import datasets as data
 from scalesteer.datasets import sheets
 from scalesteer.datasets.elastic import ELASTIC_SIGMA, displacements
-from scalesteer.datasets.packages import PACKAGES
 from scalesteer.datasets.scale import RESAMPLERS, Part, shrink
 
 
@@ -78,18 +77,6 @@ def measure_data() -> dict[str, Any]:
 
 
 # Views
-
-
-@view
-def data_sources() -> str:
-    """The originals: their releases, and the digest that proves each."""
-    rows = [
-        (name, release, f"`{known.pool}`", known.remark or "used")
-        for name, source in data.SOURCES.items()
-        for release, known in source.releases.items()
-    ]
-    rows += [(name, own.identity.release, f"`{own.identity.digest}`", "used") for name, own in PACKAGES.items()]
-    return table([("source", "release", "pool, SHA-256", ""), *rows], left=4)
 
 
 @view

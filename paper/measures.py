@@ -301,16 +301,6 @@ def guide_equivariance() -> str:
 
 
 @view
-def guide_trained() -> str:
-    """The same of first layers of networks that were trained, and how many digits the networks get wrong."""
-    moves = [f"{when}, enlarged by {s:g}" for when in ("fresh", "trained") for s in MOVES]
-    rows: list[tuple[object, ...]] = [("first layer, kernel 7", "wrong digits", *moves)]
-    for name, row in trained_numbers()["layers"].items():
-        rows.append((name, f"{100 * row['digits']:.1f} %", *(f"{e:.2f}" for e in row["fresh"] + row["trained"])))
-    return table(rows)
-
-
-@view
 def equivariance_share(when: str) -> str:
     """The error of the default layer, fresh or trained, as a share of that of a plain one, over the enlargements."""
     if when == "trained":

@@ -16,7 +16,6 @@ from paper.grids import DATASETS, EXPERIMENTS, METHODS, PAPER, STRENGTHS, Cell
 from paper.markdown import GAP, view, words
 from paper.markdown import table as markdown
 from scalesteer.app.evaluation import SCALE_BINS
-from scalesteer.datasets.scale import SPLITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,26 +175,7 @@ LAYOUTS: dict[str, Callable[[Data], str]] = {
 
 def _made_again(data: Data) -> pd.DataFrame:
     made = data.results[data.results["test error"].notna()]
-    again = made[made["run"].isin(made.loc[made["repeat"], "run"]) & made["run"].isin(made.loc[~made["repeat"], "run"])]
-    titles = {model: method for method, model in METHODS.items()}
-    kinds = [
-        f"{titles[c.model]}, {DATASETS.get(c.dataset, c.dataset)}, {28 * (c.upsample or 1)} px" for c in again["config"]
-    ]
-    return again.assign(kind=kinds, split=[c.split for c in again["config"]]).sort_values("run", kind="stable")
-
-
-@view
-def repeats(data: Data) -> str:
-    """Runs of the tables beside other runs of the same configuration."""
-    rows = [["error in %", *(f"split {split}" for split in SPLITS), "mean"]]
-    for kind, group in _made_again(data).groupby("kind", sort=False):
-        for turn, part in group.groupby("turn"):
-            errors = dict(zip(part["split"], part["test error"], strict=True))
-            shown = (f"{errors[split]:.2f}" if split in errors else GAP for split in SPLITS)
-            whole = len(errors) == group["split"].nunique()  # means of other splits would not compare
-            name = f"{kind}, {f'another run ({turn})' if turn else 'in the tables'}"
-            rows.append([name, *shown, mean(errors.values()) if whole else GAP])
-    return markdown(rows)
+    return made[made["run"].isin(made.loc[made["repeat"], "run"]) & made["run"].isin(made.loc[~made["repeat"], "run"])]
 
 
 @view

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from paper import ROOT, datasets, recorded
-from scalesteer.datasets import DATASETS, SIZED_DATASETS, SOURCES
-from scalesteer.datasets.packages import PACKAGES
+from scalesteer.datasets import DATASETS, SIZED_DATASETS
 
 
 def test_the_digests_of_what_was_measured_are_the_pinned_ones():
@@ -47,18 +46,6 @@ def test_pairs_overlap_where_a_loop_over_them_says_so(cache, monkeypatch):
             inks += bool(((left[:, -shared:] > 0) & (right[:, :shared] > 0)).any())
     assert boxes > inks > 0
     assert datasets.overlaps() == (boxes / 80, inks / 80)
-
-
-def test_the_table_of_sources_names_every_release_and_which_one_is_used():
-    lines = datasets.data_sources().splitlines()[2:]
-    for name, source in SOURCES.items():
-        for release, known in source.releases.items():
-            (line,) = [line for line in lines if known.pool in line]
-            assert line.startswith(f"| {name} | {release} |")
-            assert line.endswith("| used |") == (release == next(iter(source.releases)))
-    for name, package in PACKAGES.items():
-        assert f"| {name} | {package.identity.release} | `{package.identity.digest}` | used |" in lines
-    assert len(lines) == sum(len(source.releases) for source in SOURCES.values()) + len(PACKAGES)
 
 
 def test_edges_are_compared_with_where_the_drawn_scale_puts_them(monkeypatch):

@@ -90,12 +90,8 @@ def test_trained_layers_can_be_measured_again(real_cache):
         assert row["trained"] == pytest.approx(kept["layers"][name]["trained"], rel=0.15)
 
 
-def test_the_table_of_trained_layers_and_the_share_are_those_recorded():
+def test_the_share_of_trained_layers_is_that_recorded():
     layers = json.loads((RESULTS / "guide" / "trained.json").read_text())["layers"]
-    _, rows = cells(measures.guide_trained())
-    for name, row in layers.items():
-        shown = [f"{100 * row['digits']:.1f} %", *(f"{error:.2f}" for error in (*row["fresh"], *row["trained"]))]
-        assert rows[name] == shown
     shares = np.divide(layers[measures.STEERED]["trained"], layers[measures.PLAIN]["trained"])
     assert measures.equivariance_share("trained") == f"{shares.min():.2f} to {shares.max():.2f}"
     assert max(map(float, measures.equivariance_share("fresh").split(" to "))) <= 0.5

@@ -31,7 +31,7 @@ def test_without_results_there_are_gaps_only(tmp_path):
         for row in body.splitlines()[2:]:
             assert {cell.strip() for cell in row.strip("|").split("|")[1:]} <= {GAP, "base", *paper}
     papers = {row.get("MNIST-Scale") for row in grids.PAPER["1"].values()}
-    tables = [report.paper_sizes, report.effects, report.repeats, partial(report.pairs, name="1")]
+    tables = [report.paper_sizes, report.effects, partial(report.pairs, name="1")]
     tables += [distortion.distorted, distortion.distorted_pairs, distortion.longer_pairs]
     for view in tables:
         for row in view(data).splitlines()[2:]:
@@ -88,17 +88,12 @@ def test_best_on_validation_is_shown_under_distortion(load):
     assert f"| SS-CNN | {GAP} | 1.87 | {GAP} | 3.7 |" in report.table(load(lines, networks[:1]), "2")
 
 
-def test_repeats_stand_beside_the_run_in_the_tables(load):
+def test_repeats_tell_how_much_is_chance(load):
     first, second = of_cell("1", "SS-CNN", "MNIST-Scale")[:2]
     untested = EXPERIMENTS["tuning"].runs[0]
     lines = [result(config, 0.02) for config in (first, second, untested)]
     again = [result(first, 0.024), result(first, 0.022), result(second, 0.018), result(untested, 0.01)]
     data = load(lines, again=again)
-    name, gaps = "SS-CNN, MNIST-Scale, 56 px", " | ".join([GAP] * 4)
-    shown = report.repeats(data)
-    assert f"| {name}, in the tables | 2.00 | 2.00 | {gaps} | 2.00 |" in shown
-    assert f"| {name}, another run (1) | 2.40 | 1.80 | {gaps} | 2.10 |" in shown
-    assert f"| {name}, another run (2) | 2.20 | {GAP} | {gaps} | {GAP} |" in shown  # a mean of other splits
     one = math.sqrt((2 * 0.2**2 + 2 * 0.1**2) / 3)
     assert report.repeat_deviation(data) == f"{one:.2f}"
     assert report.repeat_deviation(data, 3) == f"{one * math.sqrt(2 / 3):.2f}"
