@@ -18,6 +18,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 from docutils.nodes import Element
 from sphinx.addnodes import pending_xref
@@ -26,6 +27,7 @@ from sphinx.cmd.build import build_main
 from sphinx.environment import BuildEnvironment
 
 import scalesteer
+from scalesteer import models
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
@@ -112,9 +114,14 @@ def examples() -> str:
 
 def modules() -> list[str]:
     """The modules whose names are public: those of the library, then those of the product."""
-    top = [f"scalesteer.{found.name}" for found in pkgutil.iter_modules(scalesteer.__path__) if found.name[0] != "_"]
-    top += [f"scalesteer.models.{name}" for name in MODELS] + [f"scalesteer.app.{name}" for name in APP]
-    return sorted(top, key=lambda name: (name.startswith("scalesteer.app"), name))
+    rooms = {"": inside(scalesteer), "models.": inside(models), "app.": APP}
+    names = [f"scalesteer.{room}{name}" for room, found in rooms.items() for name in found]
+    return sorted(names, key=lambda name: (".app" in name, name))
+
+
+def inside(package: ModuleType) -> list[str]:
+    """The public modules of a package."""
+    return [found.name for found in pkgutil.iter_modules(package.__path__) if not found.name.startswith("_")]
 
 
 def reference() -> dict[str, str]:
