@@ -1,4 +1,4 @@
-"""Rivals in the form that was published, where the package has another one: experiments compare both.
+"""Rivals in the form that was published, where the package has another one; and group networks of compared bases.
 
 Importing this module registers the networks, so that :func:`scalesteer.create_model` and recorded runs know them.
 """
@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import _checks, baselines
-from scalesteer.models import register_features
+from scalesteer.group import OCTAVE
+from scalesteer.models import group, register_features
 from scalesteer.models.flat import FlatPlan, spatial_transformer, vector_field_cnn
 from scalesteer.models.network import Scales
+from scalesteer.models.pooled import PooledPlan
 
 SIX_NUMBERS, RELEASED_ROTATION = "spatial-transformer-six", "vector-field-cnn-released"
+GROUP_HERMITE, GROUP_FITTED = "group-cnn-hermite", "group-cnn-fitted"
 
 
 class SixNumbersTransformer2d(baselines.SpatialTransformer2d):
@@ -50,3 +53,18 @@ def vector_field_cnn_released(
 ) -> nn.Sequential:
     """The network `vector-field-cnn` with filters that turn against the vectors."""
     return vector_field_cnn(plan, ReleasedRotationConv2d, scales=scales, antialias=antialias)
+
+
+_GROUP = vars(group.MODELS["group-cnn"][1])
+
+
+@register_features(GROUP_HERMITE, PooledPlan, **_GROUP)
+def group_cnn_hermite(plan: PooledPlan, *, scales: Scales = OCTAVE) -> nn.Sequential:
+    """The network `group-cnn` with the Hermite basis of SESN."""
+    return group.group_cnn(plan, scales=scales, basis="hermite")
+
+
+@register_features(GROUP_FITTED, PooledPlan, **_GROUP)
+def group_cnn_fitted(plan: PooledPlan, *, scales: Scales = OCTAVE) -> nn.Sequential:
+    """The network `group-cnn` with a basis fitted to the grid, in the manner of DISCO."""
+    return group.group_cnn(plan, scales=scales, basis="fitted")

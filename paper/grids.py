@@ -385,3 +385,53 @@ EXPERIMENTS |= {
         ),
     ),
 }
+
+# Group convolutions: SS-CNN's protocol on its data, and that of "stir" on STIR.
+
+GROUP, GROUP_CHANNELS = "Group CNN", "Group CNN in scale channels"
+_GROUP_MODELS = {
+    GROUP: "group-cnn",
+    f"{GROUP}, Hermite basis": forms.GROUP_HERMITE,
+    f"{GROUP}, fitted basis": forms.GROUP_FITTED,
+}
+
+
+def _group_lines(enlarge: int) -> dict[str, Options]:
+    """Lines of images that are enlarged by this factor, 1 or 2."""
+    first = 2 * (enlarge - 1)  # of the scale channels, in half octaves
+    lines: dict[str, Options] = {line: {"model": model} for line, model in _GROUP_MODELS.items()}
+    for own in lines.values():
+        own |= {"channels": (2.0,)} if enlarge == 2 else {}
+    channels = half_octaves(first - 2, first + 2)
+    lines[GROUP_CHANNELS] = {"model": "group-cnn", "channels": channels[::2]}
+    # For a third of the time for each image, on a CPU, three times the epochs.
+    lines[f"{PLAIN}, as long"] = {"model": "pooled-cnn-large", "channels": channels, "epochs": 180}
+    return lines | {"SS-CNN": {"model": "ss-cnn", "upsample": enlarge}}
+
+
+_OF_SCALE: Options = PROTOCOL | {name: OF_SS_CNN[name] for name in ("lr", "weight_decay")}
+_OF_STIR: Options = {name: value for name, value in ANY_SIZE.items() if name not in WITH_CHANNELS}
+_OF_STIR |= {"dataset": "stir-mnist", "train_sizes": PROTOCOLS["Mid2Rest"]}
+EXPERIMENTS |= {
+    "group": Experiment(
+        "Networks that keep the axis of scales on MNIST-Scale, splits 0 to 2, beside other bases and SS-CNN",
+        tuple(
+            row
+            for split, enlarge in itertools.product(FEW_SPLITS, (1, 2))
+            for row in _seeded(
+                _group_lines(enlarge), {f"{28 * enlarge} px": {**_OF_SCALE, "split": split}}, lambda *_: 1
+            )
+        ),
+    ),
+    "group-stir": Experiment(
+        "Networks that keep the axis of scales on STIR's digits",
+        _seeded(
+            {
+                GROUP: {"model": "group-cnn"},
+                GROUP_CHANNELS: {"model": "group-cnn", "channels": half_octaves(-4, 0)[::2]},
+            },
+            {"Mid2Rest": _OF_STIR},
+            lambda *_: 3,
+        ),
+    ),
+}

@@ -317,3 +317,35 @@ def test_more_scales_bring_the_layer_nearer_to_equivariance_and_a_broken_one_fai
 def test_wrong_arguments_of_the_meter_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         equivariance_error(nn.Identity(), **{"channels": 1, **arguments})
+
+
+class Powers(nn.Module):
+    """The image at several scales, each twice as bright as the one before."""
+
+    def forward(self, x):
+        return torch.stack([2.0**i * x for i in range(4)], 2)
+
+
+def test_an_output_with_an_axis_of_scales_is_compared_after_it_has_moved():
+    step = 2**0.5
+    exact = equivariance_error(nn.Identity(), step, channels=1)
+    assert equivariance_error(Powers(), step, channels=1, steps=0) == pytest.approx(exact, rel=1e-6)
+    for steps in (1, 2):  # what is found is 2^steps times what is expected
+        for ends in (0, 1) if steps == 1 else (0,):
+            found = equivariance_error(Powers(), step, channels=1, steps=steps, ends=ends)
+            assert found == pytest.approx(2**steps - 1, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "error", "match"),
+    [
+        (Powers(), {}, TypeError, r"must return one tensor \(B, C, H, W\) or \(B, features\) \(got shape \(4, 1, 4"),
+        (nn.Identity(), {"steps": 1}, TypeError, r"must return one tensor \(B, C, S, H, W\), as `steps` is given"),
+        (Powers(), {"steps": 4}, ValueError, "no scale is left to compare of 4 with steps=4 and ends=0"),
+        (Powers(), {"steps": 2, "ends": 1}, ValueError, "no scale is left to compare of 4 with steps=2 and ends=1"),
+        (Powers(), {"steps": -1}, ValueError, "`steps` must be at least 0"),
+    ],
+)
+def test_what_cannot_be_moved_is_named(module, options, error, match):
+    with pytest.raises(error, match=match):
+        equivariance_error(module, 1.4, channels=1, **options)

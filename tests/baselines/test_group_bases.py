@@ -54,15 +54,18 @@ def expected_error(enlarged, function, scale):
 
 
 def test_fitted_functions_are_those_of_least_error():
-    basis, rng = FittedBasis(8, ridge=1e-4), np.random.default_rng(0)
-    first, enlarged = basis.sample(5, 1.0), basis.sample(5, 1.5)
-    # At scale 1 what is fitted is the function itself, up to the noise that the ridge stands for.
-    for function, large in zip(first, enlarged, strict=True):
-        least = expected_error(large, function, 1.5) + 1e-4 * (large**2).sum()
-        assert least < 0.05 * expected_error(0 * large, function, 1.5)
-        for _ in range(3):
-            other = large + 0.05 * np.abs(large).max() * rng.standard_normal(large.shape)
-            assert expected_error(other, function, 1.5) + 1e-4 * (other**2).sum() > least
+    ridge = 1e-6
+    basis = FittedBasis(8, ridge=ridge)
+    first, enlarged = basis.sample(5, 1.0), basis.sample(5, 1.5)  # of scale 1 fitted too, up to what the ridge takes
+    for i, (function, large) in enumerate(zip(first, enlarged, strict=True)):
+
+        def error(change, large=large, function=function):
+            return expected_error(large + change, function, 1.5) + ridge * ((large + change) ** 2).sum()
+
+        assert error(0) < 0.01 * error(-large)
+        for direction in np.delete(enlarged, i, axis=0)[:3]:  # a parabola along it, whose lowest point is here
+            above, here, below = error(direction), error(0), error(-direction)
+            assert abs((above - below) / (2 * (above + below - 2 * here))) < 1e-4
 
 
 def test_fitted_functions_come_in_the_order_of_their_errors():

@@ -1,9 +1,11 @@
 """Rivals in their published form: what they compute, against the definition."""
 
+import pytest
 import torch
 
 from paper import forms
-from scalesteer import baselines, create_model
+from scalesteer import ScaleGroupConv2d, baselines, create_model
+from scalesteer.baselines import FittedBasis, HermiteBasis
 from scalesteer.models import count_parameters
 
 
@@ -43,3 +45,13 @@ def test_networks_have_as_many_weights_as_the_forms_of_the_package():
         model = create_model(name)
         assert count_parameters(model) == count_parameters(create_model(usual))
         assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", [forms.GROUP_HERMITE, forms.GROUP_FITTED])
+def test_group_networks_of_compared_bases_are_group_cnn_but_for_the_basis(name):
+    other, ours = create_model(name), create_model("group-cnn")
+    bases = {type(layer.basis) for layer in other.modules() if isinstance(layer, ScaleGroupConv2d)}
+    assert bases == {{forms.GROUP_HERMITE: HermiteBasis, forms.GROUP_FITTED: FittedBasis}[name]}
+    assert count_parameters(other) == pytest.approx(count_parameters(ours), rel=0.04)
+    assert [type(layer) for layer in other.modules()] == [type(layer) for layer in ours.modules()]
+    assert str(create_model(**other.arguments)) == str(other)

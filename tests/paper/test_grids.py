@@ -10,6 +10,7 @@ from paper import __main__ as commands
 from paper import cells, claims, grids, report
 from paper.claims import CLAIMS
 from paper.grids import CHOSEN, DATASETS, EXPERIMENTS, LEADING, METHODS, PAPER, PROTOCOLS
+from scalesteer import create_model
 from tests.paper.invented import result
 
 FREE = {"lr": 1.0, "weight_decay": 0.0, "upsample": 1}  # what may differ between methods
@@ -31,6 +32,8 @@ def test_every_experiment_has_its_runs():
         "large-scale": 2 * 2 + 6,
         "rescaled-cifar10": 2 + 6 * 2,
         "new-networks": 2 * (2 * 6 + 4 * 3),
+        "group": 2 * 6 * 3,
+        "group-stir": 2 * 3,
     }
     assert {name for name, experiment in EXPERIMENTS.items() if experiment.distorted} == {"2", "longer"}
     assert [config.split for config in EXPERIMENTS["1"].runs] == sorted([*range(6)] * 10)
@@ -174,3 +177,17 @@ def test_a_trial_is_a_few_rows_and_has_a_table(load, monkeypatch):
     shown = report.table(load([result(row.config, 0.02) for row in rows]), "trial")
     assert shown.startswith("**Trial. SS-CNN with a slower decay**")
     assert shown.endswith("| m = 0.25 | 2.00 ± 0.00 |")
+
+
+def test_group_networks_are_beside_the_runs_of_ss_cnn_and_of_one_protocol():
+    rows = EXPERIMENTS["group"].rows
+    for column, upsample in (("28 px", 1), ("56 px", 2)):
+        ours = {row.config for row in rows if (row.line, row.column) == ("SS-CNN", column)}
+        known = {row.config for row in EXPERIMENTS["sizes"].rows}
+        assert ours <= known  # they are made already
+        assert {config.upsample for config in ours} == {upsample}
+        free = {"model": "plain-cnn", "upsample": 1, "channels": None}
+        chosen = [row.config for row in rows if row.column == column and "as long" not in row.line]
+        assert {str(replace(config, **free)) for config in chosen} == {str(replace(config, **free)) for config in ours}
+    for row in rows + EXPERIMENTS["group-stir"].rows:
+        create_model(row.config.model, row.config.dataset, **row.config.model_options)
