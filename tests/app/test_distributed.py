@@ -382,8 +382,9 @@ def test_run_whose_processes_are_killed_at_random_ends_with_the_same_weights(tog
     for _ in range(10):
         both = together(ranks.training, config, tmp_path / "parts", tmp_path / "notes")
         both[0].join(chance.uniform(0.1, 0.8) * duration)
-        if both[0].exitcode is None:
-            os.kill(chance.choice(both).pid, signal.SIGKILL)
+        victim = chance.choice(both)
+        if victim.exitcode is None:
+            os.kill(victim.pid, signal.SIGKILL)
         ended(both)
     assert ended(together(ranks.training, config, tmp_path / "parts", tmp_path / "notes")) == [0, 0]
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
