@@ -19,6 +19,7 @@ from hypothesis import settings
 from scalesteer.app import load, train
 from scalesteer.app.config import make_run
 from scalesteer.datasets import sources
+from scalesteer.models.registered import BUILDERS
 from tests import invented_images
 from tests.runs import changed
 
@@ -58,6 +59,15 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _registry():
+    """What a test registers is gone after it."""
+    before = dict(BUILDERS)
+    yield
+    BUILDERS.clear()
+    BUILDERS.update(before)
 
 
 @pytest.fixture(autouse=True)

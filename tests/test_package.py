@@ -45,6 +45,7 @@ DATASETS = ({"datasets"},)
 APP = (
     {"app.settings", "app.pictures"},
     {"app.data", "app.drawings", "app.folder"},
+    {"app.batchnorm"},
     {"app.config", "app.device", "app.distributed", "app.augment", "app.suggest"},
     {"app.evaluation", "app.results"},
     {"app.loop", "app.maps", "app.predict"},

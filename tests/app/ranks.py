@@ -24,7 +24,7 @@ def enter(cache, place, log=None):
     jobs.prepare(cache, log)
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     os.environ.update({name: str(value) for name, value in zip(names, place, strict=True)})
-    os.environ.update(MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(place[0]))
+    os.environ.update(MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(place[0]), LOCAL_WORLD_SIZE=str(place[1]))
 
 
 def gradients_of(networks, images, processes):
@@ -47,7 +47,6 @@ def gradients(cache, place, networks, config, folder, device):
     """Write them, of all processes together, to `folder`."""
     enter(cache, place)
     with joined() as processes:
-        processes = processes.ready(torch.device("cpu"))
         found = gradients_of(networks, load(config, "train").to(device), processes)
         (folder / f"{processes.rank}").write_bytes(files.encode(found, {}))
 
@@ -83,7 +82,6 @@ def evaluation(cache, place, config, folder, batch):
     """Write that, of all processes together."""
     enter(cache, place)
     with joined() as processes:
-        processes = processes.ready(torch.device("cpu"))
         about = evaluated(config, processes, batch)
         (folder / f"{processes.rank}").write_bytes(files.encode({}, about))
 
@@ -103,7 +101,6 @@ def one_step(cache, place, config, folder, device):
     """Write them."""
     enter(cache, place)
     with joined() as processes:
-        processes = processes.ready(torch.device("cpu"))
         (folder / f"{processes.rank}").write_bytes(files.encode(step_of(config, processes, device), {}))
 
 
@@ -116,8 +113,8 @@ def messages(cache, place, folder):
 
     with joined() as processes:
         content = {"a": torch.arange(3), "b": torch.tensor(2.5), "c": torch.zeros(0, 2)}, {"x": [1, "ü"]}
-        tensors, about = processes.share(content if processes.rank == 0 else None)
-        assert processes.share(None) is None
+        tensors, about = processes.first(lambda: content)
+        assert processes.first(lambda: None) is None
         try:
             processes.first(fail, json.JSONDecodeError, UnicodeError, ValueError)
         except UnicodeError as error:

@@ -48,6 +48,8 @@ def test_attributes_are_those_of_conv2d_and_cannot_be_assigned(layer):
 
 def test_public_names_are_these():
     assert set(baselines.__all__) == {
+        "FittedBasis",
+        "HermiteBasis",
         "KANAZAWA_SCALES",
         "MARCOS_SCALES",
         "LocallyScaleInvariantConv2d",

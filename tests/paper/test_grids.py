@@ -10,7 +10,8 @@ from paper import __main__ as commands
 from paper import cells, claims, grids, report
 from paper.claims import CLAIMS
 from paper.grids import CHOSEN, DATASETS, EXPERIMENTS, LEADING, METHODS, PAPER, PROTOCOLS
-from scalesteer import create_model
+from scalesteer import models
+from scalesteer.app.loop import make_model
 from tests.paper.invented import result
 
 FREE = {"lr": 1.0, "weight_decay": 0.0, "upsample": 1}  # what may differ between methods
@@ -190,4 +191,4 @@ def test_group_networks_are_beside_the_runs_of_ss_cnn_and_of_one_protocol():
         chosen = [row.config for row in rows if row.column == column and "as long" not in row.line]
         assert {str(replace(config, **free)) for config in chosen} == {str(replace(config, **free)) for config in ours}
     for row in rows + EXPERIMENTS["group-stir"].rows:
-        create_model(row.config.model, row.config.dataset, **row.config.model_options)
+        make_model(row.config.run.network, models.DATASETS[row.config.dataset])

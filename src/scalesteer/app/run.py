@@ -114,9 +114,7 @@ def _train_or_return(
             raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
         batch = batch_for(run.training, len(parts["train"]))
         _check_shares(batch, processes)
-        test: Iterable[ImageSet] = processes.loaded(given)
-        processes = processes.ready(place)
-        test = list(test) if isinstance(data, Folder) else test  # few, and the report shows them again
+        test: Iterable[ImageSet] = list(given) if isinstance(data, Folder) else given  # few, and shown again
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(run.training.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(run, data.task, parts["train"])
@@ -143,7 +141,7 @@ def _train(
     test: Iterable[ImageSet],
     processes: Processes,
 ) -> dict[str, Any]:
-    begun = processes.share(newest_checkpoint(state, run, directory) if processes.rank == 0 else None)
+    begun = processes.first(lambda: newest_checkpoint(state, run, directory))
     if begun is not None:
         restore(state, *begun)
         if processes.rank == 0:
