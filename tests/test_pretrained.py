@@ -87,7 +87,7 @@ def test_arguments_hold_defaults_but_nothing_of_a_dataset():
     assert model.arguments["kernel_size"] == [5, 5, 3]
     assert model.arguments["image_size"] == [64, 64]
     assert "dataset" not in model.arguments
-    assert model.task == (1, 36, (64, 64), (), "pad", "black")
+    assert model.task == (1, 36, (64, 64), (), "pad", "black", None)
     assert create_model("pooled-cnn").task.image_size is None
 
 
@@ -251,6 +251,11 @@ def test_the_config_of_something_else_is_not_replaced(tmp_path):
         ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "classes": [1] * 10}}, "different names"),
         ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "fit": "squeeze"}}, "`fit` must be one of"),
         ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "more": 1}}, "`task` does not fit"),
+        (
+            {"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "value_range": [9, 0]}},
+            "`value_range` must be",
+        ),
+        ({"task": {"in_chans": 1, "num_classes": 10, "image_size": None, "value_range": "05"}}, "`value_range"),
     ],
 )
 def test_a_config_that_is_wrong_is_refused(entries, message, saved):

@@ -97,6 +97,14 @@ def kernel_size(value: Any) -> int:
     return height
 
 
+def interval(name: str, value: Any) -> tuple[float, float]:
+    """Two finite numbers, the lower one first."""
+    numbers = reals(name, value)
+    if len(numbers) != 2 or not numbers[0] < numbers[1]:
+        raise ValueError(f"`{name}` must be two numbers, the lower one first (got {numbers}).")
+    return numbers[0], numbers[1]
+
+
 def ascending(name: str, value: Any) -> tuple[float, ...]:
     """Return positive, strictly ascending numbers as a tuple of floats."""
     numbers = reals(name, value)

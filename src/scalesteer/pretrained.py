@@ -377,7 +377,8 @@ def read_task(told: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> 
     """The task that a file tells of; a TypeError or ValueError if there is no such task."""
     task = Task(**told)
     size = None if task.image_size is None else _checks.pair("image_size", task.image_size, minimum=1)
-    task = task._replace(image_size=size, classes=tuple(task.classes))
+    ends = None if task.value_range is None else _checks.interval("value_range", task.value_range)
+    task = task._replace(image_size=size, classes=tuple(task.classes), value_range=ends)
     names = {name for name in task.classes if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME}
     if len(names) not in (0, task.num_classes) or len(names) != len(task.classes):
         raise ValueError(f"`classes` must be {task.num_classes} different names, or none")

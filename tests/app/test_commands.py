@@ -167,7 +167,7 @@ def test_train_shows_each_setting_of_a_run_once(capsys, monkeypatch):
     assert sorted(shown) == sorted([*(name.replace("_", "-") for name in USUAL), *PLACES])
     assert number_lists(cli.Train) == {
         "--image-size", "--channels", "--test-channels", "--widths", "--kernel-size", "--resize", "--scale-range",
-        "--sizes", "--train-sizes", "--test-sizes", "--scales", "--orders",
+        "--sizes", "--train-sizes", "--test-sizes", "--scales", "--orders", "--value-range",
     }  # fmt: skip
     assert set(cli.PLACEHOLDERS) <= set(USUAL)
     assert cli.app.parse(["train"]).made == make_run()

@@ -156,7 +156,14 @@ def test_every_field_changes_the_identity():
         "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
         "join": "mean", "drop": 0.5, "border": 4, "one_size_epochs": 1, "test_channels": (2.0,),
     }  # fmt: skip
-    own = {"images": "others", "image_size": (32, 32), "fit": "crop", "grey": True, "class_weights": True}
+    own = {
+        "images": "others",
+        "image_size": (32, 32),
+        "fit": "crop",
+        "grey": True,
+        "class_weights": True,
+        "value_range": (0, 4095),
+    }
     resized = {"resize_resampler": "bilinear"}
     assert {*paper, *any_size, *own, *resized} == set(USUAL)
     changed = {make_run(**{name: value}).identity for name, value in paper.items()}

@@ -444,7 +444,7 @@ def test_pictures_come_from_the_cache_until_one_changes_and_a_damaged_file_is_ma
     root, reads = make(tmp_path / "photos", parts=PARTS, count=3), []
     bitmap = paint((root / "train" / "cat" / "0.png").rename(root / "train" / "cat" / "0.bmp"))
     spec = FolderSpec(str(root), (16, 16))
-    monkeypatch.setattr(module, "read_picture", lambda path, *a: reads.append(path) or read_picture(path, *a))
+    monkeypatch.setattr(module, "read_picture", lambda path, *a, **k: reads.append(path) or read_picture(path, *a, **k))
     first = load(spec, "train")
     assert len(reads) == 6
     second = load(spec, "train")

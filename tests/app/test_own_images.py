@@ -36,6 +36,7 @@ from scalesteer.app import (
 )
 from scalesteer.app.config import batch_for
 from scalesteer.app.pictures import read_picture
+from scalesteer.app.predict import reader
 from scalesteer.datasets import ImageSet
 from scalesteer.models import DATASETS, count_parameters, create_model
 from scalesteer.models.network import Task
@@ -102,6 +103,7 @@ def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(t
     assert about["task"] == {
         "in_chans": 3, "num_classes": 3, "image_size": [32, 32], "classes": list(CLASSES), "fit": "pad",
         "ground": "surroundings",
+        "value_range": None,
     }  # fmt: skip
     data = result["environment"]["data"]
     assert data["classes"] == list(CLASSES)
@@ -203,6 +205,41 @@ def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, capl
     ]
     assert "broken.jpg cannot be read" in caplog.text
     assert "1 of 31 pictures cannot be read and are left out." in caplog.text
+
+
+def test_pictures_of_12_bits_are_trained_and_predicted_by_their_range(tmp_path, capsys, caplog):
+    rng, photos = np.random.default_rng(0), tmp_path / "photos"
+    for label, name in enumerate(("cell", "nothing")):
+        (photos / name).mkdir(parents=True)
+        for i in range(20):
+            values = rng.integers(0, 400, (24, 24), np.uint16)
+            values[8:16, 8:16] += (1 - label) * 3000
+            Image.fromarray(values).save(photos / name / f"{i}.tif")
+    small = ["--image-size", "24", "24", "--grey", "--model", "pooled-cnn", "--channels", "none", "--epochs", "4"]
+    words = ["train", str(photos), *small, "--runs", str(tmp_path / "runs"), "--device", "cpu"]
+    assert cli.main(words) == 2
+    assert "--value-range, as 0 4095" in capsys.readouterr().err
+    assert cli.main([*words, "--value-range", "0", "4095"]) == 0
+    run = next((tmp_path / "runs").glob("photos-pooled-cnn-*"))
+    assert load_model(run).task.value_range == (0.0, 4095.0)
+    picture = photos / "cell" / "3.tif"
+    capsys.readouterr()
+    assert cli.main(["predict", str(run), str(picture), "--device", "cpu"]) == 0
+    assert "class cell" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(run), "--images", str(photos), "--device", "cpu"]) == 0
+    assert "error 0.00 % (40 images)" in capsys.readouterr().out
+    # Another camera, whose numbers are sixteen times as large: read as they are, all would be white.
+    large = Image.fromarray(np.asarray(Image.open(picture)) * np.uint16(16))
+    large.save(tmp_path / "large.tif")
+    read = [reader(load_model(run))(picture)[0], read_picture(tmp_path / "large.tif", 1, value_range=(0, 65520))]
+    np.testing.assert_array_equal(*read)
+    words = ["predict", str(run), str(tmp_path / "large.tif"), "--device", "cpu"]
+    assert cli.main([*words, "--value-range", "0", "65520"]) == 0
+    assert "class cell" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(run), "--value-range", "0", "1", "--device", "cpu"]) == 2
+    assert "`value_range` (got (0.0, 1.0)) needs `images`" in capsys.readouterr().err
+    assert cli.main(["suggest", str(photos / "cell"), "--value-range", "0", "4095"]) == 0
+    assert "--value-range 0.0 4095.0" in capsys.readouterr().out
 
 
 def test_names_of_classes_do_not_steer_the_terminal(cache, tmp_path, capsys):

@@ -153,7 +153,9 @@ def test_tiff_may_have_12_bits_or_call_white_zero(tmp_path):
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
 def test_few_bits_in_16_are_refused_and_not_made_nearly_black(tmp_path, name):
     values = np.arange(0, 16384, 64, np.uint16).reshape(16, 16)  # of a camera of 14 bits
-    with pytest.raises(PictureError, match=r"16 bits are all in the lowest quarter.*up to 65,535, or with 8 bits"):
+    with pytest.raises(
+        PictureError, match=r"16 bits are all in the lowest quarter.*--value-range, as 0 4095., or save it with 8 bits"
+    ):
         read_picture(save(tmp_path, values, name), 1)
     for sound in (4 * values, 0 * values):
         found = read_picture(save(tmp_path, sound, name), 1)
@@ -196,6 +198,52 @@ def test_large_ppm_of_any_largest_number_is_read_quickly(tmp_path):
     started = time.process_time()
     read_picture(tmp_path / "a.pgm", 1)
     assert time.process_time() - started < 1  # Pillow's reader takes several
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "photometric"),
+    [
+        (np.uint16, 0, 4095, 1), (np.uint16, 100, 3000, 1), (np.uint16, 0, 4095, 0), (np.int16, -500, 1500, 1),
+        (np.int32, -70_000, 70_000, 1), (np.uint32, 0, 4_000_000_000, 1), (np.float32, 0.0, 1.0, 1),
+        (np.float32, -2.5, 7.5, 1), (np.float32, -2.5, 7.5, 0), (np.int8, -100, 100, 1),
+    ],
+)  # fmt: skip
+def test_numbers_between_black_and_white_are_scaled_and_the_others_cut_off(tmp_path, dtype, low, high, photometric):
+    values = np.linspace(low - (high - low) / 8, high + (high - low) / 8, 97)[:96].reshape(8, 12)
+    if np.issubdtype(dtype, np.integer):
+        values = values.clip(np.iinfo(dtype).min, np.iinfo(dtype).max).round()
+    values = values.astype(dtype)
+    kind = {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
+    tags = {258: (values.dtype.itemsize * 8,), 262: (photometric,), 277: (1,), 339: (kind,)}
+    (tmp_path / "a.tif").write_bytes(raw_tiff(values.tobytes(), values.shape, tags))
+    share = ((values.astype(np.float64) - low) / (high - low)).clip(0, 1)
+    expected = 255 * (share if photometric else 1 - share)
+    assert np.abs(read_picture(tmp_path / "a.tif", 1, value_range=(low, high)) - expected).max() <= 0.5 + 1e-6
+    colours = read_picture(tmp_path / "a.tif", 3, value_range=(low, high))
+    np.testing.assert_array_equal(colours[0], colours[2])
+
+
+def test_range_leaves_pictures_of_8_bits_alone_and_helps_those_of_16(tmp_path, photo):
+    for name in ("a.png", "a.tif", "a.ppm"):
+        path = save(tmp_path, photo, name)
+        np.testing.assert_array_equal(read_picture(path, 3, value_range=(0, 4095)), read_picture(path, 3))
+    values = np.arange(0, 4096, 16, np.uint16).reshape(16, 16)
+    for name in ("a.png", "a.tif", "a.pgm"):
+        found = read_picture(save(tmp_path, values, name), 1, value_range=(0, 4095))
+        assert np.abs(found - values / 4095 * 255).max() <= 0.5
+        assert len(np.unique(found)) > 250
+
+
+def test_range_that_is_none_is_named(tmp_path, photo):
+    path = save(tmp_path, photo)
+    for wrong in ((1, 1), (5, 2), (0,), (0, 1, 2), (0, float("nan")), (0, float("inf"))):
+        with pytest.raises(ValueError, match="`value_range"):
+            read_picture(path, 1, value_range=wrong)
+    with pytest.raises(TypeError, match="`value_range"):
+        read_picture(path, 1, value_range=7)
+    holes = np.full((4, 4), np.nan, np.float32)
+    with pytest.raises(PictureError, match="some of its numbers are infinite or none at all"):
+        read_picture(save(tmp_path, holes, "a.tif"), 1, value_range=(0, 1))
 
 
 def test_numbers_whose_white_is_not_known_are_refused(tmp_path):

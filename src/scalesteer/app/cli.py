@@ -20,7 +20,7 @@ from scalesteer.app import settings
 from scalesteer.app.cli_data import data
 from scalesteer.app.cli_networks import networks
 from scalesteer.app.commands import Commands, OmitArgPrefixes, Positional, arg, given, percent
-from scalesteer.app.flags import Address, Device, Engine, GpusPerRun, Originals, RunsFolder
+from scalesteer.app.flags import Address, Device, Engine, GpusPerRun, Originals, RunsFolder, ValueRange
 
 if TYPE_CHECKING:
     from scalesteer.app import Run
@@ -30,6 +30,7 @@ app = Commands("Image classifiers that also work at sizes of objects that traini
 app.known["data"] = data
 
 PLACEHOLDERS = {"images": "FOLDER|CSV", "image_size": "HEIGHT WIDTH", "sizes": "TRAIN VAL TEST", "channels": "SCALE..."}
+PLACEHOLDERS["value_range"] = "BLACK WHITE"
 PLACEHOLDERS |= dict.fromkeys(("resize", "scale_range", "train_sizes"), "LOW HIGH")
 PLACEHOLDERS |= dict.fromkeys(("model", "basis", "readout"), "NAME")
 PLACEHOLDERS |= {"test_sizes": "SIZE...", "test_channels": "SCALE...", "scales": "SCALE...", "orders": "K..."}
@@ -211,6 +212,7 @@ class Suggest:
     boxes: Annotated[Path | None, arg(metavar="FILE")] = None
     """Where the objects are: a CSV with path, x, y, width and height, or JSON like COCO's. By default what stands out
     from the colour of a picture's border."""
+    value_range: ValueRange = None
     plot: Annotated[Path | None, arg(metavar="PNG")] = None  # Also draw the histogram; needs matplotlib.
 
     def run(self) -> None:
@@ -218,7 +220,7 @@ class Suggest:
             raise ValueError(f"`plot` must be in a folder that exists (got {str(self.plot)!r}).")
         from scalesteer.app.suggest import draw_histogram, suggest
 
-        found = suggest(self.pictures, self.boxes)
+        found = suggest(self.pictures, self.boxes, self.value_range)
         print(printable_lines(found.text()))
         if self.plot is not None:
             draw_histogram(found, self.plot)

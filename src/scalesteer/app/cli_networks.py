@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from scalesteer._text import printable
 from scalesteer.app.commands import Commands, Positional, arg, percent
-from scalesteer.app.flags import MODEL, Checkpoint, Device, Originals, Part
+from scalesteer.app.flags import MODEL, Checkpoint, Device, Originals, Part, ValueRange
 from scalesteer.app.settings import Join
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Evaluate:
     """Look at each image at these sizes (1.4: enlarged by 1.4), with networks that take images of any size; by default
     as the run was tested."""
     join: Join | None = None  # How the answers at these sizes become one; by default as in the run.
+    value_range: ValueRange = None
     device: Device = "auto"
     data_dir: Originals = None
 
@@ -72,6 +73,10 @@ class Evaluate:
         elif self.join is not None:
             raise ValueError(f"`join` (got {self.join!r}) needs `channels`, the sizes to look at.")
         if self.images is None:
+            if self.value_range is not None:
+                raise ValueError(
+                    f"`value_range` (got {self.value_range}) needs `images`: the run's own have its range."
+                )
             if run is None:
                 raise ValueError(
                     f"{self.checkpoint} does not say which pictures it was trained on: "
@@ -115,7 +120,8 @@ class Evaluate:
             and os.path.realpath(str(self.images)) == os.path.realpath(trained)
         ):
             log.warning("%s: the model was trained on some of these pictures; --part test has others", self.images)
-        spec = FolderSpec(str(self.images), task.image_size, task.fit, grey=task.in_chans == 1)
+        grey, ends = task.in_chans == 1, self.value_range or task.value_range
+        spec = FolderSpec(str(self.images), task.image_size, task.fit, grey, ends)
         return [load_folder(spec, self.part, classes=task.classes)]
 
 
@@ -142,6 +148,7 @@ class Predict:
     json: bool = False  # Print each result as one line of JSON.
     save_maps: Annotated[Path | None, arg(metavar="DIR")] = None
     """Draw what networks named steered and pooled say at every place, beside each picture, as PNG files here."""
+    value_range: ValueRange = None
     device: Device = "auto"
 
     def run(self) -> None:
@@ -156,7 +163,9 @@ class Predict:
         from scalesteer.models import network_of
 
         model = training.load_model(self.checkpoint).to(training.pick_device(self.device))
-        classes = network_of(model).task.classes
+        network = network_of(model)
+        network.task = network.task._replace(value_range=self.value_range or network.task.value_range)
+        classes = network.task.classes
         dense = None if self.save_maps is None else maps.without_readout(model)
         names, failed = predicting.find_files(self.pictures), 0
         with contextlib.ExitStack() as stack:

@@ -6,6 +6,14 @@ from typing import Annotated, Literal
 from scalesteer.app.commands import Positional, arg
 from scalesteer.app.settings import EngineName
 
+ValueRange = Annotated[
+    tuple[float, float] | None,
+    arg(
+        metavar="BLACK WHITE",
+        help="The numbers in a file that are black and white, as 0 4095 for a camera of 12 bits; by default as the "
+        "model was trained, or 0 and the largest number of 16 bits.",
+    ),
+]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
 Originals = Annotated[
     Path | None,

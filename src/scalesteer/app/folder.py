@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scalesteer import files
-from scalesteer._checks import boolean, choice, pair
+from scalesteer._checks import boolean, choice, interval, pair
 from scalesteer.app.pictures import SUFFIXES, PictureError, read_picture, walk
 from scalesteer.datasets.scale import PARTS
 from scalesteer.datasets.sources import Images
@@ -56,6 +56,7 @@ class FolderSpec:
         image_size: Height and width of the images.
         fit: How a picture comes onto the canvas: "pad", "crop" or "resize"; see :func:`.pictures.read_picture`.
         grey: One channel instead of three.
+        value_range: The numbers in a file that are black and white, where they have more than 8 bits.
 
     >>> FolderSpec("photos", image_size=96).shape
     (3, 96, 96)
@@ -65,6 +66,7 @@ class FolderSpec:
     image_size: tuple[int, int] = (64, 64)
     fit: str = "pad"
     grey: bool = False
+    value_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.images, (str, os.PathLike)) or not os.fspath(self.images):
@@ -72,6 +74,8 @@ class FolderSpec:
         size = pair("image_size", self.image_size, minimum=1)
         vars(self).update(images=os.path.normpath(self.images), image_size=size, grey=boolean("grey", self.grey))
         choice("fit", self.fit, FITS)
+        if self.value_range is not None:
+            vars(self).update(value_range=interval("value_range", self.value_range))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,7 +123,9 @@ class Folder(NamedTuple):
         """What the pictures ask of a network."""
         names = self.known or self.classes
         spec = self.spec
-        return Task(1 if spec.grey else 3, len(names), spec.image_size, names, spec.fit, "surroundings")
+        return Task(
+            1 if spec.grey else 3, len(names), spec.image_size, names, spec.fit, "surroundings", spec.value_range
+        )
 
     def load(self, part: str) -> list[ImageSet]:
         """The pictures of "train", "val" or "test"."""
@@ -393,7 +399,7 @@ def _load_block(
     """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`."""
     chosen = pictures[rows.start : rows.stop]
     stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in chosen]
-    digest = files.combined_digest([stamps, spec.image_size, spec.fit, spec.grey, RECIPE])
+    digest = files.combined_digest([stamps, spec.image_size, spec.fit, spec.grey, spec.value_range, RECIPE])
 
     def make() -> files.Content:
         paths = [picture.path for picture in chosen]
@@ -418,7 +424,7 @@ def _load_block(
 def _read_one(spec: FolderSpec, path: str) -> Images | str:
     """A picture, or in its place what is wrong with it."""
     try:
-        return read_picture(path, 1 if spec.grey else 3, spec.image_size, spec.fit)
+        return read_picture(path, 1 if spec.grey else 3, spec.image_size, spec.fit, value_range=spec.value_range)
     except PictureError as error:
         return str(error)
 

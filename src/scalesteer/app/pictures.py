@@ -41,6 +41,7 @@ MOST_PAGES = 64  # of a TIFF file, that are looked at: one picture and its copie
 _SUBFILE_TYPE, _BITS_PER_SAMPLE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES = 254, 258, 262, 270, 277
 _TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 322, 323, 338, 339
 _REDUCED_OR_MASK, _UNKNOWN, _SIGNED, _FLOAT = 1 | 4, 0, 2, 3  # values of them
+_ADVICE = "give the numbers that are black and white (--value-range, as 0 4095), or save it with 8 bits"
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
 
 log = logging.getLogger("scalesteer.datasets")
@@ -56,6 +57,7 @@ def read_picture(
     size: tuple[int, int] | None = None,
     fit: str = "pad",
     *,
+    value_range: tuple[float, float] | None = None,
     contrast: bool = False,
     most_pixels: int = MOST_PIXELS,
 ) -> NDArray[np.uint8]:
@@ -63,9 +65,9 @@ def read_picture(
 
     PNG, JPEG, TIFF, WebP, GIF, BMP and PPM (also PGM and PBM) are read. A file of several pages, frames or planes is
     refused, but for copies of the picture in other sizes. The rotation that a camera noted is done, transparent parts
-    are laid over black, and 16 bits are scaled to 8. Numbers of which white is not known are refused: fractions, signed
-    ones, those of 32 bits, and those of 16 bits that are all small. Colour profiles are not applied. The file's header
-    is checked before anything is decoded.
+    are laid over black, and 16 bits are scaled to 8. Without `value_range`, numbers of which white is not known are
+    refused: fractions, signed ones, those of 32 bits, and those of 16 bits that are all small. Colour profiles are not
+    applied. The file's header is checked before anything is decoded.
 
     Args:
         path: The file, or one that is open to be read as bytes.
@@ -76,6 +78,8 @@ def read_picture(
             scale; of a larger picture the centre is cut out, a smaller one is padded in the same way. ``"resize"``
             enlarges or shrinks it, with its aspect kept, until it covers the canvas, and cuts out the centre. Resizing
             is anti-aliased, by the cubic function of :func:`scalesteer.resize.resize`.
+        value_range: The numbers that are black and white, where they have more than 8 bits, are signed or fractions:
+            those between are scaled, those beyond are cut off. By default 0 and the largest number of 16 bits.
         contrast: Lay transparent parts over white instead, if what is seen is dark.
         most_pixels: A picture with more is refused.
 
@@ -97,6 +101,7 @@ def read_picture(
         raise ValueError(f"`channels` must be 1 (grey) or 3 (colour) (got {channels!r}).")
     canvas = None if size is None else _checks.pair("size", size, minimum=1)
     _checks.choice("fit", fit, FITS)
+    ends = None if value_range is None else _checks.interval("value_range", value_range)
     pil, ops = require("PIL.Image"), require("PIL.ImageOps")
     try:
         # Pillow warns of what is refused here anyway, and of metadata that is not used.
@@ -111,7 +116,7 @@ def read_picture(
             deep = ";16" in str(image.tile)  # the numbers in the file have 16 bits
             if image.format != "PPM":  # which says nothing of rotation, and is not decoded yet
                 ops.exif_transpose(image, in_place=True)
-            eight = _to_eight_bits(pil, image, tags, deep)
+            eight = _to_eight_bits(pil, image, tags, deep, ends)
             plain = _flatten(pil, eight, "L" if channels == 1 else "RGB", contrast)
             pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
     except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
@@ -245,35 +250,49 @@ def _flatten(pil: Any, image: Any, mode: str, contrast: bool) -> Any:
     return ground.convert(mode)
 
 
-def _to_eight_bits(pil: Any, image: Any, tags: Any, deep: bool) -> Any:
-    """The picture with numbers of 8 bits, the largest of which is white; a ValueError if white is not known.
+def _to_eight_bits(pil: Any, image: Any, tags: Any, deep: bool, value_range: tuple[float, float] | None) -> Any:
+    """The picture with numbers of 8 bits; a ValueError if white is not known.
 
-    `deep`: the file has 16 bits; of colours Pillow keeps the upper 8.
+    White is the largest number that the kind of number has, or the end of `value_range`. `deep`: the file has 16 bits;
+    of colours Pillow keeps the upper 8.
     """
-    kind, advice = tags.get(_SAMPLE_FORMAT, (1,))[0], "save it with 8 or 16 bits that begin at black"
-    if kind in (_SIGNED, _FLOAT) or image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-        what = {_SIGNED: "signed numbers", _FLOAT: "fractions"}.get(kind, "numbers of 32 bits")
-        raise ValueError(f"it has {what} and does not say which are black and white: {advice}")
-    if image.format == "PPM" and image.tile[0][0] == "ppm" and image.tile[0][3][0] in ("L", "RGB"):
+    kind, mode = tags.get(_SAMPLE_FORMAT, (1,))[0], image.mode
+    if kind in (_SIGNED, _FLOAT) or mode == "F" or (mode == "I" and image.format != "PPM"):
+        if value_range is None:
+            what = {_SIGNED: "signed numbers", _FLOAT: "fractions"}.get(kind, "numbers of 32 bits")
+            raise ValueError(f"it has {what} and does not say which are black and white: {_ADVICE}")
+        top, values = 0, np.asarray(image)
+        if values.dtype == np.uint8 or (kind == 1 and values.dtype == np.int32):  # Pillow takes them for the other kind
+            values = values.view(np.int8 if kind == _SIGNED else np.uint32)
+        if mode == "F" and not np.isfinite(values).all():
+            raise ValueError("some of its numbers are infinite or none at all (NaN)")
+    elif image.format == "PPM" and image.tile[0][0] == "ppm" and image.tile[0][3][0] in ("L", "RGB"):
         values, top = _read_ppm(image)  # which says how many bits are used
-    elif image.mode.startswith("I"):
+    elif mode.startswith("I"):
         values, top = np.asarray(image).astype(np.uint32), (1 << tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1
-        _check_lowest_quarter(int(values.max()), top)
-        values = np.where(values == image.info.get("transparency", -1), 0, values)
-        values = top - values if tags.get(_PHOTOMETRIC) == 0 else values  # Pillow leaves "white is zero" as it is
+        if value_range is None:
+            _check_lowest_quarter(int(values.max()), top)
     else:
-        if deep and image.mode != "CMYK":
+        if deep and mode != "CMYK":
             colours = [channel for channel in image.getbands() if channel in "RGBL"]
             _check_lowest_quarter(max(image.getchannel(channel).getextrema()[1] for channel in colours), 255)
         return image
-    return pil.fromarray(((values * 255 + top // 2) // top).astype(np.uint8))
+    clear = values == image.info.get("transparency", math.nan)
+    if value_range is None or 0 < top <= 255:
+        values = (values * 255 + top // 2) // top
+    else:
+        low, high = value_range
+        values = ((values.astype(np.float64) - low) * (255 / (high - low))).clip(0, 255).round()
+    values = np.where(clear, 0, values)
+    values = 255 - values if tags.get(_PHOTOMETRIC) == 0 else values  # Pillow leaves "white is zero" as it is
+    return pil.fromarray(values.astype(np.uint8))
 
 
 def _check_lowest_quarter(largest: int, top: int) -> None:
     if 0 < 4 * largest <= top:
         raise ValueError(
             "its numbers of 16 bits are all in the lowest quarter, as those of a camera of fewer bits, so that it "
-            "would be nearly black: save it with numbers up to 65,535, or with 8 bits"
+            f"would be nearly black: {_ADVICE}"
         )
 
 

@@ -102,6 +102,7 @@ def reader(model: nn.Module, **options: Any) -> Reader:
     """
     task = network_of(model).task
     channels, size = task.in_chans, task.image_size
+    options |= {"value_range": task.value_range}
     if task.ground == "surroundings" or channels != 1 or size is None:
         return lambda path: (read_picture(path, channels, size, task.fit, **options), False)
     return lambda path: fit_drawing(read_picture(path, 1, contrast=True, **options), size, picture_name(path))

@@ -25,6 +25,9 @@ class Pictures:
     """How they are fitted. pad: keep their scale, and shrink only what is too large. crop: keep their scale and cut.
     resize: change their scale to fill the image, and cut what is left over."""
     grey: bool = False  # Make the pictures grey.
+    value_range: tuple[float, float] | None = None
+    """The numbers in a file that are black and white, as 0 4095 for a camera of 12 bits; for pictures of more than 8
+    bits, signed numbers and fractions. By default 0 and the largest number of 16 bits."""
 
 
 @dataclass(frozen=True)

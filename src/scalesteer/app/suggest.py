@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +104,7 @@ class Suggestion:
     channels: tuple[float, ...]  # sizes at which it looks at the pictures, as factors; () for none
     scales: tuple[float, ...]  # for a layer of your own, without channels
     remarks: tuple[str, ...]  # what was looked at and found, and what was not
+    value_range: tuple[float, float] | None = None  # as the pictures were read
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -115,6 +116,7 @@ class Suggestion:
     def command(self) -> str:
         """The command line that trains with these settings."""
         words = ["scalesteer", "train", str(self.images), "--image-size", *map(str, self.image_size)]
+        words += [] if self.value_range is None else ["--value-range", *map(str, self.value_range)]
         words += ["--grey"] if self.suited == GREY else []
         words += ["--model", self.suited.model]
         words += ["--channels", *(map(_short, self.channels) if self.channels else ["none"])]
@@ -162,13 +164,14 @@ def _short(scale: float) -> str:
     return f"{scale:.4g}"
 
 
-def suggest(images: Path, boxes: Path | None = None) -> Suggestion:
+def suggest(images: Path, boxes: Path | None = None, value_range: tuple[float, float] | None = None) -> Suggestion:
     """Look at the objects in a folder of pictures, and say at which sizes a network should look.
 
     Args:
         images: A folder with pictures, or with folders of them.
         boxes: Where the objects are: a CSV with the columns path, x, y, width, height, or JSON like COCO's. Paths are
             relative to `images`. Without it, an object is what stands out from the colour of the picture's border.
+        value_range: As in :func:`.pictures.read_picture`.
 
     Raises:
         ValueError: If the folder has no pictures, if none shows an object, or if boxes do not fit their pictures.
@@ -190,7 +193,7 @@ def suggest(images: Path, boxes: Path | None = None) -> Suggestion:
     broken, nothing, doubtful, outside = list[str](), list[str](), list[str](), list[str]()
     for name, path in files.progress_bar(looked, unit="picture"):
         try:
-            picture = read_picture(path, channels=3)  # (3, H, W)
+            picture = read_picture(path, channels=3, value_range=value_range)  # (3, H, W)
         except PictureError:
             broken.append(name)
             continue
@@ -221,7 +224,8 @@ def suggest(images: Path, boxes: Path | None = None) -> Suggestion:
     if len(broken) + len(nothing) > (1 - LEAST_SHARE) * count:
         hint = "" if boxes else " Give the objects' boxes with --boxes."
         raise ValueError(f"{images} shows too little. {' '.join(remarks)}{hint}")
-    return _conclude(images, np.array(found, np.float64), COLOUR if colour else GREY, remarks)
+    suggestion = _conclude(images, np.array(found, np.float64), COLOUR if colour else GREY, remarks)
+    return replace(suggestion, value_range=value_range)
 
 
 def _conclude(images: Path, found: NDArray[np.float64], suited: Suited, remarks: list[str]) -> Suggestion:

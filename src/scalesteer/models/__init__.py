@@ -149,7 +149,7 @@ def create_model(
         >>> model(torch.rand(2, 3, 40, 50)).shape
         torch.Size([2, 5])
         >>> create_model(**model.arguments).task
-        Task(in_chans=3, num_classes=5, image_size=None, classes=(), fit='pad', ground='surroundings')
+        Task(in_chans=3, num_classes=5, image_size=None, classes=(), fit='pad', ground='surroundings', value_range=None)
     """
     name = _checks.lookup("name", name, list_models())
     options = {option: value for option, value in options.items() if value is not None}
@@ -173,7 +173,7 @@ def create_model(
     network = network_of(model)
     own = Task(plan.in_chans, plan.num_classes, plan.image_size)
     if usual_task is not None:
-        own = Task(*own[:3], *usual_task[3:])
+        own = usual_task._replace(in_chans=own.in_chans, num_classes=own.num_classes, image_size=own.image_size)
     elif own.in_chans > 1 or own.image_size is None:
         own = own._replace(ground="surroundings")
     network.task = own

@@ -28,6 +28,7 @@ class Task(NamedTuple):
     classes: tuple[str, ...] = ()  # their names in the order of the logits; empty if they have none
     fit: str = "pad"  # how pictures of another size are brought to `image_size`: one of `FITS`
     ground: str = "black"  # what is around an object: black, as around digits, or what was photographed around it
+    value_range: tuple[float, float] | None = None  # numbers in a file that are black and white; None for their kind's
 
 
 @dataclass(frozen=True)
