@@ -89,6 +89,17 @@ def test_sheet_holds_the_images_three_times_enlarged():
 
 
 @pytest.mark.parametrize(
+    "words", ["predict digits {0} --save-maps /proc/maps-of-mine", "suggest {0} --plot /proc/plot.png"]
+)
+def test_maps_and_plots_that_cannot_be_written_are_told_before_the_work(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.setattr("scalesteer.app.suggest.suggest", None)  # nothing is looked at
+    monkeypatch.setattr("scalesteer.app.load_model", None)
+    code, out, err = scalesteer(capsys, *words.format(tmp_path).split())
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"scalesteer: /proc\S* cannot be written to \(No such file or directory\)\.\n", err)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("data show mnist-scal", "Did you mean 'mnist-scale'?"),

@@ -222,6 +222,7 @@ def test_every_option_of_a_run_is_tried_here():
         "image_size",
         "fit",
         "grey",
+        "value_range",
     }  # on real pictures: test_own_images.py and test_folder.py
     assert set(USUAL) - tried_elsewhere == set(CHANGES)
 

@@ -218,8 +218,11 @@ class Suggest:
     def run(self) -> None:
         if self.plot is not None and not self.plot.parent.is_dir():
             raise ValueError(f"`plot` must be in a folder that exists (got {str(self.plot)!r}).")
+        from scalesteer import files
         from scalesteer.app.suggest import draw_histogram, suggest
 
+        if self.plot is not None:
+            files.check_writable(self.plot.parent)
         found = suggest(self.pictures, self.boxes, self.value_range)
         print(printable_lines(found.text()))
         if self.plot is not None:

@@ -162,6 +162,8 @@ class Predict:
         from scalesteer.datasets import sheets
         from scalesteer.models import network_of
 
+        if self.save_maps is not None:
+            files.check_writable(self.save_maps)
         model = training.load_model(self.checkpoint).to(training.pick_device(self.device))
         network = network_of(model)
         network.task = network.task._replace(value_range=self.value_range or network.task.value_range)
