@@ -19,6 +19,7 @@ from torch import nn
 
 from paper import RESULTS, curves, recorded
 from paper.markdown import table, view
+from scalesteer.app.device import commit, environment
 from scalesteer.baselines import FittedBasis, HermiteBasis
 from scalesteer.datasets import load_split
 from scalesteer.files import write_atomically
@@ -100,6 +101,8 @@ def measure() -> dict[str, Any]:
     """Every number of docs/evidence/group.md but that of trained networks and the speed."""
     return {
         "command": "python -m paper.group",
+        "commit": commit(),
+        "torch": torch.__version__,
         "functions": {name: functions(basis) for name, basis in BASES.items()},
         "errors": {
             name: {label: [error(basis, step, depth) for depth in DEPTHS] for label, step in STEPS.items()}
@@ -110,10 +113,10 @@ def measure() -> dict[str, Any]:
     }
 
 
-def measure_digits(images: int = 1000, epochs: int = 15) -> dict[str, Any]:
+def measure_digits(images: int = 1000, epochs: int = 15, seed: int = 0) -> dict[str, Any]:
     """`group-cnn` trained on few digits of MNIST-Scale, split 0, tested on the 2,000 validation images."""
     train, val = (load_split("mnist-scale", part=part) for part in ("train", "val"))
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model, batch = create_model("group-cnn", "mnist-scale"), 50
     x, labels = train.first(images).take(slice(None))
     set_input_statistics(model, x.std(), x.mean())
@@ -136,6 +139,8 @@ def measure_digits(images: int = 1000, epochs: int = 15) -> dict[str, Any]:
         wrong = sum(int((model(part).argmax(1) != own).sum()) for part, own in val.batches(100))
     return {
         "command": "python -m paper.group digits",
+        "environment": environment(train),
+        "seed": seed,
         "images": images,
         "epochs": epochs,
         "losses": losses,
