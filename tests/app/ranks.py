@@ -1,12 +1,15 @@
 """What the tests of several processes run in each of them, as torchrun would."""
 
+import gc
 import json
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import torch
 import torch._dynamo  # DistributedDataParallel loads it, for seconds: here once, before processes are forked
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from scalesteer import files
@@ -149,6 +152,17 @@ def command(cache, place, argv, log):
     """Run a command line."""
     enter(cache, place, f"{log}-{place[0]}")
     sys.exit(cli.main(argv))
+
+
+def outlived(cache, place, folder):
+    """Let the group end before the network does, as an error that holds it would; note if the group still is."""
+    enter(cache, place)
+    with joined() as processes:
+        group = weakref.ref(dist.group.WORLD)
+        network = processes.replicate(create_model("plain-cnn"))
+    del network
+    gc.collect()
+    (folder / f"{place[0]}").write_text(str(group() is not None))
 
 
 def other_images(cache, place, config, directory, log):

@@ -178,6 +178,12 @@ def test_stopped_processes_leave_one_checkpoint_and_go_on_to_the_same_numbers(to
     assert weights[0] == weights[1]
 
 
+def test_network_is_never_the_last_to_hold_the_group(together, tmp_path):
+    """A network that ends the group holds Python's lock, for which a thread of the group may wait: a deadlock."""
+    assert ended(together(ranks.outlived, tmp_path)) == [0, 0]
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["True", "True"]
+
+
 def wait_for_checkpoint(running, config, tmp_path):
     while not list((tmp_path / "runs" / config.name).glob("last-*")):
         assert running()

@@ -97,6 +97,11 @@ def started() -> Processes:
     return Processes(rank, count) if rank >= 0 and count > 1 else ALONE
 
 
+# The last group. Its end waits for a thread that may need Python's lock. That lock is released if Python lets go of the
+# group last, but not if `DistributedDataParallel` does: this would wait for ever.
+_kept: list[Any] = []
+
+
 @contextmanager
 def joined() -> Iterator[Processes]:
     """The processes that torchrun started, connected as long as this lasts; a LostError if one of them ends."""
@@ -106,6 +111,7 @@ def joined() -> Iterator[Processes]:
         return
     # NCCL wants a GPU for each process.
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= each else "gloo", timeout=PATIENCE)
+    _kept[:] = [dist.group.WORLD]
     try:
         yield processes
     except RuntimeError as error:
