@@ -1,11 +1,17 @@
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
-from scalesteer.app.augment import Augmentation, resample
+from scalesteer.app.augment import Augmentation, blur, border_colour, change_colours, resample, rotate
+from scalesteer.app.pictures import read_picture
+from scalesteer.app.settings import Beyond
+
+BEYOND = get_args(Beyond)
 
 
 def looked_up(image, row, column, mirrored):
@@ -81,13 +87,13 @@ def test_a_share_of_the_images_is_resized_by_factors_of_the_whole_range():
     torch.testing.assert_close(factors[resized].log().mean().exp(), torch.tensor(0.75**0.5), atol=0.05, rtol=0)
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_factors_above_one_only_enlarge_what_is_in_the_middle(mirrored):
+@pytest.mark.parametrize("beyond", BEYOND)
+def test_factors_above_one_only_enlarge_what_is_in_the_middle(beyond):
     x = torch.rand(3, 1, 16, 16)
-    found = drawn(Augmentation((2.0, 2.0), mirrored=mirrored), x)
+    found = drawn(Augmentation((2.0, 2.0), beyond=beyond), x)
     large = F.interpolate(x, scale_factor=2, mode="bilinear")
     torch.testing.assert_close(found, large[..., 8:-8, 8:-8])
-    assert drawn(Augmentation((1.5, 2.0), share=0.5, mirrored=mirrored), x).isfinite().all()
+    assert drawn(Augmentation((1.5, 2.0), share=0.5, beyond=beyond), x).isfinite().all()
 
 
 def drawn(augmentation, x):
@@ -97,8 +103,7 @@ def drawn(augmentation, x):
 
 def test_nothing_to_change_leaves_images_exactly_as_they_are():
     x = torch.rand(4, 3, 9, 8)
-    assert torch.equal(Augmentation(mirrored=True)(x), x)
-    assert torch.equal(Augmentation()(x), x)
+    assert all(torch.equal(Augmentation(beyond=beyond)(x), x) for beyond in BEYOND)
 
 
 def test_half_of_the_images_are_flipped():
@@ -131,14 +136,101 @@ def test_factors_are_even_on_a_logarithmic_scale():
     np.testing.assert_allclose(shares, 1 / 8, atol=0.03)
 
 
-def test_colour_is_kept_by_mirrored_borders_and_not_by_black_ones():
+@pytest.mark.parametrize("beyond", ["border", "mirror"])
+def test_one_colour_is_kept_by_all_but_black_borders(beyond):
     x = torch.full((3, 3, 8, 8), 0.5)
-    torch.testing.assert_close(Augmentation((0.3, 0.5), shift=3, mirrored=True)(x), x)
+    torch.testing.assert_close(Augmentation((0.3, 0.5), shift=3, rotate=45, beyond=beyond)(x), x)
     assert Augmentation((0.3, 0.5))(x)[..., 0, 0].max() == 0
 
 
+@pytest.mark.parametrize("shape", [(16, 30), (30, 16), (14, 14), (32, 32)])
+def test_a_padded_picture_is_shrunk_as_before_it_was_padded(tmp_path, shape):
+    """No copy of it appears: around the small picture there is what the reader pads with."""
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    canvas = torch.from_numpy(read_picture(tmp_path / "picture.png", 3, (32, 32)))[None].float()
+    alone = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+    ground = canvas[..., 0, 0] if shape != (32, 32) else border_colour(canvas)[..., 0, 0]
+    wide = ground[..., None, None] * torch.ones(96, 96)  # room for all that a pixel at the border averages
+    top, left = ((96 - length) // 2 for length in shape)
+    wide[..., top : top + shape[0], left : left + shape[1]] = alone
+    small = F.interpolate(wide, scale_factor=0.5, mode="bilinear", antialias=True)
+    torch.testing.assert_close(Augmentation((0.5, 0.5), beyond="border")(canvas), small[..., 8:-8, 8:-8])
+
+
+def test_border_colour_is_that_of_most_of_the_border():
+    x = torch.rand(2, 3, 6, 9)
+    x[:, :, :, [0, -1]] = x[:, :, [0], :] = torch.tensor([0.25, 0.5, 0.75])[:, None, None]
+    assert border_colour(x).flatten(1).tolist() == [[0.25, 0.5, 0.75]] * 2
+    x[:, :, 1:-1, 1:-1] = 0  # what is inside has no say
+    assert border_colour(x).flatten(1).tolist() == [[0.25, 0.5, 0.75]] * 2
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("shape", [(6, 9), (7, 7)])
+def test_turning_reads_between_the_four_pixels_around_each_place(shape, mirrored):
+    x, angles = torch.rand(3, 2, *shape, dtype=torch.float64), torch.tensor([0.4, -2.0, 3.0]).double()
+    found = rotate(x, angles, mirrored)
+    height, width = found.shape[-2:]
+    assert min(height, width) >= math.hypot(*shape)
+    for i, row, column in np.ndindex(3, height, width):
+        down, right = row - (height - 1) / 2, column - (width - 1) / 2
+        cos, sin = math.cos(angles[i]), math.sin(angles[i])
+        y, x_ = cos * down - sin * right + (shape[0] - 1) / 2, sin * down + cos * right + (shape[1] - 1) / 2
+        expected = sum(
+            (1 - abs(y - j)) * (1 - abs(x_ - k)) * looked_up(x[i, 0].numpy(), j, k, mirrored)
+            for j in (math.floor(y), math.floor(y) + 1)
+            for k in (math.floor(x_), math.floor(x_) + 1)
+        )
+        assert found[i, 0, row, column].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_turning_by_a_right_angle_moves_pixels_and_keeps_the_corners_of_enlarged_images():
+    x = torch.rand(1, 1, 8, 8)
+    turned = rotate(x, torch.tensor([math.pi / 2]), False)
+    torch.testing.assert_close(turned[..., 2:-2, 2:-2], x.rot90(-1, (2, 3)), atol=1e-5, rtol=0)
+    angles = rotate(torch.ones(64, 1, 8, 8), torch.linspace(-3, 3, 64), False).sum((1, 2, 3))
+    torch.testing.assert_close(angles, torch.full((64,), 64.0), atol=2, rtol=0)  # nothing is cut off
+
+
+def test_images_are_turned_by_angles_up_to_the_largest_to_both_sides():
+    x = torch.zeros(500, 1, 41, 41)
+    x[..., 20, 20:39] = 1  # a hand that points to the right
+    places = torch.arange(41.0) - 20
+    found = drawn(Augmentation(rotate=30), x)
+    down, right = ((found * along).sum((1, 2, 3)) for along in (places[:, None], places))
+    angles = torch.rad2deg(torch.atan2(down, right))
+    shares = np.histogram(angles, np.linspace(-30.5, 30.5, 5))[0] / 500
+    np.testing.assert_allclose(shares, 1 / 4, atol=0.07)
+
+
+def test_colours_change_by_factors_and_stay_colours():
+    x = torch.rand(4, 3, 5, 5) * 0.4 + 0.3
+    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    grey = (weights * x).sum(1, keepdim=True)
+    factors = torch.ones(3, 4)
+    assert torch.allclose(change_colours(x, factors), x)
+    brighter, contrasted, greyer = (factors.clone().index_fill_(0, torch.tensor(i), 0.5) for i in range(3))
+    torch.testing.assert_close(change_colours(x, brighter), x / 2)
+    torch.testing.assert_close(change_colours(x, contrasted), (x + grey.mean((2, 3), keepdim=True)) / 2)
+    torch.testing.assert_close(change_colours(x, greyer), (x + grey) / 2)
+    assert change_colours(x, 4 * factors).amax() == 1
+    found = drawn(Augmentation(colour=0.4), x[:, :1].expand(4, 2, 5, 5))  # of other numbers of channels, too
+    assert found.shape == (4, 2, 5, 5)
+
+
+def test_blur_is_a_gaussian_that_keeps_one_colour():
+    x, deviations = torch.zeros(2, 1, 21, 21), torch.tensor([0.0, 1.5])
+    x[..., 10, 10] = 1
+    found = blur(x, deviations)
+    torch.testing.assert_close(found[0], x[0])
+    expected = np.exp(-(np.arange(-4, 5) ** 2) / (2 * 1.5**2))
+    np.testing.assert_allclose(found[1, 0, 10, 6:15] / found[1, 0, 10, 10], expected, rtol=1e-4)
+    torch.testing.assert_close(blur(torch.ones(2, 1, 21, 21), deviations), torch.ones(2, 1, 21, 21))
+
+
 def test_draws_follow_torchs_generator():
-    x, change = torch.rand(4, 1, 8, 8), Augmentation((0.5, 2.0), flip=True, shift=2)
+    x, change = torch.rand(4, 1, 8, 8), Augmentation((0.5, 2.0), flip=True, shift=2, rotate=20, colour=0.2, blur=1.0)
     first = drawn(change, x)
     assert torch.equal(first, drawn(change, x))
     assert not torch.equal(first, change(x))
@@ -148,7 +240,10 @@ def test_draws_follow_torchs_generator():
 def test_recorded_changes_are_new_at_every_replay():
     from scalesteer.app.device import capture, warm_up
 
-    x, change = torch.rand(4, 3, 8, 8, device="cuda"), Augmentation((0.5, 2.0), flip=True, shift=2, mirrored=True)
+    x, change = (
+        torch.rand(4, 3, 8, 8, device="cuda"),
+        Augmentation((0.5, 2.0), flip=True, shift=2, beyond="border", rotate=20, colour=0.2, blur=1.0),
+    )
     warm_up(lambda: change(x))
     graph, found = capture(lambda: change(x))
     seen = []

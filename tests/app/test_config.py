@@ -66,6 +66,11 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({**STIR, "test_sizes": (32, 17)}, "`test_sizes` must be positive and strictly ascending"),
         ({"resize": (2.0, 0.5)}, r"`resize` must be \(low, high\)"),
         ({"resize_resampler": "bilinear"}, "`resize_resampler` must come with `resize`"),
+        ({"beyond": "mirror"}, "`beyond` must come with `resize`, `shift` or `rotate`"),
+        ({"shift": 1, "beyond": "wrap"}, "`beyond` must be one of 'border', 'mirror', 'black'"),
+        ({"rotate": 181.0}, "`rotate` must be from 0 to 180 degrees"),
+        ({"colour": -0.1}, "`colour` must be from 0 to 1"),
+        ({"blur": 33}, "`blur` must be from 0 to 32 pixels"),
         ({"resize": (0.5, 2.0), "resize_resampler": "nearest"}, "`resize_resampler` must be one of 'antialias'"),
         ({"resize": (0.01, 2.0)}, "`resize` must be factors from 1/16 to 16"),
         ({"shift": -1}, "`shift` must be at least 0"),
@@ -150,7 +155,8 @@ def test_every_field_changes_the_identity():
         "label_smoothing": 0.2, "schedule": "cosine", "precision": "tf32", "upsample": 1, "basis": "area",
         "train_images": 999, "scale_range": (0.5, 1.0), "sizes": (200, 9, 9), "resampler": "antialias",
         "scales": (1.0, 2.0), "orders": (1.0,), "m": 0.5, "support": "crop", "resize": (0.5, 2.0), "flip": True,
-        "shift": 2, "widths": (2, 2, 2), "dropout": 0.1, "tuning": True, "model": "plain-cnn",
+        "shift": 2, "widths": (2, 2, 2), "dropout": 0.1, "tuning": True, "model": "plain-cnn", "rotate": 9.0,
+        "colour": 0.4, "blur": 1.5,
     }  # fmt: skip
     any_size = {
         "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
@@ -164,13 +170,13 @@ def test_every_field_changes_the_identity():
         "class_weights": True,
         "value_range": (0, 4095),
     }
-    resized = {"resize_resampler": "bilinear"}
+    resized = {"resize_resampler": "bilinear", "beyond": "mirror"}
     assert {*paper, *any_size, *own, *resized} == set(USUAL)
     changed = {make_run(**{name: value}).identity for name, value in paper.items()}
     base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
     changed |= {make_run(**base | {name: value}).identity for name, value in any_size.items()}
     changed |= {make_run(**{"images": "photos", name: value}).identity for name, value in own.items()}
-    changed |= {make_run(resize=(0.5, 2.0), **resized).identity}
+    changed |= {make_run(**{"resize": (0.5, 2.0), name: value}).identity for name, value in resized.items()}
     changed |= {make_run().identity, make_run(**base).identity, make_run(images="photos").identity}
     assert len(changed) == len(paper) + len(any_size) + len(own) + len(resized) + 3
 
@@ -210,6 +216,10 @@ def test_runs_of_earlier_versions_are_understood():
             test_sizes=(17, 64),
             resize=(0.5, 2),
             resize_resampler="bilinear",
+            beyond="mirror",
+            rotate=20.0,
+            colour=0.25,
+            blur=1.0,
             flip=True,
             shift=1,
             widths=(4, 8),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from scalesteer import LogRadialBasis, create_model
-from scalesteer.app import evaluate, load, loop, train
+from scalesteer.app import augment, evaluate, load, loop, train
 from scalesteer.app.augment import resample
 from scalesteer.app.config import USUAL, make_run
 from scalesteer.app.evaluation import answer
@@ -72,16 +72,28 @@ def network(config):
 
 
 def augmented(x, config):
-    """Training images, resized, mirrored and moved at random."""
-    if config["resize"] is None and not config["flip"] and not config["shift"]:
+    """Training images, resized, mirrored, turned and moved at random, then changed in colour and smoothed."""
+    if not any(config[name] for name in ("resize", "flip", "shift", "rotate", "colour", "blur")):
         return x
     chance = torch.rand(4, len(x), device=x.device)
     low, high = config["resize"] or (1.0, 1.0)
     factors = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * chance[0])
     turns = torch.tensor([-1.0 if config["flip"] and share < 0.5 else 1.0 for share in chance[1].tolist()]).to(x)
     moves = torch.floor((2 * config["shift"] + 1) * chance[2:]) - config["shift"]
-    averaged = config["resize_resampler"] == "antialias"
-    return resample(x, torch.stack([factors, turns * factors]), moves, low, config["shift"], x.shape[1] > 1, averaged)
+    averaged, size = config["resize_resampler"] == "antialias", tuple(x.shape[2:])
+    beyond = config["beyond"] or ("mirror" if x.shape[1] > 1 else "black")
+    ground = augment.border_colour(x) if beyond == "border" else 0.0
+    x = x - ground
+    if config["rotate"]:
+        angles = math.radians(config["rotate"]) * (2 * torch.rand(len(x), device=x.device) - 1)
+        x = augment.rotate(x, angles, beyond == "mirror")
+    factors = torch.stack([factors, turns * factors])
+    if config["resize"] or config["flip"] or config["shift"] or config["rotate"]:
+        x = resample(x, factors, moves, low, config["shift"], beyond == "mirror", averaged, size)
+    x = x + ground
+    if config["colour"]:
+        x = augment.change_colours(x, 1 + config["colour"] * (2 * torch.rand(3, len(x), device=x.device) - 1))
+    return augment.blur(x, config["blur"] * torch.rand(len(x), device=x.device)) if config["blur"] else x
 
 
 def opinion(model, images, labels, half):
@@ -188,6 +200,10 @@ CHANGES = {
     "resize": changed(PLAIN, resize=(0.5, 1.5)),
     "resize_resampler": changed(RESIZED, resize_resampler="bilinear"),
     "flip": changed(PLAIN, flip=True),
+    "beyond": changed(RESIZED, beyond="mirror"),
+    "rotate": changed(PLAIN, rotate=30.0),
+    "colour": changed(PLAIN, colour=0.5),
+    "blur": changed(PLAIN, blur=2.0),
     "shift": changed(PLAIN, shift=3),
     "widths": changed(POOLED, widths=(3, 2)),
     "kernel_size": changed(POOLED, kernel_size=5),

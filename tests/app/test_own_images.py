@@ -539,10 +539,28 @@ def test_weighted_steps_follow_the_gradient_of_the_weighted_loss(pictures):
 
 
 @pytest.mark.parametrize("grey", [False, True])
-def test_pictures_continue_beyond_their_border_as_in_a_mirror(pictures, grey):
+def test_pictures_go_on_beyond_their_border_in_its_colour_unless_a_mirror_is_asked_for(pictures, grey):
     config = configure(pictures, shift=3, grey=grey)
-    model = loop.make_model(config.network, config.data.open().task)
-    assert loop._make_augmentation(config.training, model).mirrored
+    task = config.data.open().task
+    assert loop._make_augmentation(config.training, task).beyond == "border"
+    assert loop._make_augmentation(changed(config, beyond="mirror").training, task).beyond == "mirror"
+    assert loop._make_augmentation(configure(pictures, grey=grey).training, task) is None
+
+
+def test_a_function_of_ones_own_changes_all_training_images_and_no_others(pictures, tmp_path):
+    config, batches = configure(pictures, batch_size=4, epochs=2, widths=(2, 3, 4), flip=True), []
+
+    def darken(x):
+        batches.append(x)
+        return x / 2
+
+    plain = train(config, tmp_path / "plain", device="cpu")
+    result = train(config, tmp_path / "darker", device="cpu", augment=darken)
+    assert len(batches) == 2 * (len(load(config, "train")) // 4)
+    assert all(x.shape == (4, 3, 32, 32) and x.min() >= 0 and x.max() <= 1 for x in batches)
+    assert [e["loss"] for e in result["history"]] != [e["loss"] for e in plain["history"]]
+    assert result["environment"]["note"] == "training images changed by a function of the caller's"
+    assert "note" not in plain["environment"]
 
 
 def test_pictures_with_an_empty_channel_can_be_trained_on(pictures, tmp_path):

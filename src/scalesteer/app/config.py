@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from scalesteer import _checks, files
 from scalesteer.app.data import Data, built_in
 from scalesteer.app.folder import FolderSpec
-from scalesteer.app.settings import Dataset, Filters, Join, Network, Pictures, Precision, Schedule, Training
+from scalesteer.app.settings import Beyond, Dataset, Filters, Join, Network, Pictures, Precision, Schedule, Training
 from scalesteer.harmonics import PRESETS, LogRadialBasis
 from scalesteer.models import list_models, list_options
 from scalesteer.models.network import Task
@@ -25,6 +25,7 @@ from scalesteer.pretrained import LARGEST, MOST_VALUES
 BASIS = ("orders", "m", "support")  # fields of LogRadialBasis, which a run may set apart from the preset
 BATCH, FEW_STEPS = 128, 5  # images of a step; steps of an epoch that are too few
 LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
+LARGEST_BLUR = 32  # in pixels
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels"), "channels")
@@ -79,12 +80,13 @@ def _channels(name: str, value: Any) -> tuple[float, ...]:
 # How the value of a setting is checked and made plain, if it is not the default.
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **{name: partial(_checks.choice, options=get_args(kind))
-       for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join),
+       for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join), ("beyond", Beyond),
                           ("resize_resampler", Literal["antialias", "bilinear"]))},
     **{name: partial(_checks.integer, minimum=minimum)
        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
                              ("shift", 0), ("border", 0), ("one_size_epochs", 0))},
     **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout"), _checks.real),
+    **dict.fromkeys(("rotate", "colour", "blur"), _checks.real),
     **dict.fromkeys(("tuning", "flip", "class_weights"), _checks.boolean),
     **dict.fromkeys(("scales", "test_channels"), _checks.ascending), "channels": _channels,
     "resize": _range, "widths": _widths, "kernel_size": _kernel_size,
@@ -281,6 +283,7 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         if own[name] and not own["channels"]:
             raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
     looks, usual = own["channels"] or own["test_channels"], USUAL["join"]
+    moved = bool(own["resize"] or own["shift"] or own["rotate"])
     limits = {
         "seed": (own["seed"] < 2**63, "be below 2**63"),
         # Beyond these a step of AdamW is no number of single precision.
@@ -290,6 +293,10 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         "one_size_epochs": (own["one_size_epochs"] < own["epochs"], "be fewer than `epochs`"),
         "border": (own["border"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
         "resize_resampler": (bool(own["resize"]) or own["resize_resampler"] == "antialias", "come with `resize`"),
+        "beyond": (own["beyond"] is None or moved, "come with `resize`, `shift` or `rotate`"),
+        "rotate": (0 <= own["rotate"] <= 180, "be from 0 to 180 degrees"),
+        "colour": (0 <= own["colour"] <= 1, "be from 0 to 1"),
+        "blur": (0 <= own["blur"] <= LARGEST_BLUR, f"be from 0 to {LARGEST_BLUR} pixels"),
         "join": (bool(looks) or own["join"] == usual, f"be {usual!r} without `channels` or `test_channels`"),
         # Whoever opens a checkpoint builds its network: it must not take all memory.
         "orders": (len(own["orders"] or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +16,14 @@ from scalesteer.app.config import Run, batch_for, model_options
 from scalesteer.app.device import recorded
 from scalesteer.app.distributed import ALONE, Processes
 from scalesteer.app.evaluation import Answers, answer, by_training_size, errors
-from scalesteer.app.settings import Network, Training
+from scalesteer.app.settings import Beyond, Network, Training
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
 from scalesteer.models import create_model, network_of, set_input_statistics
 from scalesteer.models.network import Task
 from scalesteer.models.scaled import ScaledNetwork
+
+Augment = Callable[[Tensor], Tensor]  # of a batch (B, C, H, W) of numbers from 0 to 1, on the images' device
 
 
 @dataclass
@@ -79,11 +81,12 @@ def fit(
     test: Iterable[ImageSet],
     watcher: Watcher,
     processes: Processes = ALONE,
+    augment: Augment | None = None,
 ) -> tuple[dict[str, Any], Answers | None]:
     """Train to the end, from wherever the state is, and test the model that validation chose.
 
     `parts` are "train" and "val"; `test` gives the test images, a part of them at a time. Several `processes` have the
-    same images and states, call this together and return the same.
+    same images and states, call this together and return the same. `augment` changes every batch of training images.
     Returns `status` "finished" with the errors, or "failed" with a `reason` if a loss was no finite number; and what
     the network says of the test images, or with `tuning` of your own pictures for validation.
     """
@@ -97,7 +100,7 @@ def fit(
         if update is None or state.epoch == training.one_size_epochs:
             update = None  # so that the memory of a recorded step is free before the next one is recorded
             use_sizes_of_epoch(model, run, state.epoch)
-            update = make_update(state, training, images, processes)
+            update = make_update(state, training, images, processes, augment)
         model.train()
         if state.step == 0:
             torch.manual_seed(epoch_seed(training.seed + 1, state.epoch))  # all that is random in steps
@@ -155,17 +158,22 @@ def use_sizes_of_epoch(model: nn.Module, run: Run, epoch: int) -> None:
 
 
 def make_update(
-    state: State, training: Training, images: ImageSet, processes: Processes = ALONE
+    state: State,
+    training: Training,
+    images: ImageSet,
+    processes: Processes = ALONE,
+    augment: Augment | None = None,
 ) -> Callable[[Tensor, float], Tensor]:
     """One step: train on the images of these rows with this learning rate, and return the loss."""
     model, optimizer, device = state.model.train(), state.optimizer, images.device
     network = processes.replicate(model)
-    change = _make_augmentation(training, model)
+    change = _make_augmentation(training, network_of(model).task)
     weights = _class_weights(images) if training.class_weights else None
 
     def step(rows: Tensor) -> Tensor:
         x, labels = images.take(rows)
         x = x if change is None else change(x)
+        x = x if augment is None else augment(x)
         with torch.autocast(device.type, torch.bfloat16, enabled=training.precision == "bf16"):
             logits = network(x)
             if weights is None:
@@ -179,7 +187,7 @@ def make_update(
         return loss.detach()
 
     run: Callable[[Tensor], Tensor] = step
-    if device.type == "cuda" and processes.count == 1:
+    if device.type == "cuda" and processes.count == 1 and augment is None:  # what that does may not be recorded
         run = recorded(step, torch.arange(batch_for(training, len(images)), device=device), model, optimizer)
 
     def update(rows: Tensor, rate: float) -> Tensor:
@@ -193,15 +201,19 @@ def make_update(
     return update
 
 
-def _make_augmentation(training: Training, model: nn.Module) -> Augmentation | None:
-    change = Augmentation(training.resize or (1.0, 1.0), training.flip, training.shift)
-    if change == Augmentation():
-        return None
-    return replace(
-        change,
-        mirrored=network_of(model).task.ground == "surroundings",
+def _make_augmentation(training: Training, task: Task) -> Augmentation | None:
+    """What the settings say of random changes; None if there are none."""
+    beyond: Beyond = (
+        "black" if task.ground == "black" else "border" if task.classes else "mirror"
+    )  # classes: own pictures
+    change = Augmentation(
+        resize=training.resize or (1.0, 1.0),
+        beyond=training.beyond or beyond,
         antialias=training.resize_resampler == "antialias",
+        **{name: getattr(training, name) for name in ("flip", "shift", "rotate", "colour", "blur")},
     )
+    plain = Augmentation(beyond=change.beyond, antialias=change.antialias)
+    return None if change == plain else change
 
 
 def _class_weights(images: ImageSet) -> Tensor:

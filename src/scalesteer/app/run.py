@@ -26,7 +26,7 @@ from scalesteer.app.data import OpenData
 from scalesteer.app.device import arithmetic, environment, pick_device
 from scalesteer.app.distributed import Processes, joined
 from scalesteer.app.folder import Folder
-from scalesteer.app.loop import State, as_tested, fit, initial_state
+from scalesteer.app.loop import Augment, State, as_tested, fit, initial_state
 from scalesteer.app.networks import MODEL, checkpoints, read_settings
 from scalesteer.app.report import write_report
 from scalesteer.app.results import card
@@ -50,12 +50,22 @@ class BusyError(RunError):
     """A run that another process is working on."""
 
 
-def train(run: Run, directory: Path, *, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
+def train(
+    run: Run,
+    directory: Path,
+    *,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    augment: Augment | None = None,
+) -> dict[str, Any]:
     """Train, or go on training, and return the result; a run that has one returns it at once.
 
     `directory` is the run's own, made once data and device are known to be good. SIGINT and SIGTERM write a checkpoint
     and leave, as KeyboardInterrupt and SystemExit(143). A checkpoint is also written after every epoch, if that takes
     seconds, and every minute. Processes that torchrun started train together and all return the result.
+
+    `augment` changes every batch of training images, `(B, C, H, W)` with numbers from 0 to 1, after what the run says.
+    It is no part of the run: whoever goes on with it gives the same one. Its random numbers should be torch's.
 
     Returns:
         The content of result.json. Its `status` is "finished", or "failed" with a `reason` if the loss stopped being
@@ -69,7 +79,7 @@ def train(run: Run, directory: Path, *, device: str = "auto", data_dir: Path | N
     """
     with joined() as processes:
         _check_shares(run.training.batch_size or 0, processes)
-        return _train_or_return(run, directory, device, data_dir, processes)
+        return _train_or_return(run, directory, device, data_dir, processes, augment)
 
 
 def load(run: Run, part: str, data_dir: Path | None = None, data: OpenData | None = None) -> ImageSet:
@@ -99,7 +109,7 @@ def _check_shares(batch: int, processes: Processes) -> None:
 
 
 def _train_or_return(
-    run: Run, directory: Path, device: str, data_dir: Path | None, processes: Processes
+    run: Run, directory: Path, device: str, data_dir: Path | None, processes: Processes, augment: Augment | None
 ) -> dict[str, Any]:
     # What a folder is now, once: labels and parts of all pictures follow from this.
     data = run.data.open(data_dir)
@@ -126,7 +136,7 @@ def _train_or_return(
             with ExitStack() as held, _memory(advice):
                 processes.first(lambda: held.enter_context(_claim(run, directory, data)), BusyError, RunError)
                 result = processes.first(lambda: _saved_result(run, directory, data), RunError)
-                result = result or _train(run, directory, state, parts, test, processes)
+                result = result or _train(run, directory, state, parts, test, processes, augment)
     if result["status"] == "finished" and processes.rank == 0:  # no run resumes from these any more
         for path in [*checkpoints(directory).values(), *directory.glob("damaged-*")]:
             path.unlink(missing_ok=True)
@@ -140,6 +150,7 @@ def _train(
     parts: dict[str, ImageSet],
     test: Iterable[ImageSet],
     processes: Processes,
+    augment: Augment | None,
 ) -> dict[str, Any]:
     begun = processes.first(lambda: newest_checkpoint(state, run, directory))
     if begun is not None:
@@ -151,13 +162,15 @@ def _train(
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=run.name, disable=silent)
     with Stop() as stop, bar:
         watcher = Checkpointer(run, directory, stop, bar, processes)
-        outcome, answers = fit(state, run, parts, test, watcher, processes)
+        outcome, answers = fit(state, run, parts, test, watcher, processes, augment)
         if processes.rank:
             return processes.first(dict)  # type: ignore[no-any-return]  # what the first one returns
         result = {**outcome, "identity": run.identity, "run": run.to_dict()}
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
         made_by = {"command": run.command, **environment(parts["train"])}
-        made_by |= {"note": f"trained by {processes.count} processes"} if processes.count > 1 else {}
+        notes = [f"trained by {processes.count} processes"] * (processes.count > 1)
+        notes += ["training images changed by a function of the caller's"] * (augment is not None)
+        made_by |= {"note": "; ".join(notes)} if notes else {}
         result |= {"history": state.history, "environment": made_by}
         if run.training.batch_size is None:
             result["batch_size"] = batch_for(run.training, len(parts["train"]))

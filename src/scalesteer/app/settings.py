@@ -11,6 +11,7 @@ from typing import Literal
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
 Join = Literal["mean", "max", "logsumexp"]
+Beyond = Literal["border", "mirror", "black"]
 EngineName = Literal["local", "ray"]
 
 
@@ -90,6 +91,16 @@ class Training:
     resize_resampler: Literal["antialias", "bilinear"] = "antialias"
     """How --resize shrinks. antialias: average the pixels that become one. bilinear: read between four of them, as
     torch's plain interpolate; suits images that were shrunk so themselves, as the paper's digits."""
+    beyond: Beyond | None = None
+    """What comes in from beyond the border of an image that is shrunk, moved or turned. border: the commonest colour of
+    its border, as if it had been changed before it was padded. By default border for your own pictures, mirror for the
+    photographs of a dataset, and black for digits and icons."""
+    rotate: float = 0.0  # Turn each training image at random, by up to this many degrees to either side.
+    colour: float = 0.0
+    """Change brightness, contrast and saturation of each training image at random, by factors of up to 1 minus and 1
+    plus this."""
+    blur: float = 0.0
+    """Smooth each training image by a Gaussian of a random width, up to this many pixels (its standard deviation)."""
     class_weights: bool = False
     """Weight the loss so that all classes count alike, however many images each has."""
     tuning: bool = False  # Leave the test set alone; use this while you choose settings.
