@@ -54,6 +54,7 @@ RUN = {  # pages whose Python is run with what it needs, and where
     "README.md": "tests/paper/test_docs.py",
     "docs/guide/deploy.md": "tests/test_export.py",
     "docs/data.md": "tests/datasets/test_page.py",
+    "docs/your-own-images.md": "tests/app/test_own_images.py",
 }
 
 

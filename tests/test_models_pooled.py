@@ -216,9 +216,9 @@ def test_blur_smooths_and_halves(size):
 def test_blur_keeps_places_and_does_not_alias():
     blur, line = BlurPool2d(), torch.arange(12.0)
     ramp = blur(line.expand(1, 1, 12, 12))
-    assert ramp[0, 0, 0, 1:-1].tolist() == [2.5, 4.5, 6.5, 8.5]  # amid pixels 2 i and 2 i + 1
+    assert ramp[0, 0, 0, 1:-1].tolist() == pytest.approx([2.5, 4.5, 6.5, 8.5])  # amid pixels 2 i and 2 i + 1
     checks = (-1.0) ** line
-    assert blur(checks.expand(1, 1, 12, 12))[..., 1:-1].abs().max() == 0
+    assert blur(checks.expand(1, 1, 12, 12))[..., 1:-1].abs().max() < 1e-6  # processors round in different ways
     assert not blur.state_dict()
 
 

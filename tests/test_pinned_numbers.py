@@ -16,7 +16,8 @@ from scalesteer import ScaleSteerableConv2d
 from scalesteer.harmonics import PRESETS
 
 RECORD = Path(__file__).with_name("pinned_numbers.json")
-TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # times the norm of the tensor
+# Times the norm of the tensor. In single precision another processor differs by up to 1.5e-6.
+TOLERANCES = {"float32": 5e-6, "float64": 1e-12}
 WIDE = (0.5, 1.0, 1.9, 3.1)
 
 # Input and output channels, the image's size, and the arguments of the layer.

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +41,12 @@ from scalesteer.app.predict import reader
 from scalesteer.datasets import ImageSet
 from scalesteer.models import DATASETS, count_parameters, create_model
 from scalesteer.models.network import Task
+from tests import test_timm
 from tests.app import jobs
 from tests.app.test_old_runs import OLD
 from tests.runs import changed
 
+ROOT = Path(__file__).parents[2]
 CLASSES = ("a circle", "großes Kreuz", "nothing")
 
 
@@ -561,6 +564,22 @@ def test_a_function_of_ones_own_changes_all_training_images_and_no_others(pictur
     assert [e["loss"] for e in result["history"]] != [e["loss"] for e in plain["history"]]
     assert result["environment"]["note"] == "training images changed by a function of the caller's"
     assert "note" not in plain["environment"]
+
+
+def test_the_transforms_of_the_page_change_training_images(pictures, tmp_path, monkeypatch):
+    """The block of docs/your-own-images.md, on a small network."""
+    test_timm.load()  # so that torchvision can be imported
+    pytest.importorskip("torchvision")
+    page = (ROOT / "docs" / "your-own-images.md").read_text(encoding="utf-8")
+    (block,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "torchvision" in text)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pictures, "photos")
+    small = partial(make_run, model="pooled-cnn", widths=(2, 3, 4), channels=(), epochs=1)
+    scope = {"train": partial(train, device="cpu"), "make_run": small, "torch": torch, "Path": Path}
+    exec(block, scope)
+    assert json.loads(Path("runs/mine/result.json").read_text())["environment"]["note"].startswith("training images")
+    x = torch.rand(3, 3, 32, 32)
+    assert not torch.equal(torch.stack([scope["transform"](image) for image in x]), x)
 
 
 def test_pictures_with_an_empty_channel_can_be_trained_on(pictures, tmp_path):
