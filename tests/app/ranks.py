@@ -131,8 +131,8 @@ def training(cache, place, config, directory, notes, stop_after=0, number=0):
     enter(cache, place, os.devnull)
     make = loop.make_update
 
-    def noting(state, settings, images, processes):
-        update = make(state, settings, images, processes)
+    def noting(state, settings, images, processes, augment):
+        update = make(state, settings, images, processes, augment)
 
         def noted_update(rows, rate):
             for name, numbers in (("rows", rows.tolist()), ("seed", [torch.initial_seed()])):
