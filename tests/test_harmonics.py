@@ -346,6 +346,30 @@ def test_released_code_has_the_functions_of_the_authors_program(size):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+AUTHORS_PROGRAM = {  # window: the filter's centre, right of it, below that, up 2 right 1, down 3 left 2, top, left edge
+    7: (0.606066908, 1.312597079, -0.067967599, 0.617385609, -0.675261528, -0.606426112, 0.550741951),
+    9: (2.500415324, 1.781829756, 0.414759017, 0.725045093, -0.084148254, -0.585971112, 0.363825338),
+    11: (2.602598831, 0.634720225, 1.366139877, 0.191579778, 0.368650986, -0.541315381, 0.307951768),
+    13: (1.184953537, -0.500151996, 1.869621746, -0.142416577, 0.448828911, -0.444722665, 0.259207373),
+    15: (-0.585212954, -0.999189524, 1.741435262, -0.102995474, 0.299821899, -0.394635172, 0.203575806),
+    17: (-1.914046634, -0.922188079, 1.189361921, 0.171960741, 0.099069348, -0.374521144, 0.175306278),
+}
+"""What the authors' program itself returns (github.com/rghosh92/SS-CNN, commit 24589db, in float64) for one filter.
+
+Its ``mult_real`` is 1/27, 2/27 ... 1 and its ``mult_imag`` cos 0, cos 1 ... cos 26, order by order.
+"""
+
+
+@pytest.mark.parametrize("size", AUTHORS_PROGRAM)
+def test_released_code_makes_the_filters_that_the_authors_program_returned(size):
+    basis = LogRadialBasis.preset("released-code").resolve(17)
+    coefficients = np.stack([np.arange(1, 28) / 27, np.cos(np.arange(27))]).reshape(2, 3, 9)
+    found = np.einsum("pkj,kjpyx->yx", coefficients, harmonics.steered_basis(basis, 7, size / 7))
+    m = size // 2
+    places = ((m, m), (m, m + 1), (m + 1, m + 1), (m - 2, m + 1), (m + 3, m - 2), (0, m), (m, 0))
+    np.testing.assert_allclose([found[place] for place in places], AUTHORS_PROGRAM[size], rtol=0, atol=1e-9)
+
+
 def test_released_code_has_the_vertical_bar_twice_and_at_its_centre():
     basis = LogRadialBasis.preset("released-code").resolve(17)
     functions = np.abs(harmonics.sample(basis, 17)[0])  # (9, 17, 17)
