@@ -71,6 +71,37 @@ def test_every_block_is_of_a_kind_that_is_tested_here():
             assert block.page.name in test.read_text()
 
 
+def damage(text):
+    """What is wrong with the fences and the prompts of a page: such code would be shown as something else, and not run."""
+    fences = re.findall(r"^.*```.*$", text, flags=re.M)
+    found = [line for line in fences if not re.fullmatch(r" *```\w*", line)]
+    if fences[1::2] != [re.match(" *", line)[0] + "```" for line in fences[::2]]:
+        found.append("a fence is not closed, or not at its own depth")
+    outside = re.sub(r"^( *)```\w+\n.*?^\1```$", "", text, flags=re.S | re.M)
+    found += [line for line in outside.splitlines() if re.search(r"(^|\s)(>>>|\.\.\.) ", line)]
+    blocks = re.findall(r"^( *)```\w+\n(.*?)^ *```", text, flags=re.S | re.M)
+    return found + ["an empty block" for _, code in blocks if not code.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_stands_in_blocks(page):
+    assert damage(page.read_text()) == []
+
+
+def test_code_that_lost_its_lines_is_noticed():
+    right = "- item:\n\n  ```python\n  >>> 1 + 1\n  2\n\n  ```\n\n```sh\nls\n```\n"
+    assert damage(right) == []
+    for wrong in (
+        right.replace("\n  >>>", " >>>"),
+        right.replace("```sh\n", "```sh "),
+        right.replace("  ```python", "```python"),
+        right.replace("\n```\n", "\n"),
+        right.replace("ls\n", ""),
+        "Type >>> 1 + 1 and see.",
+    ):
+        assert damage(wrong), wrong
+
+
 @pytest.mark.parametrize("page", sorted({b.page for b in BLOCKS if ">>>" in b.text}), ids=lambda page: page.name)
 def test_examples_with_prompts_print_what_the_page_says(page):
     torch.manual_seed(0)
