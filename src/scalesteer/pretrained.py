@@ -35,6 +35,10 @@ LARGEST = {
 LARGEST_NUMBER = 1 << 20
 LARGEST_BASIS = 1 << 20  # functions times pixels of their windows
 MOST_MEMORY = 8 << 30  # bytes for one image, as :func:`check_memory` estimates them
+HOW_TO_NAME_IT = (
+    "call register_model(name, builder) first, with the builder that made it; on the command line give --network, if"
+    " you trust its code."
+)
 
 
 class PretrainedError(ValueError):
@@ -139,8 +143,7 @@ def from_pretrained(source: str | Path, **hub: Any) -> Network | ScaledNetwork:
     path, arguments = folder / WEIGHTS, config["arguments"]
     if arguments["name"] not in list_models():
         raise PretrainedError(
-            f"{folder / CONFIG} names a network {arguments['name']!r:.100} that is not known here: call"
-            " register_model(name, builder) first, with the builder that made it."
+            f"{folder / CONFIG} names a network {arguments['name']!r:.100} that is not known here: {HOW_TO_NAME_IT}"
         )
     try:
         model = _shapes_of(arguments)

@@ -161,6 +161,7 @@ def test_every_field_changes_the_identity():
     any_size = {
         "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
         "join": "mean", "drop": 0.5, "border": 4, "one_size_epochs": 1, "test_channels": (2.0,),
+        "multiple": 8, "weights": "w.safetensors",
     }  # fmt: skip
     own = {
         "images": "others",
@@ -171,7 +172,7 @@ def test_every_field_changes_the_identity():
         "value_range": (0, 4095),
     }
     resized = {"resize_resampler": "bilinear", "beyond": "mirror"}
-    assert {*paper, *any_size, *own, *resized} == set(USUAL)
+    assert {*paper, *any_size, *own, *resized} | {"pretrained"} == set(USUAL)
     changed = {make_run(**{name: value}).identity for name, value in paper.items()}
     base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
     changed |= {make_run(**base | {name: value}).identity for name, value in any_size.items()}

@@ -67,7 +67,14 @@ def network(config):
     return (
         model
         if config["channels"] is None
-        else ScaleChannels(model, config["channels"], config["join"], drop=config["drop"], border=config["border"])
+        else ScaleChannels(
+            model,
+            config["channels"],
+            config["join"],
+            drop=config["drop"],
+            border=config["border"],
+            multiple=config["multiple"],
+        )
     )
 
 
@@ -213,6 +220,7 @@ CHANGES = {
     "join": changed(CHANNELS, join="mean"),
     "drop": changed(CHANNELS, drop=0.5),
     "border": changed(CHANNELS, border=3),
+    "multiple": changed(CHANNELS, multiple=24),
     "class_weights": changed(PLAIN, class_weights=True),
 }
 BASES = (PLAIN, RESIZED, STEERED, POOLED, CHANNELS)
@@ -233,6 +241,7 @@ def unchanged(_kept_splits, tmp_path_factory):
 def test_every_option_of_a_run_is_tried_here():
     tried_elsewhere = {"tuning", "test_sizes", "test_channels"}  # below
     tried_elsewhere |= {"one_size_epochs"}  # test_sizes.py
+    tried_elsewhere |= {"pretrained", "weights"}  # test_own_networks.py
     tried_elsewhere |= {
         "images",
         "image_size",

@@ -20,7 +20,7 @@ from scalesteer.app import settings
 from scalesteer.app.cli_data import data
 from scalesteer.app.cli_networks import networks
 from scalesteer.app.commands import Commands, OmitArgPrefixes, Positional, arg, given, percent
-from scalesteer.app.flags import Address, Device, Engine, GpusPerRun, Originals, RunsFolder, ValueRange
+from scalesteer.app.flags import Address, Device, Engine, GpusPerRun, Originals, OwnNetwork, RunsFolder, ValueRange
 
 if TYPE_CHECKING:
     from scalesteer.app import Run
@@ -57,6 +57,8 @@ class Train:
 
     Example: scalesteer train photos --model pooled-cnn --channels 0.5 1 2
 
+    Example: scalesteer train photos --network timm:resnet18 --pretrained
+
     Example: scalesteer train --model ss-cnn --split 3
     """
 
@@ -65,6 +67,7 @@ class Train:
     network: OmitArgPrefixes[settings.Network] = field(default_factory=settings.Network)
     training: OmitArgPrefixes[settings.Training] = field(default_factory=settings.Training)
     dataset: OmitArgPrefixes[settings.Dataset] = field(default_factory=settings.Dataset)
+    own_network: OwnNetwork = None
     device: Device = "auto"
     data_dir: Originals = None
     runs: RunsFolder = Path("runs")
@@ -77,6 +80,12 @@ class Train:
 
         groups = (self.your_pictures, self.network, self.training, self.dataset)
         flags = {name: value for group in groups for name, value in given(group).items()}
+        if self.own_network is not None:
+            from scalesteer.models.external import register_network
+
+            if "model" in flags:
+                raise ValueError(f"give one network (got --network {self.own_network} and --model {flags['model']}).")
+            flags["model"] = register_network(self.own_network)
         if self.pictures is None:
             return make_run(**flags)
         if "images" in flags:
@@ -249,6 +258,7 @@ class Sweep:
     engine: Engine = "local"
     address: Address = None
     gpus_per_run: GpusPerRun = None
+    own_network: OwnNetwork = None
     device: Device = "auto"
     data_dir: Originals = None
     runs: RunsFolder = Path("runs")
@@ -257,7 +267,10 @@ class Sweep:
         from scalesteer import app as training
         from scalesteer.app import sweep
         from scalesteer.app.engines import make_runs
+        from scalesteer.models.external import register_network
 
+        if self.own_network is not None:
+            register_network(self.own_network)
         settings = sweep.read_grid(self.file)
         todo = [run for setting in settings for run in setting.runs]
         print(*(printable(run.command) for run in todo), sep="\n", flush=True)

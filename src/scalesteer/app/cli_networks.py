@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from scalesteer._text import printable
 from scalesteer.app.commands import Commands, Positional, arg, percent
-from scalesteer.app.flags import MODEL, Checkpoint, Device, Originals, Part, ValueRange
+from scalesteer.app.flags import MODEL, Checkpoint, Device, Originals, OwnNetwork, Part, ValueRange
 from scalesteer.app.settings import Join
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from scalesteer.app import Run
     from scalesteer.datasets import ImageSet
@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scalesteer")
 networks = Commands()
+
+
+def _register(network: str | None) -> None:
+    """Import the network that the user names."""
+    from scalesteer.models.external import register_network
+
+    if network is not None:
+        register_network(network)
+
+
+def _load(checkpoint: Path, network: str | None) -> "nn.Module":
+    """A trained network, of which the user may say where its code is."""
+    from scalesteer.app import load_model
+
+    _register(network)
+    return load_model(checkpoint)
 
 
 @networks.command("evaluate")
@@ -53,6 +69,7 @@ class Evaluate:
     as the run was tested."""
     join: Join | None = None  # How the answers at these sizes become one; by default as in the run.
     value_range: ValueRange = None
+    own_network: OwnNetwork = None
     device: Device = "auto"
     data_dir: Originals = None
 
@@ -61,7 +78,7 @@ class Evaluate:
         from scalesteer.channels import ScaleChannels
         from scalesteer.models import list_models, list_options, network_of
 
-        model, run = training.load_model(self.checkpoint), training.read_run(self.checkpoint)
+        model, run = _load(self.checkpoint, self.own_network), training.read_run(self.checkpoint)
         device, part, task = training.pick_device(self.device), self.part or "test", network_of(model).task
         scales, join = (model.scales, model.join) if isinstance(model, ScaleChannels) else (None, "logsumexp")
         name = network_of(model).arguments["name"]
@@ -149,6 +166,7 @@ class Predict:
     save_maps: Annotated[Path | None, arg(metavar="DIR")] = None
     """Draw what networks named steered and pooled say at every place, beside each picture, as PNG files here."""
     value_range: ValueRange = None
+    own_network: OwnNetwork = None
     device: Device = "auto"
 
     def run(self) -> None:
@@ -164,7 +182,7 @@ class Predict:
 
         if self.save_maps is not None:
             files.check_writable(self.save_maps)
-        model = training.load_model(self.checkpoint).to(training.pick_device(self.device))
+        model = _load(self.checkpoint, self.own_network).to(training.pick_device(self.device))
         network = network_of(model)
         network.task = network.task._replace(value_range=self.value_range or network.task.value_range)
         classes = network.task.classes
@@ -237,6 +255,7 @@ class Export:
     folder: model.safetensors, config.json and README.md with what the run says about data, command and errors."""
     output: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
     """What to write. By default the model's name, here."""
+    own_network: OwnNetwork = None
     half: bool = False  # Keep the weights of a folder in half precision: half the bytes, about three digits.
     data_dir: Originals = None
 
@@ -247,7 +266,7 @@ class Export:
         from scalesteer.export import SUFFIXES, export
         from scalesteer.models import count_parameters
 
-        model, run = training.load_model(self.checkpoint), training.read_run(self.checkpoint)
+        model, run = _load(self.checkpoint, self.own_network), training.read_run(self.checkpoint)
         name = self.checkpoint.resolve().name
         if self.to == "folder":
             saved = self.checkpoint / "result.json"
@@ -300,9 +319,11 @@ class Demo:
     checkpoint: Positional[Annotated[Path, arg(metavar="[MODEL]", help=MODEL)]] = Path("digits")
     port: int = 8000  # Where the page is: http://127.0.0.1:PORT. 0 takes any that is free.
     open: bool = False  # Also open the page in your web browser.
+    own_network: OwnNetwork = None
     device: Device = "auto"
 
     def run(self) -> None:
         from scalesteer.app.demo import DemoModel, serve
 
+        _register(self.own_network)
         serve(DemoModel(self.checkpoint, self.device), self.port, self.open)

@@ -4,6 +4,7 @@ always the same result."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -18,8 +19,10 @@ from scalesteer.app.folder import FolderSpec
 from scalesteer.app.settings import Beyond, Dataset, Filters, Join, Network, Pictures, Precision, Schedule, Training
 from scalesteer.harmonics import PRESETS, LogRadialBasis
 from scalesteer.models import list_models, list_options
+from scalesteer.models.external import is_external
 from scalesteer.models.network import Task
 from scalesteer.models.pooled import READOUTS, STEERED_BASIS
+from scalesteer.models.registered import BUILDERS
 from scalesteer.pretrained import LARGEST, MOST_VALUES
 
 BASIS = ("orders", "m", "support")  # fields of LogRadialBasis, which a run may set apart from the preset
@@ -28,8 +31,8 @@ LARGEST_SCALE, LARGEST_WINDOW = LARGEST["scales"], 113  # of the filters
 LARGEST_BLUR = 32  # in pixels
 # Fields that only networks with a certain option of `create_model` have, with that option.
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS), "basis")
-NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels"), "channels")
-NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout")}
+NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels", "multiple"), "channels")
+NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout", "widths", "dropout", "pretrained")}
 # What your own pictures are trained with if no model is named: the network that photographs are trained with elsewhere
 # here. The mean over places would let the border that small pictures get have its say.
 OWN_MODEL, OWN_READOUT = "pooled-resnet", "logsumexp"
@@ -73,6 +76,12 @@ def _kernel_size(name: str, value: Any) -> int | tuple[int, ...]:
     return sizes if isinstance(value, (tuple, list)) else sizes[0]
 
 
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise TypeError(f"`{name}` must be the path of a file (got {value!r}).")
+    return str(os.fspath(value))
+
+
 def _channels(name: str, value: Any) -> tuple[float, ...]:
     return () if isinstance(value, (tuple, list)) and not value else _checks.ascending(name, value)
 
@@ -84,11 +93,11 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
                           ("resize_resampler", Literal["antialias", "bilinear"]))},
     **{name: partial(_checks.integer, minimum=minimum)
        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
-                             ("shift", 0), ("border", 0), ("one_size_epochs", 0))},
+                             ("shift", 0), ("border", 0), ("one_size_epochs", 0), ("multiple", 1))},
     **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout"), _checks.real),
     **dict.fromkeys(("rotate", "colour", "blur"), _checks.real),
-    **dict.fromkeys(("tuning", "flip", "class_weights"), _checks.boolean),
-    **dict.fromkeys(("scales", "test_channels"), _checks.ascending), "channels": _channels,
+    **dict.fromkeys(("tuning", "flip", "class_weights", "pretrained"), _checks.boolean),
+    **dict.fromkeys(("scales", "test_channels"), _checks.ascending), "channels": _channels, "weights": _path,
     "resize": _range, "widths": _widths, "kernel_size": _kernel_size,
     "readout": partial(_checks.choice, options=READOUTS),
     "basis": partial(_checks.lookup, options=tuple(PRESETS)),
@@ -112,8 +121,7 @@ class Run:
         if own["model"] is None:
             own["model"] = OWN_MODEL if pictures else "ss-cnn"
             own["readout"] = OWN_READOUT if pictures and own["readout"] is None else own["readout"]
-        own["model"] = _checks.lookup("model", own["model"], list_models())
-        options = list_options(own["model"])
+        options = _options_of(own)
         if own["channels"] is None:
             own["channels"] = OWN_CHANNELS if pictures and "channels" in options else ()
         if own["batch_size"] is None and not pictures:
@@ -124,8 +132,9 @@ class Run:
         for name, option in NEEDS.items():
             if own[name] not in (USUAL[name], ()) and option not in options:
                 suited = ", ".join(model for model in list_models() if option in list_options(model))
+                suited = suited or f"networks with an option `{option}`"
                 raise ValueError(f"`{name}` (got {own[name]!r}) applies to {suited} only (got model={own['model']!r}).")
-        if pictures and "readout" not in options:
+        if pictures and "readout" not in options and own["model"] not in BUILDERS:
             suited = ", ".join(model for model in list_models() if "readout" in list_options(model))
             raise ValueError(f"`model` must be one that takes any size for your own images: {suited} "
                              f"(got {own['model']!r}).")  # fmt: skip
@@ -166,6 +175,11 @@ class Run:
             given = _earlier(values)
         return make_run(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None})
 
+    def with_model(self, name: str) -> Run:
+        """The same run with another network; what belongs to the usual one alone is left out."""
+        kept = {key: value for key, value in self.settings.items() if key not in ("model", "readout")}
+        return make_run(**kept, model=name)
+
     @property
     def identity(self) -> str:
         """A short digest of everything that is not the default, so that a setting added later changes no identity."""
@@ -176,7 +190,8 @@ class Run:
         """A readable directory name that ends in the identity."""
         split = f"-s{self.data.describe()['split']}" if "split" in self.data.describe() else ""
         word = re.sub(r"[^\w.-]+", "-", self.data.name).strip("-.")[:40]
-        return f"{word or 'images'}-{self.network.model}{split}-{self.identity}"
+        model = re.sub(r"[^\w.-]+", "-", self.network.model or "")[:80]
+        return f"{word or 'images'}-{model}{split}-{self.identity}"
 
     @property
     def command(self) -> str:
@@ -198,8 +213,17 @@ class Run:
                 continue
             values = value if isinstance(value, tuple) else () if value is True else (value,)
             quoted = [shlex.quote(str(word)) for word in values] or ["none"] * (value == ())
-            words.append(" ".join([f"--{name.replace('_', '-')}", *quoted]))
+            flag = "network" if name == "model" and is_external(value) else name.replace("_", "-")
+            words.append(" ".join([f"--{flag}", *quoted]))
         return " ".join(words)
+
+
+def _options_of(own: dict[str, Any]) -> list[str]:
+    """The options of a run's network, whose name is made plain; all of one that nobody has imported yet."""
+    if is_external(own["model"]) and own["model"] not in BUILDERS:
+        return list(NEEDS.values())
+    own["model"] = _checks.lookup("model", own["model"], list_models())
+    return list_options(own["model"])
 
 
 def make_run(**settings: Any) -> Run:
@@ -259,6 +283,7 @@ def model_options(network: Network, task: Task) -> dict[str, Any]:
     options = {name: getattr(network, name) for name in names if getattr(network, name) is not None}
     if network.channels:
         options |= {"channels": network.channels, "join": network.join, "drop": network.drop}
+        options |= {"multiple": network.multiple} if network.multiple > 1 else {}
     if network.border:
         mirrored = task.ground == "surroundings"
         options |= {"border": network.border, "border_mode": "reflect" if mirrored else "zeros"}
@@ -279,8 +304,8 @@ def _basis(model: str, filters: Mapping[str, Any]) -> LogRadialBasis | None:
 
 def _check_limits(own: Mapping[str, Any]) -> None:
     """Raise a ValueError unless numbers lie within limits, and fit each other."""
-    for name in ("drop", "border", "one_size_epochs"):
-        if own[name] and not own["channels"]:
+    for name in ("drop", "border", "one_size_epochs", "multiple"):
+        if own[name] != USUAL[name] and not own["channels"]:
             raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
     looks, usual = own["channels"] or own["test_channels"], USUAL["join"]
     moved = bool(own["resize"] or own["shift"] or own["rotate"])
@@ -292,6 +317,8 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         "upsample": (own["upsample"] in (None, 1, 2), "be 1 or 2"),
         "one_size_epochs": (own["one_size_epochs"] < own["epochs"], "be fewer than `epochs`"),
         "border": (own["border"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
+        "multiple": (own["multiple"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
+        "weights": (own["weights"] is None or not own["pretrained"], "not come with `pretrained`"),
         "resize_resampler": (bool(own["resize"]) or own["resize_resampler"] == "antialias", "come with `resize`"),
         "beyond": (own["beyond"] is None or moved, "come with `resize`, `shift` or `rotate`"),
         "rotate": (0 <= own["rotate"] <= 180, "be from 0 to 180 degrees"),

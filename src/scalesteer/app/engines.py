@@ -21,6 +21,7 @@ from scalesteer.app.config import Run
 from scalesteer.app.device import pick_device
 from scalesteer.app.run import RunError, train
 from scalesteer.app.settings import EngineName
+from scalesteer.models.registered import BUILDERS
 
 LOOK_EVERY_S, LOG_EVERY_S = 5.0, 60.0  # how often progress is shown, on a terminal and elsewhere
 
@@ -76,6 +77,10 @@ def make_runs(
     _check_place(device, engine, address, gpus_per_run)
     todo, made = list(dict.fromkeys(runs)), Made({}, [])
     options = {"device": device, "data_dir": data_dir}
+    if engine == "ray" and (own := [run.network.model for run in todo if run.network.model in BUILDERS]):
+        raise ValueError(
+            f"`engine` must be local for a network of your own (got 'ray' and {own[0]}): no worker has its code."
+        )
     if engine == "local":
         outcomes = _local(todo, folder, options)
     else:

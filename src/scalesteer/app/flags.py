@@ -20,6 +20,15 @@ Originals = Annotated[
     arg(metavar="DIR", help="The original files; see `scalesteer data fetch --help`.", help_behavior_hint=""),
 ]
 RunsFolder = Annotated[Path, arg(metavar="DIR", help="Where runs are kept.")]
+OwnNetwork = Annotated[
+    str | None,
+    arg(
+        name="network",
+        metavar="timm:NAME|torchvision:NAME|MODULE:FUNCTION",
+        help="A network that is not of this package: of timm, of torchvision, or a function of yours that makes one. "
+        "This imports and runs that code.",
+    ),
+]
 Part = Literal["train", "val", "test"]
 Engine = Annotated[EngineName, arg(help="Runs one after the other here, or as tasks of a Ray cluster.")]
 Address = Annotated[str | None, arg(help="Head of a running Ray cluster, HOST:PORT or auto; by default Ray runs here.")]

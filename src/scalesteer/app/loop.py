@@ -20,6 +20,7 @@ from scalesteer.app.settings import Beyond, Network, Training
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
 from scalesteer.models import create_model, network_of, set_input_statistics
+from scalesteer.models.external import load_weights
 from scalesteer.models.network import Task
 from scalesteer.models.scaled import ScaledNetwork
 
@@ -51,10 +52,12 @@ class Watcher(Protocol):
 def initial_state(run: Run, task: Task, images: ImageSet) -> State:
     """A training that has not begun, on the device of the training images."""
     torch.manual_seed(run.training.seed)
-    model = make_model(run.network, task)
+    model = make_model(run.network, task, pretrained=run.network.pretrained)
     std = images.std if isinstance(images.std, tuple) else (images.std,)
     std = tuple(value or 1.0 for value in std)  # of own pictures a whole channel may be empty
     set_input_statistics(model, std if len(std) > 1 else std[0], images.mean if task.ground == "surroundings" else 0.0)
+    if run.network.weights is not None:
+        load_weights(model, run.network.weights)
     model.to(images.device)
     on_gpu = images.device.type == "cuda"
     rate: Any = run.training.lr
@@ -66,10 +69,11 @@ def initial_state(run: Run, task: Task, images: ImageSet) -> State:
     return State(model, optimizer, torch.zeros(steps, device=images.device))
 
 
-def make_model(network: Network, task: Task) -> nn.Module:
-    """A network with new weights, for a task."""
+def make_model(network: Network, task: Task, pretrained: bool = False) -> nn.Module:
+    """A network with new weights, for a task; or with those that whoever makes it fetches."""
+    own: dict[str, Any] = {"pretrained": True} if pretrained else {}
     size: Any = {"in_chans": task.in_chans, "num_classes": task.num_classes, "image_size": task.image_size}
-    model: nn.Module = create_model(network.model or "", **size, **model_options(network, task))
+    model: nn.Module = create_model(network.model or "", **size, **own, **model_options(network, task))
     network_of(model).task = task
     return model
 

@@ -16,6 +16,7 @@ from scalesteer._text import printable
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
 from scalesteer.models import network_of
+from scalesteer.models.network import Network
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.nn import twin
 
@@ -45,6 +46,12 @@ def without_readout(model: nn.Module) -> nn.Module:
         ValueError: If the network does not score the classes at every place, as those named steered and pooled do.
     """
     network = network_of(model)
+    if not isinstance(network, Network):  # one of the user's own, which may make maps as it is
+        with torch.no_grad():
+            seen = model.eval()(_zeros(model, *(network.task.image_size or (64, 64))))
+        if seen.ndim != 4:
+            raise ValueError("this network has no map of classes: it returns logits for the whole picture.")
+        return model
     if not isinstance(network, PooledNetwork):
         kind = "its fully connected layers answer once for the whole picture"
         raise ValueError(f"this network has no map of classes: {kind}; train one named steered-... or pooled-...")
@@ -60,9 +67,9 @@ def without_readout(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
     """What a model :func:`without_readout` says of a picture, `(H, W)` or `(3, H, W)`, at every place."""
-    network = network_of(dense)
-    x = torch.from_numpy(pixels).to(network.input_std.device).float() / 255
-    x = x.view(1, network.in_chans, *pixels.shape[-2:])
+    network, (height, width) = network_of(dense), pixels.shape[-2:]
+    x = _zeros(dense, height, width)
+    x += torch.from_numpy(pixels).to(x.device).float().view_as(x) / 255
     sizes, ends = None, (1.0, 1.0)
     if isinstance(dense, ScaleChannels):
         logits, found = dense(x, return_scales=True)
@@ -70,8 +77,13 @@ def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
     else:
         logits = dense(x)
     confidences, labels = (part.cpu().numpy() for part in logits[0].double().softmax(0).max(0))
-    stride = network.stride if isinstance(network, PooledNetwork) else 1
+    stride = network.stride if isinstance(network, PooledNetwork) else max(1, round(height / logits.shape[-2]))
     return Maps(labels, confidences, sizes, ends, stride, logits.shape[1])
+
+
+def _zeros(model: nn.Module, height: int, width: int) -> torch.Tensor:
+    """A black picture, `(1, C, H, W)`, where the model is."""
+    return torch.zeros(1, network_of(model).task.in_chans, height, width, device=next(model.parameters()).device)
 
 
 def draw_maps(pixels: NDArray[np.uint8], maps: Maps, classes: Sequence[str] = ()) -> Any:

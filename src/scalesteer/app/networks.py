@@ -14,7 +14,10 @@ from scalesteer import files, list_pretrained
 from scalesteer.app.config import Run
 from scalesteer.app.loop import as_tested, make_model, use_sizes_of_epoch
 from scalesteer.models import DATASETS
+from scalesteer.models.external import is_external
+from scalesteer.models.registered import BUILDERS
 from scalesteer.pretrained import (
+    HOW_TO_NAME_IT,
     WEIGHTS,
     PretrainedError,
     check_memory,
@@ -50,10 +53,13 @@ def load_model(path: Path) -> nn.Module:
         raise CheckpointError(f"{place}: `history` must be a list (got {history!r:.100}).")
     if history is not None:
         tensors = below("best." if history else "model.", tensors)
+    if is_external(run.network.model) and run.network.model not in BUILDERS:
+        raise CheckpointError(f"{place} names a network {run.network.model!r} that is not known here: {HOW_TO_NAME_IT}")
     try:
         own = "dataset" not in run.data.describe()
         task = read_task(about["task"]) if own else DATASETS[run.data.name]
-        with torch.device("meta"):  # shapes alone: a file may name a network that no memory holds
+        # Shapes alone: a file may name a network that no memory holds. A builder of one's own may compute with numbers.
+        with torch.device("cpu" if run.network.model in BUILDERS else "meta"), torch.random.fork_rng(devices=[]):
             described = make_model(run.network, task)
         check_memory(as_tested(described, run.network))
     except (KeyError, TypeError, ValueError) as error:

@@ -152,7 +152,7 @@ def classify(model: nn.Module, images: Tensor) -> tuple[Answers, Tensor | None]:
 
 @torch.no_grad()
 def _winners(network: Network, images: ImageSet) -> Tensor | None:
-    if not isinstance(getattr(network, "first", None), ScaleSteerableConv2d):
+    if not isinstance(network, Network) or not isinstance(getattr(network, "first", None), ScaleSteerableConv2d):
         return None
     found, known = list[Tensor](), torch.tensor(network.first.scales, dtype=torch.float64)
     with arithmetic("float32"):

@@ -9,9 +9,10 @@ as far as cuDNN chooses the same algorithms again).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from scalesteer.app.report import write_report
 from scalesteer.app.results import card
 from scalesteer.datasets import ImageSet
 from scalesteer.models import count_parameters, network_of
+from scalesteer.models.external import register_given
+from scalesteer.models.registered import BUILDERS
 from scalesteer.models.scaled import arguments_of
 from scalesteer.nn import evaluation_mode
 from scalesteer.pretrained import write_network
@@ -57,6 +60,7 @@ def train(
     device: str = "auto",
     data_dir: Path | None = None,
     augment: Augment | None = None,
+    model: nn.Module | Callable[..., nn.Module] | str | None = None,
 ) -> dict[str, Any]:
     """Train, or go on training, and return the result; a run that has one returns it at once.
 
@@ -66,6 +70,10 @@ def train(
 
     `augment` changes every batch of training images, `(B, C, H, W)` with numbers from 0 to 1, after what the run says.
     It is no part of the run: whoever goes on with it gives the same one. Its random numbers should be torch's.
+
+    `model` takes the place of the run's network: a module that maps images to logits, trained from the weights that it
+    has (a copy is trained); a function that makes one (:func:`scalesteer.register_model`); or a registered name. The
+    trained network is in the directory: ``load_model(directory)``. Another program registers its builder first.
 
     Returns:
         The content of result.json. Its `status` is "finished", or "failed" with a `reason` if the loss stopped being
@@ -77,6 +85,8 @@ def train(
             suffice. What was saved stays, and the same call goes on from there.
         LostError: If another process of the training ended or does not answer.
     """
+    if model is not None:
+        run = run.with_model(register_given(model))
     with joined() as processes:
         _check_shares(run.training.batch_size or 0, processes)
         return _train_or_return(run, directory, device, data_dir, processes, augment)
@@ -129,6 +139,7 @@ def _train_or_return(
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(run, data.task, parts["train"])
                 _try_later_sizes(state.model, run, parts["train"])
+                _try_own_network(state.model, run, parts["train"])
             advice = f"with `batch_size` {batch}: choose a smaller one"
             for name, values in (("scales", run.network.filters.scales), ("channels", run.network.channels)):
                 if values:
@@ -169,6 +180,8 @@ def _train(
         result |= {"parameters": count_parameters(state.model), "seconds": round(state.seconds, 1)}
         made_by = {"command": run.command, **environment(parts["train"])}
         notes = [f"trained by {processes.count} processes"] * (processes.count > 1)
+        weights = run.network.weights
+        notes += [f"from the weights {weights}, {_digest(weights)}"] if weights else []
         notes += ["training images changed by a function of the caller's"] * (augment is not None)
         made_by |= {"note": "; ".join(notes)} if notes else {}
         result |= {"history": state.history, "environment": made_by}
@@ -264,3 +277,24 @@ def _try_later_sizes(model: nn.Module, run: Run, images: ImageSet) -> None:
                 looking(images.take(slice(1))[0])
         except ValueError as error:
             raise RunError(f"`{name}` (got {getattr(run.network, name)}) cannot be used: {error}") from error
+
+
+def _try_own_network(model: nn.Module, run: Run, images: ImageSet) -> None:
+    """Look at one image with a network that somebody else wrote, before it is trained."""
+    if run.network.model not in BUILDERS:
+        return
+    name, classes = run.network.model, network_of(model).task.num_classes
+    try:
+        with torch.no_grad(), evaluation_mode(model):
+            logits = model(images.take(slice(1))[0])
+    except (ValueError, RuntimeError, AssertionError, TypeError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise RunError(f"the network {name!r} cannot be used with these images: {reason}") from error
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, classes):
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise RunError(f"the network {name!r} must return logits (images, {classes}), one for each class (got {got}).")
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"

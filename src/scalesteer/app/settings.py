@@ -53,8 +53,8 @@ class Network:
     networks named steered and pooled."""
 
     model: str | None = None
-    """The network; `scalesteer models` lists them. By default ss-cnn for a dataset, and pooled-resnet with --readout
-    logsumexp for your own pictures."""
+    """The network; `scalesteer models` lists them, and --network takes others. By default ss-cnn for a dataset, and
+    pooled-resnet with --readout logsumexp for your own pictures."""
     channels: tuple[float, ...] | None = None
     """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4), or none. By default
     none for a dataset, and 0.5 0.71 1 1.41 for your own pictures."""
@@ -71,6 +71,12 @@ class Network:
     """Side of the filters of networks named pooled and steered: one number, or one for each stage."""
     readout: str | None = None  # How networks named pooled and steered pool over space: max, mean or logsumexp.
     dropout: float | None = None  # Share of the last features that are left out at random in training.
+    multiple: int = 1
+    """In scale channels height and width are multiples of this, as 32 for most networks that come by --network."""
+    pretrained: bool = False
+    """Start from the weights that timm or torchvision fetches for its network; the last layer starts anew."""
+    weights: str | None = None
+    """Start from the weights in a file (.safetensors, or .pth with tensors alone); what does not fit starts anew."""
     upsample: int | None = None  # Enlarge the input by 1 or 2, for networks of the paper; by default as in the paper.
     filters: Filters = Filters()
 

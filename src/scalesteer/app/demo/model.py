@@ -17,6 +17,7 @@ from scalesteer.app.report import data_uri
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
 from scalesteer.models import network_of
+from scalesteer.models.network import Network
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.resize import canvas_size, resize
 
@@ -59,7 +60,8 @@ class DemoModel:
         self.task = self.network.task
         self.classes = self.task.classes or tuple(map(str, range(self.task.num_classes)))
         self.read_file = predict.reader(self.model, most_pixels=MOST_READ)
-        self.any_size = isinstance(self.network, PooledNetwork)
+        self.any_size = isinstance(self.network, PooledNetwork) or not isinstance(self.network, Network)
+        self.device = next(self.model.parameters()).device
 
     def describe(self) -> dict[str, Any]:
         """What a page should know before there is a picture, JSON-ready."""
@@ -87,7 +89,7 @@ class DemoModel:
         if pixels.max() == pixels.min():
             raise PictureError("the picture is blank: all of it has one colour.")
         x = torch.from_numpy(pixels).float() / 255
-        return x.view(self.network.in_chans, height, width), inverted
+        return x.view(self.task.in_chans, height, width), inverted
 
     def at_size(self, picture: Tensor, size: float) -> Tensor:
         """The picture at another size, `(1, C, h, w)`.
@@ -111,6 +113,8 @@ class DemoModel:
 
     def ways(self, height: int, width: int) -> list[Way]:
         """How the network is shown on images of this size and larger."""
+        if isinstance(self.model, ScaleChannels) and not isinstance(self.network, Network):  # one of the user's own
+            return [Way("at one size", self.network), Way("at its own sizes", self.model)]
         if not isinstance(self.model, ScaleChannels) or not isinstance(self.network, PooledNetwork):
             return [Way("the network", self.model)]
         own, half_octave = self.model.scales, 2**0.5
@@ -126,7 +130,7 @@ class DemoModel:
         height, width = picture.shape[-2:]
         ways, said = self.ways(height, width), list[dict[str, Any]]()
         self._check_work(*self._looked_at(picture, size), ways[-1].model)
-        x = self.at_size(picture, size).to(self.network.input_std.device)
+        x = self.at_size(picture, size).to(self.device)
         for name, model in ways:
             found, scales = None, [1.0]
             if isinstance(model, ScaleChannels):
@@ -186,7 +190,7 @@ class DemoModel:
             if pixels_seen(ways[-1].model, *shape) > MOST_PIXELS and found:
                 break
             self._check_work(*shape, ways[-1].model)
-            x = self.at_size(picture, size).to(self.network.input_std.device)
+            x = self.at_size(picture, size).to(self.device)
             said = [self._ask(model, x)[0].float().softmax(0) for _, model in ways]
             found.append(torch.stack(said).cpu())  # (ways, classes)
         chances = torch.stack(found)  # (sizes, ways, classes)
