@@ -76,21 +76,33 @@ def test_joined_logits_are_those_of_a_loop_over_channels(join):
     net, x = Flat().double().eval(), torch.randn(4, 3, 12, 16, dtype=torch.float64)
     sides = [(6, 8), (12, 16), (20, 27)]
     z = [net(F.interpolate(x, size=s, mode="bicubic", antialias=True) if s != (12, 16) else x).tolist() for s in sides]
-    rule = {
-        "mean": lambda v: sum(v) / len(v),
-        "max": max,
-        "logsumexp": lambda v: math.log(sum(map(math.exp, v)) / len(v)),
-    }[join]
-    expected = torch.tensor([[rule([z[c][b][k] for c in range(3)]) for k in range(5)] for b in range(4)], dtype=x.dtype)
+
+    def chance(row, k):
+        return math.exp(row[k]) / sum(map(math.exp, row))
+
+    def joined_by_hand(rows):  # what each channel says of one image
+        columns = list(zip(*rows, strict=True))
+        if join == "confident":
+            return max(rows, key=lambda row: max(chance(row, k) for k in range(5)))
+        return {
+            "mean": [sum(column) / 3 for column in columns],
+            "max": list(map(max, columns)),
+            "logsumexp": [math.log(sum(map(math.exp, column)) / 3) for column in columns],
+            "softmax": [math.log(sum(chance(row, k) for row in rows) / 3) for k in range(5)],
+        }[join]
+
+    expected = torch.tensor([joined_by_hand([z[c][b] for c in range(3)]) for b in range(4)], dtype=x.dtype)
     with torch.no_grad():
         joined, sizes = ScaleChannels(net, SCALES, join)(x, return_scales=True)
     torch.testing.assert_close(joined, expected)
     for b in range(4):
         k = int(expected[b].argmax())
-        scores = [z[c][b][k] for c in range(3)]
+        scores = [math.log(chance(z[c][b], k)) if join == "softmax" else z[c][b][k] for c in range(3)]
+        if join == "confident":
+            scores = [max(chance(z[c][b], k) for k in range(5)) for c in range(3)]
         weights = [math.exp(score - max(scores)) for score in scores]
         mean = sum(-w * math.log(s) for w, s in zip(weights, SCALES, strict=True)) / sum(weights)
-        size = 1 / SCALES[scores.index(max(scores))] if join == "max" else math.exp(mean)
+        size = 1 / SCALES[scores.index(max(scores))] if join in ("max", "confident") else math.exp(mean)
         assert sizes[b].item() == pytest.approx(size, rel=1e-6)
 
 
@@ -102,7 +114,8 @@ def test_the_number_of_channels_does_not_change_the_level(join):
 
     x = torch.zeros(3, 1, 8, 8)
     for scales in ((1.0,), (0.5, 1.0), (0.5, 1.0, 2.0, 4.0)):
-        torch.testing.assert_close(ScaleChannels(Constant(), scales, join)(x), Constant()(x))
+        expected = Constant()(x).log_softmax(1) if join == "softmax" else Constant()(x)
+        torch.testing.assert_close(ScaleChannels(Constant(), scales, join)(x), expected)
 
 
 def test_joined_logits_train_through_cross_entropy():
@@ -271,7 +284,11 @@ def test_steerable_layers_and_dense_networks_inside():
         ({"scales": (1.0, 1.0)}, ValueError, "`scales` must be positive and strictly ascending"),
         ({"scales": 2.0}, TypeError, r"`scales` must be a sequence of numbers \(got 2.0\)"),
         ({"net": len}, TypeError, r"`net` must be an nn.Module \(got builtin_function_or_method\)"),
-        ({"join": "sum"}, ValueError, r"`join` must be one of 'mean', 'max', 'logsumexp' \(got 'sum'\)"),
+        (
+            {"join": "sum"},
+            ValueError,
+            r"`join` must be one of 'mean', 'max', 'logsumexp', 'softmax', 'confident' \(got",
+        ),
         ({"drop": 1.0}, ValueError, r"`drop` must be from 0 to below 1 \(got 1.0\)"),
         ({"drop": -0.1}, ValueError, r"`drop` must be from 0 to below 1 \(got -0.1\)"),
         ({"grid": 2}, ValueError, r"`grid` must be \(stride, offset\) \(got 2\)"),

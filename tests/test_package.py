@@ -36,6 +36,7 @@ LIBRARY = (
     {"tracing"},
     {"joint", "places", "joining", "answers"},
     {"channels", "conversion", "baselines", "group", "testing"},
+    {"fitting"},
     {"models"},
     {"pretrained"},
     {"__init__"},  # the public names
@@ -87,8 +88,8 @@ def test_no_file_is_over_500_lines_and_the_package_grows_only_on_purpose():
     beside = {ROOT / "src" / "scalesteer" / name for name in ("datasets", "app")}
     library = sum(count for path, count in lines.items() if not beside & set(path.parents))
     # Lower these when code goes. Whoever raises them says why in the commit.
-    assert library <= 9_900
-    assert sum(lines.values()) <= 18_500
+    assert library <= 11_000
+    assert sum(lines.values()) <= 22_000
 
 
 def test_public_names_are_these():
@@ -104,6 +105,7 @@ def test_public_names_are_these():
         "ScaleSteerableConv2d",
         "convert",
         "create_model",
+        "fit_join",
         "fold",
         "from_pretrained",
         "list_models",

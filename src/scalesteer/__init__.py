@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scalesteer.channels import ScaleChannels
     from scalesteer.conversion import convert
+    from scalesteer.fitting import fit_join
     from scalesteer.group import ScaleBlurPool2d, ScaleGroupConv2d, ScaleMax, ScaleMean
     from scalesteer.harmonics import PAPER_SCALES, LogRadialBasis
     from scalesteer.models import create_model, list_models, register_model
@@ -25,6 +26,7 @@ __all__ = [
     "ScaleSteerableConv2d",
     "convert",
     "create_model",
+    "fit_join",
     "fold",
     "from_pretrained",
     "list_models",
@@ -39,6 +41,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "channels": ("ScaleChannels",),
     "conversion": ("convert",),
+    "fitting": ("fit_join",),
     "group": ("ScaleBlurPool2d", "ScaleGroupConv2d", "ScaleMax", "ScaleMean"),
     "harmonics": ("PAPER_SCALES", "LogRadialBasis"),
     "models": ("create_model", "list_models", "register_model"),

@@ -15,7 +15,7 @@ from scalesteer import _checks
 from scalesteer.answers import REFUSALS, Output, check_output, find_refused, read, refuse
 from scalesteer.fast import being_traced
 from scalesteer.fast.memory import being_captured, holds_numbers
-from scalesteer.joining import JOINS, Join, find_size, join
+from scalesteer.joining import JOINS, Calibration, Join, check_calibration, find_size, join
 from scalesteer.joint import at_sizes, find_batch_layer
 from scalesteer.nn import evaluation_mode, twin
 from scalesteer.places import Grid, check_grid, on_one_grid
@@ -35,7 +35,9 @@ class ScaleChannels(nn.Module):
         \frac1C \sum_c z_{ck} \;\text{("mean")}, \qquad \max_c z_{ck} \;\text{("max")}, \qquad
         \log \frac1C \sum_c e^{z_{ck}} \;\text{("logsumexp")},
 
-    and go into `F.cross_entropy` like those of the network alone. ``"logsumexp"`` is the probability of the class when
+    and go into `F.cross_entropy` like those of the network alone. ``"softmax"`` is the logarithm of the mean of the
+    channels' probabilities, as in test-time averaging; ``"confident"`` takes all logits from the one channel that is
+    most certain of its class. ``"logsumexp"`` is the probability of the class when
     the size is not known: softmax over all pairs of class and channel, summed over channels. A channel in which the
     object has the wrong size can say so with low logits, and then has no part in the answer.
 
@@ -67,7 +69,7 @@ class ScaleChannels(nn.Module):
         scales: How much larger than the image the channels see it, positive and ascending. A scale above 1 enlarges the
             image, and so answers for objects that are smaller than those that `net` was made for. Which to take:
             :func:`scalesteer.app.suggest.choose_channels`, docs/guide/which-scales.md.
-        join: ``"mean"``, ``"max"`` or ``"logsumexp"``.
+        join: ``"mean"``, ``"max"``, ``"logsumexp"``, ``"softmax"`` or ``"confident"``.
         drop: Share of channels that is left out at random in training, from 0 to below 1; at least one stays. Each
             image has its own draw. What is left out is not computed, and the network relies on no single channel. (A
             CUDA graph and a compiled program compute all channels: their shapes cannot change. They draw anew, too.)
@@ -84,6 +86,13 @@ class ScaleChannels(nn.Module):
         multiple: The images of all channels have a height and width that are multiples of this number, the nearest to
             those that the scale asks for: 32 for most networks that halve their maps five times. Sizes that are found
             are then those of the channels as they are.
+        calibration: A temperature and a bias for each channel, as :func:`scalesteer.fit_join` finds them; None for the
+            plain join. It is an attribute, too: ``model.calibration = None`` goes back to that.
+        sure: A probability above 0 and up to 1. In evaluation the channels are then computed one after the other, the
+            cheapest first, and an image is done when the joined probability of its class is at least `sure`; channels
+            that it did not need have no part in its answer. 1 and None: all channels. It may be changed at any time;
+            :func:`scalesteer.fitting.measure_sure` says what each value costs. For logits only. Programs that are
+            traced, compiled, exported or recorded compute all channels.
         output: Which part of what `net` returns holds the logits or maps: the key of a dict, the index of a tuple or
             list, or a function that is given the whole. None if `net` returns them alone.
 
@@ -116,6 +125,8 @@ class ScaleChannels(nn.Module):
         border_mode: BorderMode = "zeros",
         multiple: int = 1,
         output: Output | None = None,
+        calibration: Calibration | None = None,
+        sure: float | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
@@ -135,6 +146,10 @@ class ScaleChannels(nn.Module):
                 f"twice the `border` (got {self.border}) must be a multiple of `multiple` ({self.multiple})."
             )
         self.output = check_output(output)
+        self.calibration = check_calibration(calibration, self.scales)
+        self.sure = None if sure is None else _checks.real("sure", sure)
+        if self.sure is not None and not 0 < self.sure <= 1:
+            raise ValueError(f"`sure` must be above 0 and at most 1 (got {self.sure}).")
 
     @property
     def cost(self) -> float:
@@ -158,8 +173,29 @@ class ScaleChannels(nn.Module):
         return [self.border if scale < 1 else 0 for scale in self.scales]
 
     def with_scales(self, scales: Sequence[float]) -> Self:
-        """The same network at other sizes: it is shared with this module, not copied; all else is kept."""
-        return twin(self, scales=_checks.ascending("scales", scales))
+        """The same network at other sizes: it is shared with this module, not copied; all else is kept.
+
+        A calibration is interpolated between its channels. It is left out if the new scales reach beyond the old ones,
+        of which it knows nothing.
+        """
+        scales = _checks.ascending("scales", scales)
+        calibration = None if self.calibration is None else self.calibration.at(self.scales, scales)
+        return twin(self, scales=scales, calibration=calibration)
+
+    @torch.no_grad()
+    def ask_channels(self, x: Tensor) -> Tensor:
+        """What each channel says by itself, before it is calibrated and joined: `(B, C, H, W)` -> `(S, B, classes)`."""
+        _checks.batch(x)
+        with evaluation_mode(self):
+            answers = self._answers(x, [self._canvas(image_size(x), scale) for scale in self.scales], None)
+        if answers[0].ndim != 2:
+            raise ValueError(f"`net` must return logits (B, classes) (got maps, of shape {tuple(answers[0].shape)}).")
+        return torch.stack(answers)
+
+    def join_first(self, z: Tensor) -> Tensor:
+        """The joined logits of the first channels alone, by what each says: `(c, B, classes)` -> `(B, classes)`."""
+        calibration = None if self.calibration is None else self.calibration.first(len(z))
+        return join(z.to(torch.promote_types(z.dtype, torch.float32)), self.join, None, calibration)
 
     @overload
     def forward(self, x: Tensor, return_scales: Literal[False] = False) -> Tensor: ...
@@ -175,14 +211,17 @@ class ScaleChannels(nn.Module):
             return_scales: Also return the size that answered, `(B,)` or `(B, h, w)`: the size of the object relative to
                 those that the network was made for, 1 / scale of the channel that answered. 2 is an object twice as
                 large, which the channel of scale 0.5 shows at the usual size. Between channels it is continuous: the
-                geometric mean of the channels' sizes, weighted by their softmax for the class that won; with
-                ``join="max"``, the size of the channel that won.
+                geometric mean of the channels' sizes, weighted by their softmax for the class that won; with the
+                joins ``"max"`` and ``"confident"``, the size of the channel that won. A calibration corrects it.
         """
         _checks.batch(x)
         image = image_size(x)
         canvases = [self._canvas(image, scale) for scale in self.scales]
         stays = self._draw(x)
-        answers = self._answers(x, canvases, stays)
+        if self.sure is not None and self.sure < 1 and not self.net.training and not _has_fixed_shapes(x):
+            answers, stays = self._answers_until_sure(x, canvases, self.sure)
+        else:
+            answers = self._answers(x, canvases, stays)
         stays = kept = None if stays is None else stays.to(x.device)
         work = torch.promote_types(answers[0].dtype, torch.float32)
         if answers[0].ndim == 4:
@@ -197,13 +236,13 @@ class ScaleChannels(nn.Module):
         elif stays is not None:
             kept = stays[:, :, None]
         z = torch.stack(answers).to(work)  # (S, B, classes, ...)
-        joined = join(z, self.join, kept)
+        joined = join(z, self.join, kept, self.calibration)
         if not return_scales:
             return joined.to(answers[0].dtype)
         scales = self.scales
         if self.multiple > 1:  # as the channels are, on average along both axes
             scales = tuple(math.sqrt(rows / image[0] * (columns / image[1])) for rows, columns in canvases)
-        return joined.to(answers[0].dtype), find_size(z, joined, self.join, kept, scales)
+        return joined.to(answers[0].dtype), find_size(z, joined, self.join, kept, scales, self.calibration)
 
     if TYPE_CHECKING:  # so that a call has the types of `forward`
 
@@ -277,6 +316,27 @@ class ScaleChannels(nn.Module):
             answers.append(answer.index_copy(0, chosen, parts[channel]) if channel in parts else answer)
         return answers
 
+    def _answers_until_sure(
+        self, x: Tensor, canvases: list[tuple[int, int]], sure: float
+    ) -> tuple[list[Tensor], Tensor]:
+        """The same from the cheapest channel on, until each image has a class that is sure; and what was computed."""
+        open_rows, answers = torch.arange(len(x), device=x.device), list[Tensor]()
+        kept = torch.zeros(len(canvases), len(x), dtype=torch.bool, device=x.device)
+        for channel, canvas in enumerate(canvases):
+            if not len(open_rows):
+                answers.append(torch.zeros_like(answers[0]))
+                continue
+            (answer,) = self._run([self._image(x[open_rows], canvas, channel)], [channel])
+            if answer.ndim != 2:
+                raise ValueError(
+                    f"`sure` (got {sure}) is for networks that return logits (B, classes), not maps: leave it out."
+                )
+            answers.append(answer.new_zeros(len(x), *answer.shape[1:]).index_copy(0, open_rows, answer))
+            kept[channel, open_rows] = True
+            chances = self.join_first(torch.stack([part[open_rows] for part in answers])).softmax(1)
+            open_rows = open_rows[chances.amax(1) < sure]
+        return answers, kept
+
     def _run(self, images: list[Tensor], channels: Sequence[int]) -> list[Tensor]:
         """Logits or maps of the images of these channels."""
         together = len(images) > 1 and find_batch_layer(self.net) is not None
@@ -301,6 +361,8 @@ class ScaleChannels(nn.Module):
         parts += [f"border={self.border}, border_mode={self.border_mode!r}"] if self.border else []
         parts += [f"multiple={self.multiple}"] if self.multiple > 1 else []
         parts += [f"output={self.output!r}"] if self.output is not None else []
+        parts += [f"calibration={self.calibration}"] if self.calibration is not None else []
+        parts += [f"sure={self.sure:.4g}"] if self.sure is not None else []
         return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
 
 

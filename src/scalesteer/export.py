@@ -25,7 +25,7 @@ from scalesteer.models import network_of
 from scalesteer.models.network import Network
 from scalesteer.models.pooled import PooledNetwork
 from scalesteer.models.scaled import arguments_of
-from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold
+from scalesteer.nn import FoldedScaleConv2d, evaluation_mode, fold, twin
 from scalesteer.resize import resize
 
 Format = Literal["onnx", "pt2", "aoti"]
@@ -60,7 +60,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
     """Write a trained network to a file that other programs run, after a check that it gives the same logits.
 
     Steered filters are finished (:func:`scalesteer.fold`). The batch size is free, and so are height and width where
-    the network takes images of any size. The file appears under its name only if it passes the check.
+    the network takes images of any size. Of a network that stops early (`ScaleChannels.sure`) the file computes all
+    channels. The file appears under its name only if it passes the check.
 
     Args:
         model: A network of :func:`scalesteer.create_model`, also one inside `ScaleChannels`, on the CPU. Your own is
@@ -79,6 +80,8 @@ def export(model: nn.Module, path: str | Path, *, to: Format = "onnx", examples:
         Only run files that you trust: "aoti" holds machine code, and whoever loads a "pt2" trusts torch's reader.
     """
     _checks.choice("to", to, get_args(Format))
+    if isinstance(model, ScaleChannels):
+        model = twin(model, sure=None)
     network, path = network_of(model), Path(path)
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"`path` must be a file in a folder that exists (got {str(path)!r}).")

@@ -355,9 +355,9 @@ def _check_config(config: dict[str, Any]) -> None:
     arguments = config["arguments"]
     if not isinstance(arguments.get("name"), str) or "dataset" in arguments:
         raise ValueError("`arguments` must have the `name` of the network, and no `dataset`.")
-    basis = arguments.get("basis")
-    basis = basis if isinstance(basis, dict) else {}
-    for key, value in {**arguments, "basis": "", **basis}.items():
+    basis, calibration = (found if isinstance(found := arguments.get(key), dict) else {}
+                          for key in ("basis", "calibration"))  # fmt: skip
+    for key, value in {**arguments, "basis": "", "calibration": "", **basis, **calibration}.items():
         parts, limit = value if isinstance(value, list) else [value], LARGEST.get(key, LARGEST_NUMBER)
         if len(parts) > MOST_VALUES or not all(isinstance(part, (str, int, float)) for part in parts):
             raise ValueError(f"`{key}` must be a word, a number or up to {MOST_VALUES} of them (got {value!r:.100}).")

@@ -42,6 +42,16 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     return multiply(x, *matrices)
 
 
+def border_colour(x: Tensor) -> Tensor:
+    """The median of the pixels along the border of images, channel by channel: `(B, C, H, W)` -> `(B, C, 1, 1)`.
+
+    Of a picture that was padded to a square it is the colour of the padding, since more than half of the border shows
+    it.
+    """
+    pixels = torch.cat([x[..., 0, :], x[..., -1, :], x[..., 1:-1, 0], x[..., 1:-1, -1]], -1)
+    return pixels.sort(-1).values[..., pixels.shape[-1] // 2][..., None, None]
+
+
 def image_size(x: Tensor) -> tuple[int, int]:
     """Height and width, as plain numbers for `torch.compile`: its code generator cannot order rounded dynamic sizes."""
     if torch.compiler.is_compiling() and not being_exported():

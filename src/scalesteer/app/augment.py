@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer.app.settings import Beyond
-from scalesteer.resize import triangle, weigh
+from scalesteer.resize import border_colour, triangle, weigh
 
 REACH = 3  # of a blur, in its standard deviations
 
@@ -56,16 +56,6 @@ class Augmentation:
         if self.colour:
             x = change_colours(x, 1 + self.colour * (2 * torch.rand(3, len(x), device=x.device) - 1))
         return blur(x, self.blur * torch.rand(len(x), device=x.device)) if self.blur else x
-
-
-def border_colour(x: Tensor) -> Tensor:
-    """The median of the pixels along the border of images, channel by channel: `(B, C, H, W)` -> `(B, C, 1, 1)`.
-
-    Of a picture that was padded to a square it is the colour of the padding, since more than half of the border shows
-    it.
-    """
-    pixels = torch.cat([x[..., 0, :], x[..., -1, :], x[..., 1:-1, 0], x[..., 1:-1, -1]], -1)
-    return pixels.sort(-1).values[..., pixels.shape[-1] // 2][..., None, None]
 
 
 def rotate(x: Tensor, angles: Tensor, mirrored: bool) -> Tensor:

@@ -118,6 +118,7 @@ class Evaluate:
         trained_at = getattr(run.data, "train_sizes", ()) if run is not None and self.images is None else ()
         for name, error in training.by_training_size(rows, trained_at).items():
             print(f"mean {name.removeprefix('test_error_')} the training sizes {percent(error)}")
+        print(f"calibration error {percent(found['ece'])}")
         if "size_correlation" in found:
             print(f"rank correlation of the size that answered with the true size {found['size_correlation']:.3f}")
 

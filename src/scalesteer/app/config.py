@@ -16,7 +16,18 @@ from typing import Any, Literal, get_args
 from scalesteer import _checks, files
 from scalesteer.app.data import Data, built_in
 from scalesteer.app.folder import FolderSpec
-from scalesteer.app.settings import Beyond, Dataset, Filters, Join, Network, Pictures, Precision, Schedule, Training
+from scalesteer.app.settings import (
+    Beyond,
+    Dataset,
+    Filters,
+    FitJoin,
+    Join,
+    Network,
+    Pictures,
+    Precision,
+    Schedule,
+    Training,
+)
 from scalesteer.harmonics import PRESETS, LogRadialBasis
 from scalesteer.models import list_models, list_options
 from scalesteer.models.external import is_external
@@ -90,7 +101,7 @@ def _channels(name: str, value: Any) -> tuple[float, ...]:
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **{name: partial(_checks.choice, options=get_args(kind))
        for name, kind in (("schedule", Schedule), ("precision", Precision), ("join", Join), ("beyond", Beyond),
-                          ("resize_resampler", Literal["antialias", "bilinear"]))},
+                          ("fit_join", FitJoin), ("resize_resampler", Literal["antialias", "bilinear"]))},
     **{name: partial(_checks.integer, minimum=minimum)
        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
                              ("shift", 0), ("border", 0), ("one_size_epochs", 0), ("multiple", 1))},
@@ -324,6 +335,7 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         "rotate": (0 <= own["rotate"] <= 180, "be from 0 to 180 degrees"),
         "colour": (0 <= own["colour"] <= 1, "be from 0 to 1"),
         "blur": (0 <= own["blur"] <= LARGEST_BLUR, f"be from 0 to {LARGEST_BLUR} pixels"),
+        "fit_join": (bool(looks) or own["fit_join"] != "yes", "come with `channels` or `test_channels`"),
         "join": (bool(looks) or own["join"] == usual, f"be {usual!r} without `channels` or `test_channels`"),
         # Whoever opens a checkpoint builds its network: it must not take all memory.
         "orders": (len(own["orders"] or ()) <= MOST_VALUES, f"be at most {MOST_VALUES} numbers"),

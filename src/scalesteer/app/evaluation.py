@@ -16,10 +16,12 @@ from scalesteer.app.device import arithmetic
 from scalesteer.app.distributed import ALONE, Processes
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
+from scalesteer.fitting import JoinFit, calibration_error, fit_join
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 1000}  # where a step is slow a request to stop must not wait for many images
 EVALUATION_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}  # in such a batch
 MOST_SIZES = 64  # that have an error each; of more, bins have one
+MOST_FITTED = 1000  # validation pictures that a join is fitted on
 SCALE_BINS = tuple(itertools.pairwise(round(0.3 + 0.1 * i, 1) for i in range(8)))  # and more, see split_by_scale
 
 
@@ -84,10 +86,10 @@ def answer(
 def errors(answers: Answers) -> dict[str, Any]:
     """Error, mean loss and error by size.
 
-    Returns `error`, `loss`, the number of `images` and `by_scale`, rows of `from`, `to`, `images` and `error`: one for
-    each size if the sizes are few, or else for each of `SCALE_BINS`; and `by_class`, rows of `class`, `images` and
-    `error`, with the names of the classes if the images have them. Answers with sizes also get `size_correlation`, the
-    rank correlation of the estimated size with the true one, if both vary.
+    Returns `error`, `loss`, `ece` (the expected calibration error), the number of `images` and `by_scale`, rows of
+    `from`, `to`, `images` and `error`: one for each size if the sizes are few, or else for each of `SCALE_BINS`; and
+    `by_class`, rows of `class`, `images` and `error`, with the names of the classes if the images have them. Answers
+    with sizes also get `size_correlation`, the rank correlation of the estimated size with the true one, if both vary.
     """
     missed, classes = (answers.labels != answers.true).numpy(), answers.true.numpy()
     true_sizes, names = answers.true_sizes.numpy(), answers.classes
@@ -99,9 +101,17 @@ def errors(answers: Answers) -> dict[str, Any]:
     labels = np.unique(classes).tolist()
     by_class = [{"class": names[label] if names else label} | row(classes == label) for label in labels]
     found = {"error": float(missed.mean()), "loss": answers.loss, "by_scale": by_scale, "images": len(missed)}
-    found |= {"by_class": by_class}
+    found |= {"by_class": by_class, "ece": calibration_error(answers.confidences, answers.labels == answers.true)}
     correlation = None if answers.sizes is None else rank_correlation(answers.sizes.numpy(), true_sizes)
     return found if correlation is None else found | {"size_correlation": correlation}
+
+
+def fit_channels(model: ScaleChannels, images: ImageSet, precision: str = "float32") -> JoinFit:
+    """Fit the join of a network's channels on some of these images, evenly chosen."""
+    rows = torch.linspace(0, len(images) - 1, min(len(images), MOST_FITTED)).round().long()
+    x, labels = images.take(rows.to(images.device))
+    with arithmetic(precision), torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        return fit_join(model, x, labels)
 
 
 def evaluate(

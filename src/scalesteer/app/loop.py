@@ -15,10 +15,13 @@ from scalesteer.app.augment import Augmentation
 from scalesteer.app.config import Run, batch_for, model_options
 from scalesteer.app.device import recorded
 from scalesteer.app.distributed import ALONE, Processes
-from scalesteer.app.evaluation import Answers, answer, by_training_size, errors
+from scalesteer.app.evaluation import Answers, answer, by_training_size, errors, fit_channels
+from scalesteer.app.folder import FolderSpec
 from scalesteer.app.settings import Beyond, Network, Training
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
+from scalesteer.fitting import FEWEST
+from scalesteer.joining import check_calibration
 from scalesteer.models import create_model, network_of, set_input_statistics
 from scalesteer.models.external import load_weights
 from scalesteer.models.network import Task
@@ -140,12 +143,17 @@ def fit(
     best, answers = best_epoch(state.history, training.one_size_epochs), None
     outcome: dict[str, Any] = {"status": "finished"}
     model.load_state_dict(state.best)
+    tested = as_tested(model, run.network)
+    if isinstance(tested, ScaleChannels) and fits_join(run) and len(parts["val"]) >= FEWEST:
+        found = processes.first(lambda: fit_channels(tested, parts["val"], training.precision).to_dict())
+        tested.calibration = check_calibration(found["calibration"], tested.scales)
+        outcome |= {"join": found}
     if not training.tuning or parts["val"].about.get("classes"):
         asked = parts["val"] if training.tuning else test  # the one look at the test set
-        answers = answer(as_tested(model, run.network), asked, training.precision, between_batches, processes)
+        answers = answer(tested, asked, training.precision, between_batches, processes)
     if answers is not None and not training.tuning:
         found = errors(answers)
-        outcome |= {"test_error": found["error"]}
+        outcome |= {"test_error": found["error"], "test_ece": found["ece"]}
         if not answers.classes or len(found["by_scale"]) > 1:  # of own pictures the sizes may be unknown
             outcome |= {"test_error_by_scale": found["by_scale"]}
         outcome |= {"test_error_by_class": found["by_class"]} if answers.classes else {}
@@ -153,6 +161,11 @@ def fit(
         outcome |= by_training_size(found["by_scale"], getattr(run.data, "train_sizes", ()))
     outcome |= {"val_error": best["val_error"], "val_loss": best["val_loss"], "best_epoch": best["epoch"]}
     return outcome, answers
+
+
+def fits_join(run: Run) -> bool:
+    """Whether a run fits the join of its channels on the validation pictures: by default of your own."""
+    return run.network.fit_join == "yes" or (run.network.fit_join == "auto" and isinstance(run.data, FolderSpec))
 
 
 def use_sizes_of_epoch(model: nn.Module, run: Run, epoch: int) -> None:

@@ -31,7 +31,9 @@ from scalesteer.app.loop import Augment, State, as_tested, fit, initial_state
 from scalesteer.app.networks import MODEL, checkpoints, read_settings
 from scalesteer.app.report import write_report
 from scalesteer.app.results import card
+from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
+from scalesteer.joining import check_calibration
 from scalesteer.models import count_parameters, network_of
 from scalesteer.models.external import register_given
 from scalesteer.models.registered import BUILDERS
@@ -189,12 +191,14 @@ def _train(
             result["batch_size"] = batch_for(run.training, len(parts["train"]))
         if outcome["status"] == "finished":
             model = as_tested(state.model, run.network)  # with the best weights, as it was tested
+            if isinstance(model, ScaleChannels):
+                model.calibration = check_calibration(outcome.get("join", {}).get("calibration"), model.scales)
             task, parameters = network_of(model).task, result["parameters"]
             own: dict[str, Any] = {"card": card(result), "run": run.to_dict()}
             write_network(directory / MODEL, arguments_of(model), task, model.state_dict(), parameters, **own)
             if answers is not None and answers.classes:
                 shown = parts["val"] if run.training.tuning else next(iter(test))
-                write_report(directory, run, parameters, state.history, shown, answers)
+                write_report(directory, run, parameters, state.history, shown, answers, outcome.get("join"))
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
         return processes.first(lambda: result)  # type: ignore[no-any-return]
 

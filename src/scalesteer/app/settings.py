@@ -10,7 +10,8 @@ from typing import Literal
 
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
-Join = Literal["mean", "max", "logsumexp"]
+Join = Literal["mean", "max", "logsumexp", "softmax", "confident"]
+FitJoin = Literal["auto", "yes", "no"]
 Beyond = Literal["border", "mirror", "black"]
 EngineName = Literal["local", "ray"]
 
@@ -59,6 +60,9 @@ class Network:
     """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4), or none. By default
     none for a dataset, and 0.5 0.71 1 1.41 for your own pictures."""
     join: Join = "logsumexp"  # How the answers of the scale channels become one.
+    fit_join: FitJoin = "auto"
+    """After training, fit a temperature and a bias for each scale channel on the validation pictures, shown at several
+    sizes; used only if that is better on pictures held out. auto: of your own pictures."""
     drop: float = 0.0  # Share of the scale channels that are left out at random in training.
     border: int = 0
     """Width in pixels of a border around the image in scale channels that make it smaller. It is black for digits and

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from scalesteer import _checks
 from scalesteer.harmonics import LogRadialBasis
+from scalesteer.joining import Calibration
 from scalesteer.joint import at_sizes
 from scalesteer.models.network import Models, Network, Plan, Scales
 from scalesteer.nn import MultiScaleConv2d, ScaleSteerableConv2d
@@ -37,7 +38,8 @@ STEERED_BASIS = dataclasses.replace(
 )
 STEERED_SCALES: Scales = (1.0,)
 READOUTS = ("max", "mean", "logsumexp")
-PLANNED = ("join", "drop", "border", "border_mode", "multiple")  # options of `ScaleChannels` that a plan has
+# Options of `ScaleChannels` that a plan has.
+PLANNED = ("join", "drop", "border", "border_mode", "multiple", "calibration", "sure")
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,13 @@ class PooledPlan(Plan):
         dense: Leave the pooling out: the output is a map of scores, `(B, classes, h, w)`.
         channels: Sizes at which the network looks at the image, as factors; the result is then a
             `scalesteer.channels.ScaleChannels` around the network.
-        join: How the answers at these sizes become one; None for the default of `ScaleChannels`, as for the next four.
+        join: How the answers at these sizes become one; None for the default of `ScaleChannels`, as for the next six.
         drop: Share of these sizes that is left out at random in training.
         border: Pixels that the image gets on all four sides where it is looked at smaller.
         border_mode: What the border shows.
         multiple: Height and width at these sizes are rounded to multiples of it.
+        calibration: What :func:`scalesteer.fit_join` found; also a mapping of its fields.
+        sure: The probability at which the remaining sizes are left out.
     """
 
     kernel_size: int | tuple[int, ...] = 7
@@ -72,6 +76,8 @@ class PooledPlan(Plan):
     border: int | None = None
     border_mode: str | None = None
     multiple: int | None = None
+    calibration: Calibration | dict[str, Any] | None = None
+    sure: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,8 @@ from torch import nn
 from scalesteer.channels import ScaleChannels
 from scalesteer.models.network import Network, Task
 
-OF_CHANNELS = ("join", "drop", "border", "border_mode", "multiple", "grid", "output")  # options of `ScaleChannels`
+# Options of `ScaleChannels`.
+OF_CHANNELS = ("join", "drop", "border", "border_mode", "multiple", "grid", "output", "calibration", "sure")
 
 
 class ScaledNetwork(ScaleChannels):
@@ -37,6 +39,9 @@ def arguments_of(model: nn.Module) -> dict[str, Any]:
     own: dict[str, Any] = {"channels": list(model.scales), "join": model.join, "drop": model.drop}
     own |= {"border": model.border, "border_mode": model.border_mode} if model.border else {}
     own |= {"multiple": model.multiple} if model.multiple > 1 else {}
+    if model.calibration is not None:  # as JSON has it
+        own["calibration"] = {name: list(numbers) for name, numbers in asdict(model.calibration).items()}
+    own |= {"sure": model.sure} if model.sure is not None else {}
     if not isinstance(model.net, Network):  # those know their own grid, and return logits alone
         own |= {"grid": list(model.grid)} if model.grid else {}
         if callable(model.output):

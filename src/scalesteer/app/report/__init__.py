@@ -22,6 +22,7 @@ from scalesteer.app.evaluation import Answers
 from scalesteer.app.loop import best_epoch
 from scalesteer.datasets import ImageSet
 from scalesteer.files import require, write_atomically
+from scalesteer.fitting import calibration_error
 
 MOST_CLASSES = 30  # in the confusion matrix
 MOST_ROWS = 100  # in the table of classes
@@ -38,12 +39,14 @@ def write_report(
     history: Sequence[Mapping[str, float]],
     images: ImageSet,
     answers: Answers,
+    join: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write report.html into a run's directory: errors by class and size, confusions, curves, the worst mistakes.
 
     The page is about the network's `answers` on `images`, those for testing, or with `tuning` those for validation.
     `history` has an entry with `epoch`, `loss`, `val_loss` and `val_error` for each epoch. The files of mistakes are
-    linked if the images have `paths`. An earlier page is replaced when the new one is complete. Its path is returned.
+    linked if the images have `paths`. `join` is what the fit of scale channels found, if there was one. An earlier page
+    is replaced when the new one is complete. Its path is returned.
     """
     part = "validation" if run.training.tuning else "test"
     if not len(images):
@@ -67,7 +70,7 @@ def write_report(
         count=len(true),
         wrong=int((true != said).sum()),
         names=names,
-        facts=_facts(run, parameters, history, confusion, names),
+        facts=[*_facts(run, parameters, history, confusion, names), *_certainty(answers, join)],
         command=run.command,
         charts=_charts(history),
         classes=_by_class(confusion, names),
@@ -110,6 +113,19 @@ def _facts(
         chosen = f"{_percent(best['val_error'])} at epoch {int(best['epoch']) + 1} of {len(history)}"
         facts.append(("validation error", f"{chosen}, which chose the weights"))
     return facts
+
+
+def _certainty(answers: Answers, join: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """How far confidence and share of right answers are apart, and what a fitted join changed."""
+    found = calibration_error(answers.confidences, answers.labels == answers.true)
+    facts = [("calibration error", f"{_percent(found)}: how far confidence and share of right answers are apart")]
+    if join is None:
+        return facts
+    changes = {"error": join["error"], "calibration error": join["ece"], "error at size 1": join["known_error"]}
+    shown = ", ".join(f"{name} {_percent(old)} to {_percent(new)}" for name, (old, new) in changes.items())
+    alone = f"the network without scale channels has {_percent(join['alone_error'])} there"
+    sizes = f"at sizes {min(join['sizes']):.2g} to {max(join['sizes']):.2g}"
+    return [*facts, ("join of channels", f"{join['about']}. Validation pictures {sizes}: {shown}; {alone}")]
 
 
 def wilson_interval(wrong: int, count: int, z: float = 1.96) -> tuple[float, float]:
