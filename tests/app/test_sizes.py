@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import spearmanr
 from torch import nn
 
 from scalesteer.app import cli, data, evaluate, evaluation, load, load_model, train, with_channels
 from scalesteer.app import run as running
 from scalesteer.app.config import make_run
+from scalesteer.app.demo import DemoModel
 from scalesteer.app.evaluation import by_training_size, evaluation_batch, rank_correlation
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet, load_split
@@ -235,3 +237,37 @@ def test_evaluate_command_refuses_channels_of_a_network_for_one_size(cache, undi
     code, _, err = said(capsys, "evaluate", undisturbed, "--channels", 0.5, 1)
     assert code == 2
     assert re.search("applies to .*pooled-cnn", err)
+
+
+def test_predict_command_looks_at_several_sizes(cache, trained, capsys, tmp_path):
+    path = tmp_path / "one.png"
+    Image.fromarray(load(SMALL, "test").images[0].numpy()).save(path)
+    (told,) = json.loads(said(capsys, "predict", trained, path, "--json")[1].strip().join("[]"))
+    assert told["size"] is None
+    (told,) = json.loads(said(capsys, "predict", trained, path, "--json", "--channels", 1, 2)[1].strip().join("[]"))
+    model = ScaleChannels(load_model(trained), (1.0, 2.0)).eval()
+    with torch.no_grad():
+        logits, size = model(load(SMALL, "test")[0][0][None], return_scales=True)
+    assert told["label"] == int(logits.argmax())
+    assert told["confidence"] == pytest.approx(float(logits.softmax(1).max()), abs=1e-5)
+    assert told["size"] == pytest.approx(float(size), abs=1e-3)
+
+
+def test_export_command_writes_a_network_that_looks_at_several_sizes(cache, trained, capsys, tmp_path):
+    words = ("export", trained, "--to", "folder", "--channels", 0.5, 1, "--join", "max")
+    assert cli.main([*map(str, words), "--output", str(tmp_path / "out")]) == 0
+    model = load_model(tmp_path / "out")
+    assert (model.scales, model.join) == ((0.5, 1.0), "max")
+    torch.testing.assert_close(model.net.state_dict(), load_model(trained).state_dict())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "It looks at each image at 2 sizes (0.5, 1)." in card
+    assert "The errors below are of the network as it was trained" in card
+    capsys.readouterr()
+
+
+def test_demo_looks_at_several_sizes(cache, trained):
+    demo = DemoModel(trained, channels=(0.5, 1.0), join="mean")
+    assert (demo.describe()["channels"], demo.model.join) == ([0.5, 1.0], "mean")
+    assert [way.name for way in demo.ways(64, 64)] == ["at one size", "at its own sizes", "at more sizes"]
+    with pytest.raises(ValueError, match=r"`join` .* needs `channels`"):
+        DemoModel(trained, join="mean")

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from scalesteer.app.distributed import LostError
     from scalesteer.app.evaluation import by_training_size, evaluate
     from scalesteer.app.loop import as_tested, with_channels
-    from scalesteer.app.networks import CheckpointError, load_model, read_run
+    from scalesteer.app.networks import CheckpointError, load_model, look_at, read_run
     from scalesteer.app.run import BusyError, RunError, load, train
 
 __all__ = [
     "BusyError", "CheckpointError", "LostError", "Run", "RunError", "as_tested", "by_training_size", "environment",
-    "evaluate", "load", "load_model", "make_run", "pick_device", "read_run", "train", "with_channels",
+    "evaluate", "load", "load_model", "look_at", "make_run", "pick_device", "read_run", "train", "with_channels",
 ]  # fmt: skip
 
 # As in `scalesteer`: what is imported when a name is first used, so that the command line's help does not load torch.
@@ -27,7 +27,7 @@ _MODULES = {
     "distributed": ("LostError",),
     "evaluation": ("by_training_size", "evaluate"),
     "loop": ("as_tested", "with_channels"),
-    "networks": ("CheckpointError", "load_model", "read_run"),
+    "networks": ("CheckpointError", "load_model", "look_at", "read_run"),
     "run": ("BusyError", "RunError", "load", "train"),
 }
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from scalesteer._text import printable
 from scalesteer.app.commands import Commands, Positional, arg, percent
-from scalesteer.app.flags import MODEL, Checkpoint, Device, Originals, OwnNetwork, Part, ValueRange
-from scalesteer.app.settings import Join
+from scalesteer.app.flags import MODEL, Channels, Checkpoint, Device, Join, Originals, OwnNetwork, Part, ValueRange
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,10 +63,8 @@ class Evaluate:
     """Which part of the run's pictures, by default test; or of --images, by default all of them."""
     elastic: Annotated[float | None, arg(metavar="ALPHA")] = None
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
-    channels: Annotated[tuple[float, ...] | None, arg(metavar="SCALE...")] = None
-    """Look at each image at these sizes (1.4: enlarged by 1.4), with networks that take images of any size; by default
-    as the run was tested."""
-    join: Join | None = None  # How the answers at these sizes become one; by default as in the run.
+    channels: Channels = None
+    join: Join = None
     value_range: ValueRange = None
     own_network: OwnNetwork = None
     device: Device = "auto"
@@ -75,20 +72,11 @@ class Evaluate:
 
     def run(self) -> None:
         from scalesteer import app as training
-        from scalesteer.channels import ScaleChannels
-        from scalesteer.models import list_models, list_options, network_of
+        from scalesteer.models import network_of
 
         model, run = _load(self.checkpoint, self.own_network), training.read_run(self.checkpoint)
         device, part, task = training.pick_device(self.device), self.part or "test", network_of(model).task
-        scales, join = (model.scales, model.join) if isinstance(model, ScaleChannels) else (None, "logsumexp")
-        name = network_of(model).arguments["name"]
-        if self.channels is not None and "channels" not in list_options(name):
-            suited = ", ".join(other for other in list_models() if "channels" in list_options(other))
-            raise ValueError(f"`channels` (got {self.channels}) applies to {suited} only (got model={name!r}).")
-        if self.channels is not None or (self.join is not None and scales is not None):
-            model = training.with_channels(model, self.channels or scales or (), self.join or join)
-        elif self.join is not None:
-            raise ValueError(f"`join` (got {self.join!r}) needs `channels`, the sizes to look at.")
+        model = training.look_at(model, self.channels, self.join)
         if self.images is None:
             if self.value_range is not None:
                 raise ValueError(
@@ -166,6 +154,8 @@ class Predict:
     json: bool = False  # Print each result as one line of JSON.
     save_maps: Annotated[Path | None, arg(metavar="DIR")] = None
     """Draw what networks named steered and pooled say at every place, beside each picture, as PNG files here."""
+    channels: Channels = None
+    join: Join = None
     value_range: ValueRange = None
     own_network: OwnNetwork = None
     device: Device = "auto"
@@ -183,7 +173,8 @@ class Predict:
 
         if self.save_maps is not None:
             files.check_writable(self.save_maps)
-        model = _load(self.checkpoint, self.own_network).to(training.pick_device(self.device))
+        model = training.look_at(_load(self.checkpoint, self.own_network), self.channels, self.join)
+        model = model.to(training.pick_device(self.device))
         network = network_of(model)
         network.task = network.task._replace(value_range=self.value_range or network.task.value_range)
         classes = network.task.classes
@@ -256,6 +247,8 @@ class Export:
     folder: model.safetensors, config.json and README.md with what the run says about data, command and errors."""
     output: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
     """What to write. By default the model's name, here."""
+    channels: Channels = None
+    join: Join = None
     own_network: OwnNetwork = None
     half: bool = False  # Keep the weights of a folder in half precision: half the bytes, about three digits.
     data_dir: Originals = None
@@ -267,11 +260,14 @@ class Export:
         from scalesteer.export import SUFFIXES, export
         from scalesteer.models import count_parameters
 
-        model, run = _load(self.checkpoint, self.own_network), training.read_run(self.checkpoint)
+        trained, run = _load(self.checkpoint, self.own_network), training.read_run(self.checkpoint)
+        model = training.look_at(trained, self.channels, self.join)
         name = self.checkpoint.resolve().name
         if self.to == "folder":
             saved = self.checkpoint / "result.json"
             told = results.read_card(saved) if saved.exists() else ""
+            if told and model is not trained:
+                told = f"The errors below are of the network as it was trained, before it got these sizes.\n\n{told}"
             folder = self.output or Path(f"{name}-model")
             own = run is None or "images" in run.data.describe()  # paths are nobody else's business
             save_pretrained(model, folder, card=told, half=self.half, run=None if own or run is None else run.to_dict())
@@ -318,6 +314,8 @@ class Demo:
     """
 
     checkpoint: Positional[Annotated[Path, arg(metavar="[MODEL]", help=MODEL)]] = Path("digits")
+    channels: Channels = None
+    join: Join = None
     port: int = 8000  # Where the page is: http://127.0.0.1:PORT. 0 takes any that is free.
     open: bool = False  # Also open the page in your web browser.
     own_network: OwnNetwork = None
@@ -327,4 +325,4 @@ class Demo:
         from scalesteer.app.demo import DemoModel, serve
 
         _register(self.own_network)
-        serve(DemoModel(self.checkpoint, self.device), self.port, self.open)
+        serve(DemoModel(self.checkpoint, self.device, self.channels, self.join), self.port, self.open)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from scalesteer.app.commands import Positional, arg
 from scalesteer.app.settings import EngineName
+from scalesteer.app.settings import Join as JoinName
 
 ValueRange = Annotated[
     tuple[float, float] | None,
@@ -38,3 +39,12 @@ MODEL = (
     "digits or garments."
 )
 Checkpoint = Positional[Annotated[Path, arg(metavar="MODEL", help=MODEL)]]
+Channels = Annotated[
+    tuple[float, ...] | None,
+    arg(
+        metavar="SCALE...",
+        help="Look at each image at these sizes (1.4: enlarged by 1.4), with networks that take images of any size; "
+        "nothing is trained again. By default as the run was tested.",
+    ),
+]
+Join = Annotated[JoinName | None, arg(help="How the answers at these sizes become one; by default as in the run.")]

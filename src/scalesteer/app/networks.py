@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from scalesteer import files, list_pretrained
 from scalesteer.app.config import Run
-from scalesteer.app.loop import as_tested, make_model, use_sizes_of_epoch
-from scalesteer.models import DATASETS
+from scalesteer.app.loop import as_tested, make_model, use_sizes_of_epoch, with_channels
+from scalesteer.channels import ScaleChannels
+from scalesteer.models import DATASETS, list_models, list_options, network_of
 from scalesteer.models.external import is_external
 from scalesteer.models.registered import BUILDERS
 from scalesteer.pretrained import (
@@ -71,6 +72,25 @@ def load_model(path: Path) -> nn.Module:
     if history is not None:  # the sizes that its best model has seen: in the first epochs not all yet
         use_sizes_of_epoch(model, run, len(history) - 1)
     return as_tested(model, run.network).eval()
+
+
+def look_at(model: nn.Module, channels: tuple[float, ...] | None, join: Any = None) -> nn.Module:
+    """A trained network as the flags --channels and --join say: at these sizes, its weights shared; or as it is.
+
+    Raises:
+        ValueError: If the network takes images of one size only, or if there is nothing to join.
+    """
+    name = network_of(model).arguments["name"]
+    if channels is not None and "channels" not in list_options(name):
+        suited = ", ".join(other for other in list_models() if "channels" in list_options(other))
+        raise ValueError(f"`channels` (got {channels}) applies to {suited} only (got model={name!r}).")
+    if not isinstance(model, ScaleChannels):
+        if channels is None and join is not None:
+            raise ValueError(f"`join` (got {join!r}) needs `channels`, the sizes to look at.")
+        return model if channels is None else with_channels(model, channels, join or "logsumexp").eval()
+    if channels is None and join is None:
+        return model
+    return with_channels(model, channels or model.scales, join or model.join).eval()
 
 
 def read_run(path: Path) -> Run | None:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from scalesteer.app import predict
 from scalesteer.app.device import pick_device
 from scalesteer.app.evaluation import pixels_seen
-from scalesteer.app.networks import load_model
+from scalesteer.app.networks import load_model, look_at
 from scalesteer.app.pictures import PictureError
 from scalesteer.app.report import data_uri
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
+from scalesteer.joining import Join
 from scalesteer.models import network_of
 from scalesteer.models.network import Network
 from scalesteer.models.pooled import PooledNetwork
@@ -45,6 +46,8 @@ class DemoModel:
         checkpoint: A run's directory, a checkpoint, a folder with a model, or the name of a network that comes with the
             package.
         device: Where it answers.
+        channels: Sizes at which it looks at pictures instead of its own, with weights that are not trained again.
+        join: How the answers at these sizes become one.
 
     Example:
         >>> demo = DemoModel("digits")
@@ -52,10 +55,16 @@ class DemoModel:
         ['at one size', 'at its own sizes', 'at more sizes']
     """
 
-    def __init__(self, checkpoint: str | Path, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        device: str = "cpu",
+        channels: tuple[float, ...] | None = None,
+        join: Join | None = None,
+    ) -> None:
         require("PIL.Image")  # told now, not when the first picture comes
         self.name = Path(checkpoint).resolve().name
-        self.model = load_model(Path(checkpoint)).to(pick_device(device))
+        self.model = look_at(load_model(Path(checkpoint)), channels, join).to(pick_device(device))
         self.network = network_of(self.model)
         self.task = self.network.task
         self.classes = self.task.classes or tuple(map(str, range(self.task.num_classes)))
