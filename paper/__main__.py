@@ -14,8 +14,9 @@ from paper import RESULTS
 from scalesteer._text import choice, lookup
 from scalesteer.app.commands import Commands
 from scalesteer.app.flags import Address, Device, Engine, GpusPerRun, Originals, RunsFolder
+from scalesteer.app.memory import keep_memory
 
-app = Commands()
+app = Commands(start=keep_memory)
 # Those of grids.EXPERIMENTS, in its order. Importing that takes torch and seconds; help comes at once.
 EXPERIMENTS = (
     "tuning", "1", "2", "3", "sizes", "published-forms", "ablations", "longer", "choices", "stir", "large-scale",

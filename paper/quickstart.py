@@ -31,6 +31,7 @@ from paper.markdown import table, view
 from scalesteer.app import environment
 from scalesteer.app.augment import Augmentation
 from scalesteer.app.evaluation import rank_correlation
+from scalesteer.app.memory import keep_memory
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import DataError, ImageSet, load_split
 from scalesteer.files import require, write_atomically
@@ -385,6 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     times = f", {len(settings.seeds)} times each" if len(settings.seeds) > 1 else ""
     many = f"{len(settings.models)} small networks on MNIST digits{times}"
     print(f"Training {many}: about {MINUTES[options.edition]} minutes on two cores.", flush=True)
+    keep_memory()
     try:
         result = run(settings, folder, command_of(options.edition))
         if options.record:

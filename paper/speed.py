@@ -281,3 +281,15 @@ def plot_growth(sweep: list[Record], device: str) -> Figure:
     figure.suptitle(f"One layer of SS-CNN, time of forward and backward on {device}", fontsize=11)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     return figure
+
+
+@view
+def speed_allocator() -> str:
+    """A training step on a CPU with the system's allocator as it is, and told to keep memory."""
+    told = json.loads((RESULTS / "allocator.json").read_text())
+    rows = [("training step, one CPU thread", "CPU seconds", "page faults", "most memory, MiB")]
+    for case, ways in told["cases"].items():
+        before, after = ways["system"], ways["keep"]
+        pairs = ((before[key], after[key]) for key in ("seconds", "page_faults", "mebibytes"))
+        rows.append((case, *(f"{number(old)} → {number(new)}" for old, new in pairs)))
+    return table(rows)

@@ -82,5 +82,23 @@ class Group:
         print(self.output)
 
 
+@app.command("allocator")
+@dataclass(frozen=True)
+class Allocator:
+    """Measure training steps on a CPU with the allocator as the system has it, and told to keep its memory."""
+
+    output: Path = Path("allocator.json")
+    """The file to write; results/bench/allocator.json is what docs/speed.md shows."""
+
+    def run(self) -> None:
+        """Measure and print seconds, page faults and memory."""
+        from speed import allocator
+
+        for case, ways in allocator.run(self.output)["cases"].items():
+            for way, told in ways.items():
+                print(f"{case}, {way}:", *(f"{name} {number:g}" for name, number in told.items()), sep="  ")
+        print(self.output)
+
+
 if __name__ == "__main__":
     sys.exit(app.main(prog="python -m speed"))

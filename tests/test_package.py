@@ -44,7 +44,7 @@ LIBRARY = (
 )
 DATASETS = ({"datasets"},)
 APP = (
-    {"app.settings", "app.pictures"},
+    {"app.settings", "app.pictures", "app.memory"},
     {"app.data", "app.drawings", "app.folder"},
     {"app.batchnorm"},
     {"app.config", "app.device", "app.distributed", "app.augment", "app.suggest"},

@@ -21,12 +21,13 @@ from scalesteer.app.cli_data import data
 from scalesteer.app.cli_networks import networks
 from scalesteer.app.commands import Commands, OmitArgPrefixes, Positional, arg, given, percent
 from scalesteer.app.flags import Address, Device, Engine, GpusPerRun, Originals, OwnNetwork, RunsFolder, ValueRange
+from scalesteer.app.memory import keep_memory
 
 if TYPE_CHECKING:
     from scalesteer.app import Run
 
 log = logging.getLogger("scalesteer")
-app = Commands("Image classifiers that also work at sizes of objects that training did not show.")
+app = Commands("Image classifiers that also work at sizes of objects that training did not show.", keep_memory)
 app.known["data"] = data
 
 PLACEHOLDERS = {"images": "FOLDER|CSV", "image_size": "HEIGHT WIDTH", "sizes": "TRAIN VAL TEST", "channels": "SCALE..."}

@@ -14,6 +14,7 @@ from typing import Any
 import scalesteer
 from scalesteer import files
 from scalesteer.app.config import Run
+from scalesteer.app.memory import keep_memory
 from scalesteer.app.run import BusyError, RunError, train
 
 RETRIES = 20  # of a run whose process or machine dies; each goes on from the run's last checkpoint
@@ -72,6 +73,7 @@ def train_in_worker(
             if not directory.parent.is_dir():
                 raise ValueError(f"{directory.parent} is not there: put --runs on a disk that all machines share.")
             os.environ.update(environment)
+            keep_memory()
             return "result", train(Run.from_dict(settings), directory, **options)
         except BusyError as error:  # perhaps by a process that has died, and is not known yet to be dead
             if time.monotonic() > until:

@@ -45,11 +45,12 @@ class Commands:
     """Commands by name: frozen dataclasses whose fields are the flags and whose `run()` does the work, or groups.
 
     A list of commands shows the first sentence of each; `COMMAND --help` shows all that its docstring says. Help must
-    come at once: modules with commands import what takes time, torch above all, in `run()`.
+    come at once: modules with commands import what takes time, torch above all, in `run()`. `start` is called before a
+    command runs.
     """
 
-    def __init__(self, about: str = "") -> None:
-        self.about, self.known = about, dict[str, Any]()
+    def __init__(self, about: str = "", start: Callable[[], object] = lambda: None) -> None:
+        self.about, self.start, self.known = about, start, dict[str, Any]()
 
     def command(self, name: str, placeholders: Mapping[str, str] | None = None) -> Callable[[Kind], Kind]:
         """Add a command; to decorate its class with. A field that is a dataclass is a group of flags, without prefix.
@@ -112,6 +113,7 @@ class Commands:
                 from scalesteer.app.distributed import started  # after parsing: it takes torch
 
                 log.setLevel(logging.ERROR if started().rank else logging.INFO)  # of several processes one speaks
+                self.start()
                 command.run()
             finally:
                 sys.stdout.flush()
