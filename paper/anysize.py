@@ -327,10 +327,10 @@ def larger_experiments(data: Data) -> str:
     ]
     found.append(("[digits](docs/evidence/large-scale.md) of half to 8 times the size", "large-scale", "", "outside"))
     found.append(
-        ("[photographs](docs/evidence/photographs.md), half to twice the size", "rescaled-cifar10", "", "outside")
+        ("[photographs](docs/evidence/photographs.md) of half to twice the size", "rescaled-cifar10", "", "outside")
     )
-    head = ["mean error in %", "random resizing, as long", "scale channels", "neither"]
-    rows: list[Sequence[str]] = [[*head, "scale channels minus random resizing, 95 %", "seeds"]]
+    head = ["mean error in %", "random resizing, trained as long", "scale channels", "plain network"]
+    rows: list[Sequence[str]] = [[*head, "scale channels minus random resizing, 95 %", "seeds of the three"]]
     for what, name, column, measure in found:
         errors = [mean_error(data, name, line, column, measure) for line in (rival, "ours", TWIN)]
         seeds = [repeats_of(name, line) for line in (rival, "ours", TWIN)]

@@ -197,6 +197,14 @@ def error(data: Data, *cell: str) -> str:
 
 
 @view
+def gained_by_size(data: Data, *methods: str) -> str:
+    """By how many points the larger input lowers the mean error of some methods, from the least to the most."""
+    sizes = columns("sizes")
+    gains = [mean(minus(data, *(Cell("sizes", method, size) for size in sizes)).changes, ".1f") for method in methods]
+    return GAP if GAP in gains else " to ".join(dict.fromkeys(sorted(gains, key=float)[:: max(1, len(gains) - 1)]))
+
+
+@view
 def sizes_chosen(data: Data) -> str:
     """Which input size validation chose, and for whom."""
     found = {key: chosen_settings(data, *key) for key in grids.CHOSEN}

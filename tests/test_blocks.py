@@ -72,7 +72,7 @@ def test_every_block_is_of_a_kind_that_is_tested_here():
 
 
 def damage(text):
-    """What is wrong with the fences and the prompts of a page: such code would be shown as something else, and not run."""
+    """What is wrong with the fences and the prompts of a page: such code is not shown as code, and no test runs it."""
     fences = re.findall(r"^.*```.*$", text, flags=re.M)
     found = [line for line in fences if not re.fullmatch(r" *```\w*", line)]
     if fences[1::2] != [re.match(" *", line)[0] + "```" for line in fences[::2]]:

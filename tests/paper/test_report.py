@@ -38,6 +38,7 @@ def test_without_results_there_are_gaps_only(tmp_path):
             assert {cell.strip() for cell in row.strip("|").split("|")[1:]} <= {GAP, *papers}
     numbers = [report.at_or_below(data, "1", "2"), report.release(data, "FMNIST-Scale"), report.training_time(data)]
     numbers += [view(data) for view in (report.repeat_deviation, report.sizes_chosen, report.release_change)]
+    numbers += [report.gained_by_size(data, "SS-CNN", "Plain CNN")]
     numbers += [distortion.epochs_chosen(data, "SS-CNN"), distortion.ratio(data, "SS-CNN", "Plain CNN")]
     assert set(numbers) == {claims.verdict(data, "par", distortion.VALIDATION_CHOSE)} == {GAP}
     assert claims.claims(data).count(f"[{GAP}]") == 7
@@ -55,6 +56,20 @@ def test_tables_show_mean_and_deviation_beside_the_papers(load):
     assert report.error(data, "1", "SS-CNN", "MNIST-Scale") == "2.05"
     assert report.training_time(data, "1", "2") == f"{48 * 6 / 3600:.1f} hours on a GPU"  # each run once
     assert report.at_or_below(load(list(first_table())[:-1]), "1") == GAP
+
+
+def test_what_the_larger_input_gains_is_told_from_the_least_to_the_most(load):
+    errors = {"SS-CNN": (0.023, 0.019), "LocScaleEq-CNN": (0.03, 0.02), "Plain CNN": (0.02, 0.022)}
+    lines = [
+        result(config, error)
+        for line, both in errors.items()
+        for column, error in zip(("28 px", "56 px"), both, strict=True)
+        for config in of_cell("sizes", line, column)
+    ]
+    data = load(lines)
+    assert report.gained_by_size(data, "SS-CNN") == "0.4"
+    assert report.gained_by_size(data, "LocScaleEq-CNN", "SS-CNN", "Plain CNN") == "-0.2 to 1.0"
+    assert report.gained_by_size(data, "SS-CNN", "Spatial Transformer") == GAP
 
 
 def test_missing_and_failed_runs_are_shown(load):
