@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from scalesteer import files
-from scalesteer.app import cli, load, loop, train
+from scalesteer.app import checkpoint, cli, load, loop, train
 from scalesteer.app import evaluation as evaluating
 from scalesteer.app.device import arithmetic
 from scalesteer.app.distributed import joined
@@ -28,6 +29,8 @@ def enter(cache, place, log=None):
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     os.environ.update({name: str(value) for name, value in zip(names, place, strict=True)})
     os.environ.update(MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(place[0]), LOCAL_WORLD_SIZE=str(place[1]))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever starts them keeps the store
+    checkpoint.STOP_TOGETHER_S = 300  # on a busy machine a step may take long
 
 
 def gradients_of(networks, images, processes):
@@ -131,8 +134,8 @@ def training(cache, place, config, directory, notes, stop_after=0, number=0):
     enter(cache, place, os.devnull)
     make = loop.make_update
 
-    def noting(state, settings, images, processes, augment):
-        update = make(state, settings, images, processes, augment)
+    def noting(state, *arguments):
+        update = make(state, *arguments)
 
         def noted_update(rows, rate):
             for name, numbers in (("rows", rows.tolist()), ("seed", [torch.initial_seed()])):
@@ -146,6 +149,29 @@ def training(cache, place, config, directory, notes, stop_after=0, number=0):
 
     loop.make_update = noting
     train(config, Path(directory), device="cpu")
+
+
+def slow_training(cache, place, *arguments):
+    """The same; a step takes longer than one process alone may take to stop."""
+    checkpoint.STOP_WITHIN_S, forward = 0.1, F.cross_entropy
+
+    def slow(*tensors, **options):
+        time.sleep(0.5)
+        return forward(*tensors, **options)
+
+    F.cross_entropy = slow
+    training(cache, place, *arguments)
+
+
+def leaving(*place):
+    """The first process leaves with a message on the way that the others do not answer."""
+    enter("", place)
+    with joined() as processes:
+        processes.largest(0)
+        if processes.rank:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(1000), async_op=True)
+        raise SystemExit(143)
 
 
 def command(cache, place, argv, log):

@@ -3,7 +3,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from scalesteer import files
-from scalesteer.app import cli, load, load_model, make_run, train
-from scalesteer.app.distributed import ALONE, Processes, joined, started
+from scalesteer import _checks, files
+from scalesteer.app import cli, load, load_model, make_run, pick_device, train
+from scalesteer.app.distributed import ALONE, joined, started
 from scalesteer.models import list_models
 from tests.app import ranks
 from tests.conftest import TINY
@@ -28,21 +27,27 @@ NARROW = {"steered-cnn-large": (4, 4, 4, 4), "pooled-cnn-large": (4, 4, 4, 4)}  
 CHANNELS = {"channels": (0.7, 1.0, 1.4), "join": "logsumexp"}
 
 
+def meeting_place():
+    """Where processes find each other, which torchrun has too: at a port that nobody else can take."""
+    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 @pytest.fixture
 def together(start):
     """Run a function of tests.app.ranks in several processes."""
+    places = []
 
     def begin(function, *arguments, count=2):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        return [start(function, (rank, count, port), *arguments) for rank in range(count)]
+        places.append(meeting_place())
+        return [start(function, (rank, count, places[-1].port), *arguments) for rank in range(count)]
 
-    return begin
+    yield begin
+    places.clear()
 
 
 def ended(processes):
     for process in processes:
-        process.join(60)
+        process.join(300)  # seconds on an idle machine; fifteen minutes for one that waits for another in vain
     return [process.exitcode for process in processes]
 
 
@@ -178,6 +183,27 @@ def test_stopped_processes_leave_one_checkpoint_and_go_on_to_the_same_numbers(to
     assert weights[0] == weights[1]
 
 
+def test_processes_that_stop_have_time_to_wait_for_the_slowest(together, cache, tmp_path):
+    (tmp_path / "notes").mkdir()
+    stopped = together(ranks.slow_training, TINY, tmp_path / "parts", tmp_path / "notes", 2, signal.SIGTERM)
+    assert ended(stopped) == [143, 143]
+    assert [path.name for path in (tmp_path / "parts").glob("last-*")] == ["last-000001.safetensors"]
+
+
+def test_process_that_leaves_does_not_wait_for_the_others(tmp_path):
+    """Not even at the end of Python, and with a message on the way, as after an error in the middle of a step."""
+    place = meeting_place()
+    words = ["-c", "import sys; from tests.app import ranks; ranks.leaving(*map(int, sys.argv[1:]))"]
+    both = [subprocess.Popen([sys.executable, *words, str(rank), "2", str(place.port)]) for rank in range(2)]
+    try:
+        assert both[0].wait(300) == 143
+        assert both[1].poll() is None
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
 def test_network_is_never_the_last_to_hold_the_group(together, tmp_path):
     """A network that ends the group holds Python's lock, for which a thread of the group may wait: a deadlock."""
     assert ended(together(ranks.outlived, tmp_path)) == [0, 0]
@@ -194,24 +220,17 @@ def flags(config, tmp_path, device="cpu"):
     return [*config.command.split()[1:], "--device", device, "--runs", str(tmp_path / "runs")]
 
 
-@pytest.mark.parametrize(
-    ("victim", "number", "within", "cause"),
-    [
-        pytest.param(0, signal.SIGKILL, 10, "Connection", marks=pytest.mark.slow),
-        (1, signal.SIGKILL, 10, "Connection"),
-    ],
-)
-def test_process_that_is_lost_ends_the_others_with_a_message(together, cache, tmp_path, victim, number, within, cause):
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_process_that_is_lost_ends_the_others_with_a_message(together, cache, tmp_path, victim):
     config = changed(STILL, epochs=300)
     both = together(ranks.command, flags(config, tmp_path), tmp_path / "log")
     wait_for_checkpoint(lambda: both[0].exitcode is None, config, tmp_path)
-    os.kill(both[victim].pid, number)
-    lost, other = time.perf_counter(), 1 - victim
-    assert ended([both[other]]) == [2]
-    assert time.perf_counter() - lost < within
+    os.kill(both[victim].pid, signal.SIGKILL)
+    other = 1 - victim
+    assert ended([both[other]]) == [2]  # at once, not after fifteen minutes
     who = f"process {other} stops, since another of the 2 ended or does not answer"
     said = (tmp_path / f"log-{other}").read_text()
-    assert re.fullmatch(rf"scalesteer: {who} \(.*{cause}.*\); repeat the command to go on\.\n", said)
+    assert re.fullmatch(rf"scalesteer: {who} \(.*Connection.*\); repeat the command to go on\.\n", said)
 
 
 def test_run_that_is_in_use_is_told_by_all(together, cache, tiny, tmp_path):
@@ -288,13 +307,13 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch, device, local, expected)
     monkeypatch.setenv("LOCAL_RANK", str(local))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    processes = Processes(rank=3, count=4)
+    monkeypatch.setattr(_checks, "find_device", torch.device)
     if expected in ("cpu", "cuda:1"):
-        assert str(processes.own_device(torch.device(device))) == expected
+        assert str(pick_device(device, 4)) == expected
     else:
         with pytest.raises(ValueError, match=expected):
-            processes.own_device(torch.device(device))
-    assert ALONE.own_device(torch.device("cuda:5")) == torch.device("cuda:5")
+            pick_device(device, 4)
+    assert str(pick_device("cuda:5")) == "cuda:5"
 
 
 def test_without_torchrun_a_process_is_alone(monkeypatch):
@@ -322,9 +341,7 @@ def test_commands_of_the_page_are_understood():
 
 
 def torchrun(config, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m", "scalesteer"]
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "scalesteer"]
     command = [sys.executable, *words, *flags(config, tmp_path)]
     with (tmp_path / "torchrun").open("a") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -346,9 +363,7 @@ def test_torchrun_ends_when_a_process_is_killed_and_the_run_goes_on(cache, tmp_p
     try:
         wait_for_checkpoint(lambda: running.poll() is None, config, tmp_path)
         os.kill(process_of(1, running), signal.SIGKILL)
-        killed = time.perf_counter()
-        assert running.wait(60) == 1
-        assert time.perf_counter() - killed < 30
+        assert running.wait(300) == 1
     finally:
         running.kill()
         running.wait()
@@ -365,10 +380,10 @@ def test_torchrun_stops_and_the_same_command_goes_on(cache, tmp_path):
     try:
         wait_for_checkpoint(lambda: running.poll() is None, config, tmp_path)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) != 0
+        assert running.wait(300) != 0
         assert list((tmp_path / "runs" / config.name).glob("last-*"))
         running = torchrun(config, tmp_path)
-        assert running.wait(120) == 0
+        assert running.wait(300) == 0
     finally:
         running.kill()
         running.wait()

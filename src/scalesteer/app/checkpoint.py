@@ -24,7 +24,7 @@ from scalesteer.pretrained import misfits
 
 SAVE_EVERY_S = 60.0
 SAVE_EPOCH_S = {"cuda": 3.0}  # epochs that take a fraction of a second need no checkpoint each
-STOP_WITHIN_S = 3.0
+STOP_WITHIN_S, STOP_TOGETHER_S = 3.0, 20.0  # alone, and of several processes, which torchrun kills after 30
 
 log = logging.getLogger("scalesteer.app")
 
@@ -166,9 +166,13 @@ class Stop:
     """Turns SIGINT and SIGTERM into a request that the loop honours after its current step.
 
     If that takes longer than `STOP_WITHIN_S`, or is requested again, it leaves at once; the last checkpoint stands.
+    One of several processes has `STOP_TOGETHER_S`: it waits for the slowest, and none can go on without it.
     """
 
     requested = 0  # the signal's number
+
+    def __init__(self, processes: Processes) -> None:
+        self.within = STOP_TOGETHER_S if processes.count > 1 else STOP_WITHIN_S
 
     def __enter__(self) -> Stop:
         main = threading.current_thread() is threading.main_thread()  # whoever runs that handles signals
@@ -189,7 +193,7 @@ class Stop:
             self.leave(self.requested)
         elif number != signal.SIGALRM:
             self.requested = number
-            signal.setitimer(signal.ITIMER_REAL, STOP_WITHIN_S)
+            signal.setitimer(signal.ITIMER_REAL, self.within)
 
     def leave(self, number: int) -> None:
         """End as that signal would; 0 is none."""

@@ -21,14 +21,21 @@ from scalesteer.datasets import ImageSet
 Output = TypeVar("Output")
 
 
-def pick_device(name: str) -> torch.device:
-    """A device by name; ``"auto"`` is the GPU if there is one."""
+def pick_device(name: str, count: int = 1) -> torch.device:
+    """A device by name; ``"auto"`` is the GPU if there is one. Each of `count` processes has a GPU of its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = _checks.find_device(name)
     if device.type == "meta":  # it has shapes only
         raise ValueError(f"`device` {name!r} cannot compute; choose cpu or cuda.")
-    return device
+    if count == 1 or device.type != "cuda":
+        return device
+    local, here = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if device.index is not None or local >= here:
+        got = f"got {device} for process {local}; here are {here}"
+        raise ValueError(f"`device` must be cuda, with a GPU for each of {count} processes ({got}).")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
 
 
 @contextmanager

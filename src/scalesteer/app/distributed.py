@@ -4,6 +4,7 @@ Gradients are averaged (`DistributedDataParallel`) and batch normalisation sees 
 same with any number of processes.
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,17 +34,6 @@ class Processes:
 
     rank: int = 0
     count: int = 1
-
-    def own_device(self, device: torch.device) -> torch.device:
-        """The device of this process, by that of all: each has a GPU of its own."""
-        if self.count == 1 or device.type != "cuda":
-            return device
-        local, here = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-        if device.index is not None or local >= here:
-            each = f"a GPU for each of {self.count} processes"
-            raise ValueError(f"`device` must be cuda, with {each} (got {device} for process {local}; here are {here}).")
-        torch.cuda.set_device(local)
-        return torch.device("cuda", local)
 
     def replicate(self, model: nn.Module) -> nn.Module:
         """What to call in steps in place of the model, whose batch normalisation is changed to see the whole batch."""
@@ -97,27 +87,33 @@ def started() -> Processes:
     return Processes(rank, count) if rank >= 0 and count > 1 else ALONE
 
 
-# The last group. Its end waits for a thread that may need Python's lock. That lock is released if Python lets go of the
-# group last, but not if `DistributedDataParallel` does: this would wait for ever.
+# The last group. Its end waits for threads that may need Python's lock. Python gives that away if it lets go of the
+# group last, `DistributedDataParallel` does not: both would wait for ever.
 _kept: list[Any] = []
 
 
 @contextmanager
 def joined() -> Iterator[Processes]:
     """The processes that torchrun started, connected as long as this lasts; a LostError if one of them ends."""
-    processes, each = started(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    processes = started()
     if processes.count == 1:
         yield processes
         return
-    # NCCL wants a GPU for each process.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= each else "gloo", timeout=PATIENCE)
-    _kept[:] = [dist.group.WORLD]
+    each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # NCCL wants a GPU for each
     try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if each else "gloo", timeout=PATIENCE)
+        _kept[:] = [dist.group.WORLD]
         yield processes
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and not any(word in str(error) for word in ("gloo", "NCCL")):
+    except BaseException as error:
+        for (
+            group
+        ) in _kept:  # perhaps in the middle of a message: its end would wait for the others' part, so it has none
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        lost = isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL"))
+        if not (lost and isinstance(error, RuntimeError)):
             raise
         why = f"another of the {processes.count} ended or does not answer ({' '.join(str(error).split())[:150]})"
         raise LostError(f"process {processes.rank} stops, since {why}; repeat the command to go on.") from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

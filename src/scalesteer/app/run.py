@@ -25,7 +25,7 @@ from scalesteer.app.checkpoint import Checkpointer, Stop, newest_checkpoint, res
 from scalesteer.app.config import BATCH, FEW_STEPS, USUAL, Run, batch_for, check_count
 from scalesteer.app.data import OpenData
 from scalesteer.app.device import arithmetic, environment, pick_device
-from scalesteer.app.distributed import Processes, joined
+from scalesteer.app.distributed import Processes, joined, started
 from scalesteer.app.folder import Folder
 from scalesteer.app.loop import Augment, State, as_tested, fit, initial_state
 from scalesteer.app.networks import MODEL, checkpoints, read_settings
@@ -89,8 +89,8 @@ def train(
     """
     if model is not None:
         run = run.with_model(register_given(model))
+    _check_shares(run.training.batch_size or 0, started())  # before they are connected
     with joined() as processes:
-        _check_shares(run.training.batch_size or 0, processes)
         return _train_or_return(run, directory, device, data_dir, processes, augment)
 
 
@@ -128,7 +128,7 @@ def _train_or_return(
     result: dict[str, Any] | None = processes.first(lambda: _saved_result(run, directory, data), RunError)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
-        place = processes.own_device(pick_device(device))
+        place = pick_device(device, processes.count)
         parts = {part: load(run, part, data=data).to(place) for part in ("train", "val")}
         given = () if run.training.tuning else (part.to(place) for part in data.load("test"))
         about = json.dumps(parts["train"].about, sort_keys=True)
@@ -173,7 +173,7 @@ def _train(
     steps, done = run.training.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
     silent = True if processes.rank else None  # None: where there is no terminal
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=run.name, disable=silent)
-    with Stop() as stop, bar:
+    with Stop(processes) as stop, bar:
         watcher = Checkpointer(run, directory, stop, bar, processes)
         outcome, answers = fit(state, run, parts, test, watcher, processes, augment)
         if processes.rank:
