@@ -189,7 +189,7 @@ def forks():
     context.set_forkserver_preload(["tests.app.ranks"])
     first = context.Process()  # loads it
     first.start()
-    first.join(60)
+    first.join(300)
     return context
 
 

@@ -325,7 +325,7 @@ def test_second_process_waits_for_the_first_says_so_and_makes_nothing(tmp_path, 
         while not caplog.messages:
             time.sleep(0.01)
         save(cached.path)
-    thread.join(10)
+    thread.join(300)
     assert cached.made == 0
     assert caplog.messages == ["waiting for another process that is making x.safetensors"]
 

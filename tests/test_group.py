@@ -449,5 +449,5 @@ def test_distributed_data_parallel(tmp_path):
     if not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
     command = [sys.executable, "-c", DISTRIBUTED, str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout == "the same gradients\n", done.stderr

@@ -31,6 +31,8 @@ def run(cache, config, directory):
 def command(cache, log, argv, phase, ready, linger):
     """Run a command line; say on `ready` when the phase is reached, and linger there for so many seconds."""
     prepare(cache, log)
+    if linger < 1:  # then it has the time, also on a busy machine
+        checkpoint.STOP_WITHIN_S = 300
     phases = {
         "training": (torch.optim.AdamW, "step"),
         "evaluating": (loop, "answer"),

@@ -41,7 +41,7 @@ def url():
 def page(browser, url):
     """The page, ready; whatever it says on the console is an error, as is a request to anywhere else."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(300_000)
     problems = []
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))

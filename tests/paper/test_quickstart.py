@@ -265,7 +265,7 @@ def test_an_interrupted_run_ends_with_130(filled_cache, tmp_path):
         assert line.startswith("Training")
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130

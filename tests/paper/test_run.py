@@ -98,7 +98,7 @@ def test_interrupted_experiment_goes_on(start, cache, grid, tiny, undisturbed, t
         assert running.is_alive()
         time.sleep(0.01)
     os.kill(running.pid, signal.SIGINT)
-    running.join(30)
+    running.join(300)
     assert run.make("1", grid, **places(tmp_path)) == []
     assert outcome(tmp_path / "runs" / tiny.name) == outcome(undisturbed)
 
