@@ -300,27 +300,34 @@ def measure_sure(
     model: ScaleChannels,
     images: Tensor,
     labels: Tensor,
-    values: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0),
+    values: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0),
+    sizes: Sequence[float] = (1.0,),
 ) -> list[Trade]:
     """Cost and error of a network with channels for each value of `sure`; all channels are computed once.
 
     Args:
-        model: It returns logits.
-        images: `(N, C, H, W)`, of the sizes that it meets in use.
+        model: It returns logits. A calibration makes its probabilities, and so the values, mean what they say.
+        images: `(N, C, H, W)`.
         labels: `(N,)`.
         values: Above 0 and up to 1.
+        sizes: At which they are shown, as in :func:`fit_join`; by default as they are.
     """
     _check_pictures(images, labels, 1)
-    areas = torch.tensor([model.with_scales((scale,)).pixels(*images.shape[-2:]) for scale in model.scales])
-    z = look(model, images, labels, (1.0,)).z.squeeze(1)  # (S, N, classes)
+    return weigh_sure(model, look(model, images, labels, tuple(sizes)), (images.shape[-2], images.shape[-1]), values)
+
+
+def weigh_sure(model: ScaleChannels, looks: Looks, image: tuple[int, int], values: Sequence[float]) -> list[Trade]:
+    """The same from what each channel said of pictures of this height and width."""
+    areas = torch.tensor([model.with_scales((scale,)).pixels(*image) for scale in model.scales])
+    z, labels = looks.z.flatten(1, 2), looks.labels.repeat(len(looks.sizes))  # (S, F N, classes)
     so_far = [model.join_first(z[: count + 1]) for count in range(len(z))]
-    chances = torch.stack([said.softmax(1).amax(1) for said in so_far])  # (S, N)
-    wrong = torch.stack([said.argmax(1) != labels.cpu() for said in so_far])
+    chances = torch.stack([said.softmax(1).amax(1) for said in so_far])  # (S, F N)
+    wrong = torch.stack([said.argmax(1) != labels for said in so_far])
     found = []
     for sure in values:
         done = chances >= (sure if sure < 1 else math.inf)
         done[-1] = True
-        last = done.int().argmax(0)  # the first channel after which a picture is done: (N,)
+        last = done.int().argmax(0)  # the first channel after which a picture is done: (F N,)
         cost = float((areas.cumsum(0)[last] / areas.sum()).mean())
         found.append(Trade(float(sure), cost, float(wrong.gather(0, last[None]).double().mean())))
     return found
