@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scalesteer import ScaleChannels
 from scalesteer.datasets.sources import fetch
+from scalesteer.instances import find_centres
 from scalesteer.resize import resize
 
 FRAME = 28  # pixels of a digit's square frame in training
@@ -135,19 +136,9 @@ def find(model: nn.Module, picture: Tensor, threshold: float = -1.0) -> tuple[li
     """
     with torch.no_grad():
         logits, sizes = model(picture, return_scales=True)
-    odds, names = logits[0, 1:].max(0)
-    left, found = odds.clone(), []
-    places = torch.arange(max(odds.shape)) * STRIDE
-    while left.max() > threshold:
-        i, j = divmod(int(left.argmax()), odds.shape[1])
-        digit = Digit(int(names[i, j]), i * STRIDE, j * STRIDE, float(sizes[0, i, j]))
-        found.append(digit)
-        reach = max(STRIDE, 0.45 * FRAME * digit.size)
-        near = ((places[: odds.shape[0], None] - digit.row).abs() <= reach) & (
-            (places[None, : odds.shape[1]] - digit.column).abs() <= reach
-        )
-        left[near] = -math.inf
-    return found, odds, sizes[0]
+    centres = find_centres(logits[0, 1:], sizes[0], FRAME, stride=STRIDE, threshold=threshold)
+    found = [Digit(centre.label, centre.row, centre.column, centre.size) for centre in centres]
+    return found, logits[0, 1:].amax(0), sizes[0]
 
 
 def compare(found: list[Digit], true: list[Digit]) -> list[Digit | None]:

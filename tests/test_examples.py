@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from examples import convert_resnet, mixed_sizes, more_sizes, own_images
+from examples import cells, convert_resnet, mixed_sizes, more_sizes, own_images
 from examples.mixed_sizes import FRAME, STRIDE, Digit
 from scalesteer import ScaleChannels
 from scalesteer.app import cli
@@ -19,6 +19,7 @@ from scalesteer.app.folder import FolderSpec, load_folder, scan_folder
 from scalesteer.app.pictures import read_picture
 from scalesteer.datasets.packages import fetch_package
 from scalesteer.files import DataError
+from scalesteer.instances import find_regions
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +228,64 @@ def test_more_sizes_at_test_time_recognise_larger_digits(real_cache):
     one, own, more = found["errors"].values()
     assert max(one[0], own[0], more[0]) < 0.1  # a size of its training
     assert one[1] > own[1] > 0.2 > more[1]
+
+
+@pytest.mark.parametrize("kind", cells.KINDS)
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_drawn_cells_have_their_size_and_their_membrane(kind, size):
+    picture, mask = cells.draw_cells(kind, size, 160, np.random.default_rng(3))
+    _, regions = find_regions(mask.numpy())
+    count = round(float(mask.sum()) / (math.pi * (5.75 * size) ** 2))  # by the area that they take
+    if kind == "touching":
+        assert len(regions) < count
+    else:
+        assert count - 1 <= len(regions) <= count + 1
+        widths = [max(region.height, region.width) for region in regions]  # the border cuts some
+        assert 2 * size * cells.RADII[0] - 2 <= np.median(widths) <= max(widths) <= 2 * size * cells.RADII[1] + 1
+    drawn = float((picture[0][mask == 1] > 0.4).float().mean())  # the share of a cell that is bright
+    expected = {"filled": (0.9, 1.0), "thin": (0.1, 0.25) if size == 3 else (0.35, 0.55)}
+    low, high = expected.get(kind, (0.35, 0.55))
+    assert low <= drawn <= high
+    assert float((picture[0][mask == 0] > 0.75).float().mean()) == 0
+
+
+def test_pictures_and_masks_are_resized_alike():
+    mask = torch.zeros(1, 64, 64, dtype=torch.long)
+    mask[0, 24:40, 24:40] = 1
+    x = mask[:, None].float()
+    for factor, area in ((0.5, 4 * 64), (2.0, 1024)):  # the mirrored picture shows it four times
+        y, inside = cells.resized(x, mask, factor)
+        assert y.shape == x.shape
+        assert float(((y[:, 0] > 0.5) == (inside == 1)).float().mean()) > 0.97
+        assert int(inside.sum()) == pytest.approx(area, rel=0.1)
+
+
+def test_the_ways_of_the_cells_are_measured(tmp_path):
+    found = cells.measure(0, steps=2, pictures=1)
+    assert len(found) == 7
+    assert all(
+        len(errors) == 4 and all(0 <= e <= 1 for e in errors) for way in found.values() for errors in way.values()
+    )
+    net = cells.train(steps=1, seed=0)
+    torch.manual_seed(0)
+    x = torch.rand(1, 1, 32, 32)
+    with torch.no_grad():
+        assert cells.averaged(net)(x).sum(1).numpy() == pytest.approx(1, abs=0.05)
+    cells.draw(net, cells.in_channels(net), tmp_path / "cells.png")
+    assert (tmp_path / "cells.png").stat().st_size > 10_000
+
+
+def test_overlap_is_that_of_sets():
+    a, b = torch.zeros(4, 4, dtype=torch.bool), torch.zeros(4, 4, dtype=torch.bool)
+    a[:2], b[1:3] = True, True
+    assert cells.overlap(a, b) == pytest.approx(4 / 12)
+
+
+@pytest.mark.slow
+def test_a_unet_finds_cells_of_other_sizes_in_channels():
+    net = cells.train(steps=150, seed=0)
+    model = cells.train_on(net, steps=30, seed=0)
+    x, mask = cells.draw_batch(["hollow"] * 3, 3.0, 128, np.random.default_rng(0))
+    with torch.no_grad():
+        alone, all_sizes = (cells.overlap(way(x).argmax(1) == 1, mask == 1) for way in (net, model))
+    assert all_sizes > alone + 0.15

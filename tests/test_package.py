@@ -35,7 +35,7 @@ LIBRARY = (
     {"resize"},
     {"tracing"},
     {"joint", "places", "joining", "answers"},
-    {"channels", "conversion", "baselines", "group", "testing"},
+    {"channels", "conversion", "baselines", "group", "testing", "instances"},
     {"fitting"},
     {"models"},
     {"pretrained"},

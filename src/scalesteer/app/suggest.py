@@ -18,6 +18,7 @@ from scalesteer import _checks, files
 from scalesteer._text import printable
 from scalesteer.app.pictures import SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.harmonics import WIDE_STEP
+from scalesteer.instances import label_regions
 
 Box = tuple[float, float, float, float]  # left, top, width, height in pixels
 MOST_PICTURES = 1000  # that are looked at; of more, every second, third, ...
@@ -335,24 +336,6 @@ def find_objects(picture: NDArray[np.uint8]) -> tuple[list[float], bool]:
     edge = inside[0].any() or inside[-1].any() or inside[:, 0].any() or inside[:, -1].any()
     even = float((texture <= threshold).mean()) > 0.9
     return [float(factor * side) for side in sides if 2 * side > sides.max()], even and not edge
-
-
-def label_regions(inside: NDArray[np.bool_], gap: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Connected regions of a mask `(H, W)`: rows, columns and the number of the region of each pixel inside, `(N,)`.
-
-    Pixels are connected to all eight around them, also over up to `2 gap` pixels outside.
-
-    Example:
-        >>> label_regions(np.array([[1, 0, 0, 1], [0, 1, 0, 1]], bool))[2].tolist()
-        [0, 1, 0, 1]
-    """
-    wide = F.max_pool2d(torch.from_numpy(inside).double()[None], 2 * gap + 1, 1, gap)  # (1, H, W)
-    label, before = torch.arange(1.0, wide.numel() + 1).view_as(wide) * wide, wide
-    while not label.equal(before):  # each pixel takes the largest label around it, then that pixel's own label
-        before, label = label, F.max_pool2d(label, 3, 1, 1) * wide
-        label = torch.cat([label.new_zeros(1), label.flatten()])[label.long()]
-    rows, columns = np.nonzero(inside)
-    return rows, columns, np.unique(label[0].numpy()[inside], return_inverse=True)[1]
 
 
 # A picture of the sizes
