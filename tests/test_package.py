@@ -46,7 +46,7 @@ DATASETS = ({"datasets"},)
 APP = (
     {"app.settings", "app.pictures", "app.memory"},
     {"app.data", "app.drawings", "app.folder"},
-    {"app.batchnorm"},
+    {"app.batchnorm", "app.given", "app.loggers"},
     {"app.config", "app.device", "app.distributed", "app.augment", "app.suggest"},
     {"app.evaluation", "app.results"},
     {"app.loop", "app.maps", "app.predict"},

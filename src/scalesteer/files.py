@@ -28,7 +28,13 @@ LARGEST_FILE = 4 << 30
 LARGEST_HEADER = 16 << 20
 LARGEST_TEXT = 64 << 20  # of JSON and the like
 EXTRAS = {"huggingface_hub": "hub", "matplotlib": "paper", "onnx": "export", "onnxruntime": "export"}
-EXTRAS |= {"onnxscript": "export", "ray": "cluster", "timm": "timm", "torchvision": "timm"}
+EXTRAS |= {
+    "onnxscript": "export",
+    "ray": "cluster",
+    "timm": "timm",
+    "torchvision": "timm",
+    "tensorboard": "tensorboard",
+}
 """Which extra of this package has another one; those that are not named are in `cli`."""
 FORMAT = 2
 

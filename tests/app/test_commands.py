@@ -31,7 +31,7 @@ class Rest:
     oven: tuple[float, float] | None = None  # From and to.
 
 
-PLACES = ("device", "data-dir", "runs", "network")
+PLACES = ("device", "data-dir", "runs", "network", "tensorboard")
 kitchen = Commands("Cook.")
 tools = kitchen.group("tools", "Clean and sharpen.")
 

@@ -161,7 +161,7 @@ def test_every_field_changes_the_identity():
     any_size = {
         "train_sizes": (17, 32), "test_sizes": (64,), "kernel_size": 5, "readout": "max", "channels": (1.0, 2.0),
         "join": "mean", "drop": 0.5, "border": 4, "one_size_epochs": 1, "test_channels": (2.0,), "fit_join": "yes",
-        "multiple": 8, "weights": "w.safetensors",
+        "multiple": 8, "weights": "w.safetensors", "patience": 3, "accumulate": 2, "clip": 1.0,
     }  # fmt: skip
     own = {
         "images": "others",

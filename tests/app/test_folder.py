@@ -364,6 +364,44 @@ def test_a_list_with_a_path_that_is_no_picture_names_it(tmp_path, caplog, name):
     assert sum("cannot be read" in message for message in messages(caplog)) == 2  # itself and the count
 
 
+def test_pictures_of_a_group_stay_in_one_part(tmp_path):
+    make(tmp_path, count=60)
+    lines = [f"{name}/{i}.png,{name},patient {i // 4}" for name in ("cat", "dog") for i in range(60)]
+    spec = write_list(tmp_path / "list.csv", "path,label,group\n" + "\n".join(lines))
+    scanned = scan_folder(spec)
+    parts = {}
+    for picture in scanned.pictures:
+        parts.setdefault(picture.group, set()).add(picture.part)
+    assert len(parts) == 15
+    assert all(len(own) == 1 for own in parts.values())
+    assert {part for own in parts.values() for part in own} == set(PARTS)
+    for group, own in parts.items():  # by its name alone
+        share = int.from_bytes(hashlib.sha256(group.encode()).digest()[:8], "big") / 2**64
+        assert own == {"train" if share < 0.7 else "val" if share < 0.85 else "test"}
+    (tmp_path / "split.csv").write_bytes(scanned.table())
+    again = scan_folder(FolderSpec(str(tmp_path / "split.csv")))
+    assert {p.name: (p.part, p.group) for p in again.pictures} == {p.name: (p.part, p.group) for p in scanned.pictures}
+
+
+def test_with_a_picture_that_is_put_back_into_training_goes_its_group(tmp_path):
+    make(tmp_path, count=9)
+    lines = [f"cat/{i}.png,cat,cat {i}" for i in range(9)]
+    out = next(n for n in map(str, range(99)) if hashlib.sha256(f"g{n}".encode()).digest()[0] > 0.9 * 256)  # for test
+    lines += [f"dog/{i}.png,dog,g{out}" for i in range(4)] + ["cat/8.png,cat,cat 8"]
+    spec = write_list(tmp_path / "list.csv", "path,label,group\n" + "\n".join(lines))
+    scanned = scan_folder(spec)
+    assert {picture.part for picture in scanned.pictures if picture.label == "dog"} == {"train"}
+    assert any("of which one group was put back (1): dog" in note for note in scanned.notes)
+
+
+def test_a_list_may_not_divide_a_group(tmp_path):
+    make(tmp_path, count=2)
+    rows = ["cat/0.png,cat,train,a", "cat/1.png,cat,test,a", "dog/0.png,dog,train,b", "dog/1.png,dog,val,c"]
+    spec = write_list(tmp_path / "list.csv", "path,label,part,group\n" + "\n".join(rows))
+    with pytest.raises(DataError, match=r"the pictures of a group must be in one part \(group 'a' is in"):
+        scan_folder(spec)
+
+
 def test_the_table_of_the_split_can_be_used_as_a_list(tmp_path):
     make(tmp_path, count=20)
     found = scan_folder(FolderSpec(str(tmp_path)))

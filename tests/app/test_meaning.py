@@ -241,7 +241,7 @@ def unchanged(_kept_splits, tmp_path_factory):
 def test_every_option_of_a_run_is_tried_here():
     tried_elsewhere = {"tuning", "test_sizes", "test_channels"}  # below
     tried_elsewhere |= {"one_size_epochs", "fit_join"}  # test_sizes.py, test_fitted_join.py
-    tried_elsewhere |= {"pretrained", "weights"}  # test_own_networks.py
+    tried_elsewhere |= {"pretrained", "weights", "patience", "accumulate", "clip"}  # test_own_networks.py, test_given.py
     tried_elsewhere |= {
         "images",
         "image_size",

@@ -87,6 +87,11 @@ def test_a_function_of_the_users_goes_through_all_commands(place, capsys):
     assert isinstance(model.net, nn.Sequential)
     network = ["--network", "nets:small"]
     assert cli.main(["evaluate", folder, *network]) == 0
+    assert "mean over classes: precision " in capsys.readouterr().out
+    assert cli.main(["evaluate", folder, "--json", *network]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == evaluate(model, load(run, "test"))
+    assert {"error", "precision", "recall", "f1", "scores", "by_class"} <= told.keys()
     assert cli.main(["predict", folder, "photos", "--csv", "said.csv", *network]) == 0
     assert len((place / "said.csv").read_text().splitlines()) == 49
     assert cli.main(["export", folder, "--to", "folder", "--output", "shared", *network]) == 0

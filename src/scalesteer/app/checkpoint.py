@@ -8,6 +8,7 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from scalesteer import files
 from scalesteer.app.config import Run
 from scalesteer.app.distributed import Processes
+from scalesteer.app.loggers import Logger
 from scalesteer.app.loop import State
 from scalesteer.app.networks import CheckpointError, below, checkpoints, read_checkpoint
 from scalesteer.models import network_of
@@ -32,7 +34,10 @@ log = logging.getLogger("scalesteer.app")
 class Checkpointer:
     """Looks after a training: saves it from time to time and when it must stop, and shows how far it is."""
 
-    def __init__(self, run: Run, directory: Path, stop: Stop, bar: Any, processes: Processes) -> None:
+    def __init__(
+        self, run: Run, directory: Path, stop: Stop, bar: Any, processes: Processes, loggers: Sequence[Logger] = ()
+    ) -> None:
+        self.loggers = loggers
         self.run, self.directory, self.stop, self.bar, self.processes = run, directory, stop, bar, processes
         self.saved = self.logged = time.perf_counter()
 
@@ -61,6 +66,9 @@ class Checkpointer:
             if time.perf_counter() - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
                 self.save(state)
             write_metrics(state, self.directory)
+            numbers = {name: number for name, number in state.history[-1].items() if name != "epoch"}
+            for logger in self.loggers:
+                logger.log(state.epoch - 1, numbers)
             loss, error = f"{state.history[-1]['loss']:.3f}", f"{100 * state.history[-1]['val_error']:.2f}%"
             self.bar.set_postfix(loss=loss, val_error=error)
             self._log(f"epoch {state.epoch} of {self.run.training.epochs}: loss {loss}, validation error {error}")

@@ -69,6 +69,7 @@ class Train:
     training: OmitArgPrefixes[settings.Training] = field(default_factory=settings.Training)
     dataset: OmitArgPrefixes[settings.Dataset] = field(default_factory=settings.Dataset)
     own_network: OwnNetwork = None
+    tensorboard: Annotated[Path | None, arg(metavar="DIR")] = None  # Also write the curves here, for TensorBoard.
     device: Device = "auto"
     data_dir: Originals = None
     runs: RunsFolder = Path("runs")
@@ -101,10 +102,12 @@ class Train:
     def run(self) -> None:
         from scalesteer import app as training
         from scalesteer.app.distributed import started
+        from scalesteer.app.loggers import TensorBoard
 
         made = self.made
         directory = self.runs / made.name
-        result = training.train(made, directory, device=self.device, data_dir=self.data_dir)
+        loggers = [] if self.tensorboard is None or started().rank else [TensorBoard(self.tensorboard / made.name)]
+        result = training.train(made, directory, device=self.device, data_dir=self.data_dir, loggers=loggers)
         if started().rank:  # by torchrun: the first process speaks
             return
         if result["status"] != "finished":

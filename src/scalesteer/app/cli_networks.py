@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scalesteer")
 networks = Commands()
+SHARES = {"precision": "precision", "recall": "recall", "F1": "f1"}  # as they are shown
 
 
 def _register(network: str | None) -> None:
@@ -65,6 +66,7 @@ class Evaluate:
     """Deform the images elastically first; the paper has 10, 20, 30 and 40."""
     channels: Channels = None
     join: Join = None
+    json: bool = False  # Print all numbers as one line of JSON, also precision, recall and F1 of each class.
     value_range: ValueRange = None
     own_network: OwnNetwork = None
     device: Device = "auto"
@@ -94,12 +96,18 @@ class Evaluate:
         images = (one.to(device) for one in images)
         images = images if self.elastic is None else (one.distorted(self.elastic) for one in images)
         found = training.evaluate(model.to(device), images, precision)
+        if self.json:
+            print(json.dumps(found))
+            return
         rows = found["by_scale"]
         whose = f"{part} " if self.part or self.images is None else ""  # of all pictures there is no part to name
         print(f"{whose}error {percent(found['error'])} ({found['images']:,} images)")
         named = {printable(row["class"]): row for row in found["by_class"] if isinstance(row["class"], str)}
         for name, row in named.items():
             print(f"  {name:<{max(map(len, task.classes))}}  {percent(row['error']):>8}  ({row['images']:,})")
+        if named:
+            shares = ", ".join(f"{name} {percent(found[key])}" for name, key in SHARES.items())
+            print(f"mean over classes: {shares}")
         for row in rows if len(rows) > 1 or not named else []:  # of own pictures the sizes may be unknown
             size = f"size {row['from']:g}" if row["from"] == row["to"] else f"scale {row['from']} to {row['to']}"
             print(f"  {size}  {percent(row['error']):>8}  ({row['images']:,})")

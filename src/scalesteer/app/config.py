@@ -104,8 +104,9 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
                           ("fit_join", FitJoin), ("resize_resampler", Literal["antialias", "bilinear"]))},
     **{name: partial(_checks.integer, minimum=minimum)
        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
-                             ("shift", 0), ("border", 0), ("one_size_epochs", 0), ("multiple", 1))},
-    **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout"), _checks.real),
+                             ("shift", 0), ("border", 0), ("one_size_epochs", 0), ("multiple", 1), ("patience", 1),
+                             ("accumulate", 1))},
+    **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout", "clip"), _checks.real),
     **dict.fromkeys(("rotate", "colour", "blur"), _checks.real),
     **dict.fromkeys(("tuning", "flip", "class_weights", "pretrained"), _checks.boolean),
     **dict.fromkeys(("scales", "test_channels"), _checks.ascending), "channels": _channels, "weights": _path,
@@ -286,6 +287,8 @@ def check_count(training: Training, count: int) -> None:
         raise ValueError(f"`train_images` must be at most {count}, the split's (got {training.train_images}).")
     if (batch := batch_for(training, images)) > images:
         raise ValueError(f"`batch_size` must be at most {images}, the training images (got {batch}).")
+    if batch % training.accumulate:
+        raise ValueError(f"`accumulate` must divide the images of a step, {batch} (got {training.accumulate}).")
 
 
 def model_options(network: Network, task: Task) -> dict[str, Any]:
@@ -329,6 +332,7 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         "one_size_epochs": (own["one_size_epochs"] < own["epochs"], "be fewer than `epochs`"),
         "border": (own["border"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
         "multiple": (own["multiple"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
+        "clip": (own["clip"] is None or 0 < own["clip"] <= 1e30, "be positive and at most 1e30"),
         "weights": (own["weights"] is None or not own["pretrained"], "not come with `pretrained`"),
         "resize_resampler": (bool(own["resize"]) or own["resize_resampler"] == "antialias", "come with `resize`"),
         "beyond": (own["beyond"] is None or moved, "come with `resize`, `shift` or `rotate`"),

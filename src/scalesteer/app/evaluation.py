@@ -88,8 +88,9 @@ def errors(answers: Answers) -> dict[str, Any]:
 
     Returns `error`, `loss`, `ece` (the expected calibration error), the number of `images` and `by_scale`, rows of
     `from`, `to`, `images` and `error`: one for each size if the sizes are few, or else for each of `SCALE_BINS`; and
-    `by_class`, rows of `class`, `images` and `error`, with the names of the classes if the images have them. Answers
-    with sizes also get `size_correlation`, the rank correlation of the estimated size with the true one, if both vary.
+    `by_class`, rows of `class`, `images` and `error`, with the names of the classes if the images have them.
+    `precision`, `recall`, `f1` and `scores` are those of :func:`precision_and_recall`. Answers with sizes also get
+    `size_correlation`, the rank correlation of the estimated size with the true one, if both vary.
     """
     missed, classes = (answers.labels != answers.true).numpy(), answers.true.numpy()
     true_sizes, names = answers.true_sizes.numpy(), answers.classes
@@ -102,6 +103,7 @@ def errors(answers: Answers) -> dict[str, Any]:
     by_class = [{"class": names[label] if names else label} | row(classes == label) for label in labels]
     found = {"error": float(missed.mean()), "loss": answers.loss, "by_scale": by_scale, "images": len(missed)}
     found |= {"by_class": by_class, "ece": calibration_error(answers.confidences, answers.labels == answers.true)}
+    found |= precision_and_recall(answers)
     correlation = None if answers.sizes is None else rank_correlation(answers.sizes.numpy(), true_sizes)
     return found if correlation is None else found | {"size_correlation": correlation}
 
@@ -112,6 +114,25 @@ def fit_channels(model: ScaleChannels, images: ImageSet, precision: str = "float
     x, labels = images.take(rows.to(images.device))
     with arithmetic(precision), torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
         return fit_join(model, x, labels)
+
+
+def precision_and_recall(answers: Answers) -> dict[str, Any]:
+    """How good the answers are class by class: `precision`, `recall` and `f1`, and `scores`, the same of each class.
+
+    Precision is the share of those with a label that have it rightly, recall the share of a class that is found, and F1
+    their harmonic mean. The three are means over the classes that are there, each counting alike. A class that nothing
+    was taken for has a precision of zero.
+    """
+    true, said = answers.true, answers.labels
+    rows = list[dict[str, Any]]()
+    for label in true.unique().tolist():
+        right = float(((true == label) & (said == label)).sum())
+        precision, recall = right / max(1, int((said == label).sum())), right / int((true == label).sum())
+        f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+        name = answers.classes[label] if answers.classes else label
+        rows.append({"class": name, "precision": precision, "recall": recall, "f1": f1})
+    means = {key: float(np.mean([row[key] for row in rows])) for key in ("precision", "recall", "f1")}
+    return means | {"scores": rows}
 
 
 def evaluate(

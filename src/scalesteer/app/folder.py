@@ -52,7 +52,8 @@ class FolderSpec:
     Args:
         images: A folder with a sub-folder for each class, or with such folders in train, val and test; or a CSV file
             whose first line is ``path,label``, with paths relative to it. The list may also have the columns ``part``
-            (train, val or test) and ``size``, how large the object is in any unit, for the error by size.
+            (train, val or test), ``size``, how large the object is in any unit, for the error by size, and ``group``:
+            pictures of one group (a patient, a plate, a video) are never divided between parts.
         image_size: Height and width of the images.
         fit: How a picture comes onto the canvas: "pad", "crop" or "resize"; see :func:`.pictures.read_picture`.
         grey: One channel instead of three.
@@ -106,6 +107,7 @@ class Picture(NamedTuple):
     part: str
     size: float  # of the object, 1 if nobody says
     stamp: tuple[int, int]  # bytes, and nanoseconds of the last change
+    group: str = ""  # of pictures that stay in one part
 
 
 class Folder(NamedTuple):
@@ -135,8 +137,9 @@ class Folder(NamedTuple):
         """Which picture belongs to which part, as a CSV file."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(("path", "label", "part", "bytes"))
-        rows.writerows(sorted((p.name, p.label, p.part, p.stamp[0]) for p in self.pictures))
+        more = ("group",) if any(p.group for p in self.pictures) else ()
+        rows.writerow(("path", "label", "part", "bytes", *more))
+        rows.writerows(sorted((p.name, p.label, p.part, p.stamp[0], *(p.group,) * len(more)) for p in self.pictures))
         return text.getvalue().encode(errors="surrogateescape")
 
     def counts(self) -> dict[str, int]:
@@ -218,20 +221,22 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
         why = "neither of them" if os.path.exists(root) else "not there"
         raise DataError(f"`images` must be a folder of pictures or a CSV file (got {spec.images}, which is {why}).")
     found = list(_from_folder(root, notes) if is_folder else _from_list(root, notes))
-    given = {part for _, _, _, part, _ in found if part}
+    given = {part for _, _, _, part, _, _ in found if part}
     drawn = [part for part in PARTS if part not in given]
     if given and "train" in drawn and not known_classes:
         raise DataError(f"{spec.images} names pictures for {', '.join(sorted(given))}, but none for train.")
     keyed = []
-    for path, name, label, part, size in found:
-        key = int.from_bytes(hashlib.sha256(os.fsencode(_plain(name))).digest()[:8], "big")
+    for path, name, label, part, size, group in found:
+        key = _draw_key(name)
         if part in (None, "train"):
-            part = _draw_part(key / 2**64, [p for p in drawn if p != "train"])
-        keyed.append((key, Picture(path, name, _class_name(label), part, size, _stamp(path))))
+            part = _draw_part((_draw_key(group) if group else key) / 2**64, [p for p in drawn if p != "train"])
+        keyed.append((key, Picture(path, name, _class_name(label), part, size, _stamp(path), group)))
     keyed.sort(key=lambda entry: (entry[0], entry[1].name))
     pictures, rescued = _train_each_class([picture for _, picture in keyed], drawn)
+    _check_groups(pictures)
     if not known_classes:
-        notes += _sentence("Classes drawn out of training, of which one picture was put back", rescued)
+        what = "group" if any(picture.group for picture in pictures) else "picture"
+        notes += _sentence(f"Classes drawn out of training, of which one {what} was put back", rescued)
     classes = tuple(sorted({picture.label for picture in pictures}))
     if len(classes) < 2 - known_classes:
         what = f"pictures of {len(classes)} class{'es' * (not classes)}"
@@ -258,6 +263,11 @@ def _stamp(path: str) -> tuple[int, int]:
     return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (0, 0)
 
 
+def _draw_key(name: str) -> int:
+    """A number below 2**64 that follows from a name alone, the same everywhere."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(_plain(name))).digest()[:8], "big")
+
+
 def _plain(text: str) -> str:
     """Composed characters: macOS decomposes them in names of files, and the split must be the same everywhere."""
     return unicodedata.normalize("NFC", text)
@@ -271,6 +281,11 @@ def _class_name(label: str) -> str:
     return name
 
 
+def draw_part(name: str) -> str:
+    """The part that a name alone gives something, where all three are drawn."""
+    return _draw_part(_draw_key(name) / 2**64, ["val", "test"])
+
+
 def _draw_part(share: float, missing: Sequence[str]) -> str:
     """The part of a picture whose hash is this share of all hashes: for train, or a part that has no pictures yet."""
     rest = share - (1 - SHARE * len(missing))
@@ -278,18 +293,33 @@ def _draw_part(share: float, missing: Sequence[str]) -> str:
 
 
 def _train_each_class(pictures: list[Picture], drawn: Sequence[str]) -> tuple[tuple[Picture, ...], list[str]]:
-    """The pictures with the first one of each class that was drawn out of training put back; and these classes."""
-    trained, rescued, divided = {p.label for p in pictures if p.part == "train"}, list[str](), list[Picture]()
+    """The pictures with the first one of each class that was drawn out of training put back; and these classes.
+
+    With a picture all of its group go.
+    """
+    trained, rescued, moved = {p.label for p in pictures if p.part == "train"}, list[str](), set[str]()
+    divided = list[Picture]()
     for picture in pictures:
         if picture.part in drawn and picture.label not in trained:
-            trained.add(picture.label)
+            trained |= {p.label for p in pictures if p.group == picture.group} if picture.group else {picture.label}
             rescued.append(picture.label)
+            moved.add(picture.group)
             picture = picture._replace(part="train")
         divided.append(picture)
-    return tuple(divided), rescued
+    moved.discard("")
+    return tuple(p._replace(part="train") if p.group in moved else p for p in divided), rescued
 
 
-Found = tuple[str, str, str, str | None, float]  # path, name, label, part if it is given, size
+def _check_groups(pictures: Sequence[Picture]) -> None:
+    """Raise a DataError if a list divides a group between parts."""
+    parts: dict[str, str] = {}
+    for picture in pictures:
+        if picture.group and parts.setdefault(picture.group, picture.part) != picture.part:
+            both = f"{parts[picture.group]} and {picture.part}"
+            raise DataError(f"the pictures of a group must be in one part (group {picture.group!r} is in {both}).")
+
+
+Found = tuple[str, str, str, str | None, float, str]  # path, name, label, part if it is given, size, group
 
 
 def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
@@ -312,7 +342,8 @@ def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
             outside += [place] * is_picture  # other files there are the user's own notes
         elif is_picture:
             used.add("/".join(above[:depth]))
-            yield os.path.join(root, place), place, above[depth - 1], named[above[0]] if depth == 2 else None, 1.0
+            part = named[above[0]] if depth == 2 else None
+            yield os.path.join(root, place), place, above[depth - 1], part, 1.0, ""
         else:
             strange.append(place)
     levels = {folder: folder.split("/") for folder in folders}
@@ -330,18 +361,18 @@ def _from_list(path: str, notes: list[str]) -> Iterator[Found]:
         with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             rows = csv.DictReader(file, strict=True)
             if missing := {"path", "label"} - set(rows.fieldnames or ()):
-                rule = "the first line must name the columns path and label (part and size may follow)"
+                rule = "the first line must name the columns path and label (part, size and group may follow)"
                 got = f"got {', '.join(rows.fieldnames or ())[:200]!r}, without {' and '.join(sorted(missing))}"
                 raise DataError(f"{path}: {rule} ({got}).")
             for row in rows:
                 place = f"{path}, line {rows.line_num}"
-                name, label, part, size = _read_row(row, place)
+                name, label, part, size, group = _read_row(row, place)
                 picture = os.path.join(os.path.dirname(path), os.path.expanduser(name))
                 line, before = seen.setdefault(os.path.normpath(picture), (rows.line_num, label))
                 if before != label:
                     raise DataError(f"{place}: {name} has the label {label!r}, and {before!r} in line {line}.")
                 if line == rows.line_num:
-                    yield picture, name, label, part, size
+                    yield picture, name, label, part, size, group
                 else:
                     repeated.append(name)
     except (OSError, csv.Error) as error:
@@ -349,9 +380,9 @@ def _from_list(path: str, notes: list[str]) -> Iterator[Found]:
     notes += _sentence("Pictures that are in the list more than once, and count once", repeated)
 
 
-def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, float]:
-    """Path, label, part and size of one line of a list."""
-    name, label, part = ((row.get(column) or "").strip() for column in ("path", "label", "part"))
+def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, float, str]:
+    """Path, label, part, size and group of one line of a list."""
+    name, label, part, group = ((row.get(column) or "").strip() for column in ("path", "label", "part", "group"))
     if not name or not label:
         raise DataError(f"{place}: path and label must not be empty.")
     if "part" in row and part.lower() not in PART_NAMES:
@@ -362,7 +393,7 @@ def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, fl
             raise ValueError
     except (TypeError, ValueError):
         raise DataError(f"{place}: size must be a positive number (got {row['size']!r}).") from None
-    return os.path.normpath(name).replace(os.sep, "/"), label, PART_NAMES.get(part.lower()), size
+    return os.path.normpath(name).replace(os.sep, "/"), label, PART_NAMES.get(part.lower()), size, group
 
 
 def _check_kept(

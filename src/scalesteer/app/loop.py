@@ -103,7 +103,7 @@ def fit(
     def between_batches() -> None:
         watcher.between_batches(state)
 
-    while state.epoch < training.epochs:
+    while state.epoch < training.epochs and not out_of_patience(state.history, training):
         if update is None or state.epoch == training.one_size_epochs:
             update = None  # so that the memory of a recorded step is free before the next one is recorded
             use_sizes_of_epoch(model, run, state.epoch)
@@ -187,21 +187,28 @@ def make_update(
     change = _make_augmentation(training, network_of(model).task)
     weights = _class_weights(images) if training.class_weights else None
 
-    def step(rows: Tensor) -> Tensor:
+    def loss_of(rows: Tensor) -> Tensor:
         x, labels = images.take(rows)
         x = x if change is None else change(x)
         x = x if augment is None else augment(x)
         with torch.autocast(device.type, torch.bfloat16, enabled=training.precision == "bf16"):
             logits = network(x)
             if weights is None:
-                loss = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
-            else:
-                losses = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing, reduction="none")
-                loss = (weights[labels] * losses).mean()
+                return F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
+            losses = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing, reduction="none")
+            return (weights[labels] * losses).mean()
+
+    def step(rows: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss.backward()
+        total, parts = None, rows.chunk(training.accumulate)
+        for part in parts:  # of as many images each
+            loss = loss_of(part) / len(parts) if len(parts) > 1 else loss_of(part)
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        if training.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), training.clip)
         optimizer.step()
-        return loss.detach()
+        return total  # type: ignore[return-value]
 
     run: Callable[[Tensor], Tensor] = step
     if device.type == "cuda" and processes.count == 1 and augment is None:  # what that does may not be recorded
@@ -246,6 +253,13 @@ def best_epoch(history: Sequence[Mapping[str, float]], one_size_epochs: int) -> 
     """
     rivals = history[one_size_epochs:] or history
     return min(rivals, key=lambda entry: (entry["val_error"], entry["val_loss"]))
+
+
+def out_of_patience(history: Sequence[Mapping[str, float]], training: Training) -> bool:
+    """Whether the best epoch lies so many epochs back that the training ends."""
+    if training.patience is None or len(history) <= training.one_size_epochs:
+        return False
+    return len(history) - 1 - best_epoch(history, training.one_size_epochs)["epoch"] >= training.patience
 
 
 def _failed(problem: str, state: State) -> dict[str, Any]:

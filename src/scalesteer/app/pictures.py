@@ -124,6 +124,13 @@ def read_picture(
     return pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
+def fit_image(image: Any, channels: int, size: tuple[int, int], fit: str = "pad") -> NDArray[np.uint8]:
+    """A picture of Pillow's, fitted to a canvas as one from a file, `(H, W)` or `(3, H, W)`."""
+    pil = require("PIL.Image")
+    pixels = np.asarray(_fit(pil, _flatten(pil, image, "L" if channels == 1 else "RGB", False), size, fit))
+    return pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
 def picture_name(path: str | os.PathLike[str] | BinaryIO) -> str:
     """What to call a picture in a message."""
     return os.fspath(path) if isinstance(path, str | os.PathLike) else "the picture"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from scalesteer.app.config import BATCH, FEW_STEPS, USUAL, Run, batch_for, check
 from scalesteer.app.data import OpenData
 from scalesteer.app.device import arithmetic, environment, pick_device
 from scalesteer.app.distributed import Processes, joined, started
-from scalesteer.app.folder import Folder
+from scalesteer.app.folder import Folder, FolderSpec
+from scalesteer.app.given import Given, Items, pack
+from scalesteer.app.loggers import Logger
 from scalesteer.app.loop import Augment, State, as_tested, fit, initial_state
 from scalesteer.app.networks import MODEL, checkpoints, read_settings
 from scalesteer.app.report import write_report
@@ -63,6 +65,8 @@ def train(
     data_dir: Path | None = None,
     augment: Augment | None = None,
     model: nn.Module | Callable[..., nn.Module] | str | None = None,
+    data: Items | Mapping[str, Items] | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
     """Train, or go on training, and return the result; a run that has one returns it at once.
 
@@ -77,6 +81,10 @@ def train(
     has (a copy is trained); a function that makes one (:func:`scalesteer.register_model`); or a registered name. The
     trained network is in the directory: ``load_model(directory)``. Another program registers its builder first.
 
+    `data` takes the place of the folder of pictures, whose name, `images`, is then a name alone: a dataset of items
+    (image, label), or one for each of train, val and test. See :func:`.given.pack`. `loggers` are told the numbers of
+    each epoch, by the first process: objects with a method ``log(epoch, numbers)``, as :class:`.loggers.TensorBoard`.
+
     Returns:
         The content of result.json. Its `status` is "finished", or "failed" with a `reason` if the loss stopped being
         a number: such a run would fail again, and is never averaged.
@@ -89,9 +97,10 @@ def train(
     """
     if model is not None:
         run = run.with_model(register_given(model))
-    _check_shares(run.training.batch_size or 0, started())  # before they are connected
+    _check_shares(run.training.batch_size or 0, started(), run.training.accumulate)  # before they are connected
     with joined() as processes:
-        return _train_or_return(run, directory, device, data_dir, processes, augment)
+        given = None if data is None else _pack(run, data)
+        return _train_or_return(run, directory, device, data_dir, processes, augment, given, loggers)
 
 
 def load(run: Run, part: str, data_dir: Path | None = None, data: OpenData | None = None) -> ImageSet:
@@ -113,30 +122,38 @@ def load(run: Run, part: str, data_dir: Path | None = None, data: OpenData | Non
     return chosen
 
 
-def _check_shares(batch: int, processes: Processes) -> None:
+def _check_shares(batch: int, processes: Processes, accumulate: int = 1) -> None:
     """Raise a ValueError unless every process gets the same number of images of a batch."""
-    if batch % processes.count:
-        got = f"got {batch} and {processes.count}"
+    if processes.count > 1 and batch % (processes.count * accumulate):
+        got = f"got {batch} and {processes.count}" + (f", and `accumulate` {accumulate}" if accumulate > 1 else "")
         raise ValueError(f"`batch_size` must be divisible by the number of processes ({got}).")
 
 
 def _train_or_return(
-    run: Run, directory: Path, device: str, data_dir: Path | None, processes: Processes, augment: Augment | None
+    run: Run,
+    directory: Path,
+    device: str,
+    data_dir: Path | None,
+    processes: Processes,
+    augment: Augment | None,
+    given: Given | None,
+    loggers: Sequence[Logger],
 ) -> dict[str, Any]:
     # What a folder is now, once: labels and parts of all pictures follow from this.
-    data = run.data.open(data_dir)
+    data: OpenData = run.data.open(data_dir) if given is None else given
     result: dict[str, Any] | None = processes.first(lambda: _saved_result(run, directory, data), RunError)
     if result is None:
         files.require("safetensors.torch")  # told now, not when the first checkpoint is saved
         place = pick_device(device, processes.count)
         parts = {part: load(run, part, data=data).to(place) for part in ("train", "val")}
-        given = () if run.training.tuning else (part.to(place) for part in data.load("test"))
+        tested = () if run.training.tuning else (part.to(place) for part in data.load("test"))
         about = json.dumps(parts["train"].about, sort_keys=True)
         if unlike := processes.largest(processes.rank if about != processes.first(lambda: about) else 0):
             raise RunError(f"process {unlike} has other images than the first: here {about}; give all the same files.")
         batch = batch_for(run.training, len(parts["train"]))
-        _check_shares(batch, processes)
-        test: Iterable[ImageSet] = list(given) if isinstance(data, Folder) else given  # few, and shown again
+        _check_shares(batch, processes, run.training.accumulate)
+        own = isinstance(data, (Folder, Given))
+        test: Iterable[ImageSet] = list(tested) if own else tested  # few, and shown again
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(run.training.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(run, data.task, parts["train"])
@@ -149,7 +166,7 @@ def _train_or_return(
             with ExitStack() as held, _memory(advice):
                 processes.first(lambda: held.enter_context(_claim(run, directory, data)), BusyError, RunError)
                 result = processes.first(lambda: _saved_result(run, directory, data), RunError)
-                result = result or _train(run, directory, state, parts, test, processes, augment)
+                result = result or _train(run, directory, state, parts, test, processes, augment, loggers)
     if result["status"] == "finished" and processes.rank == 0:  # no run resumes from these any more
         for path in [*checkpoints(directory).values(), *directory.glob("damaged-*")]:
             path.unlink(missing_ok=True)
@@ -164,6 +181,7 @@ def _train(
     test: Iterable[ImageSet],
     processes: Processes,
     augment: Augment | None,
+    loggers: Sequence[Logger],
 ) -> dict[str, Any]:
     begun = processes.first(lambda: newest_checkpoint(state, run, directory))
     if begun is not None:
@@ -174,7 +192,7 @@ def _train(
     silent = True if processes.rank else None  # None: where there is no terminal
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=run.name, disable=silent)
     with Stop(processes) as stop, bar:
-        watcher = Checkpointer(run, directory, stop, bar, processes)
+        watcher = Checkpointer(run, directory, stop, bar, processes, loggers)
         outcome, answers = fit(state, run, parts, test, watcher, processes, augment)
         if processes.rank:
             return processes.first(dict)  # type: ignore[no-any-return]  # what the first one returns
@@ -200,6 +218,8 @@ def _train(
                 shown = parts["val"] if run.training.tuning else next(iter(test))
                 write_report(directory, run, parameters, state.history, shown, answers, outcome.get("join"))
         files.write_atomically(directory / "result.json", json.dumps(result, indent=1).encode())
+        for logger in loggers if "test_error" in outcome else ():
+            logger.log(outcome["best_epoch"], {"test_error": outcome["test_error"]})
         return processes.first(lambda: result)  # type: ignore[no-any-return]
 
 
@@ -219,22 +239,31 @@ def _saved_result(run: Run, directory: Path, data: OpenData) -> dict[str, Any] |
         there, here = USUAL | other.settings, USUAL | run.settings
         unlike = ", ".join(f"{k}: {there[k]!r} there, {here[k]!r} here" for k in here if there[k] != here[k])
         raise RunError(f"{directory} holds another run ({unlike}); choose another directory.")
-    if isinstance(data, Folder) and (directory / SPLIT_FILE).exists():
-        _check_pictures(data, directory / SPLIT_FILE)
+    if isinstance(data, (Folder, Given)) and (directory / SPLIT_FILE).exists():
+        _check_pictures(data, directory / SPLIT_FILE, run.data.name)
     return result
 
 
-def _check_pictures(folder: Folder, path: Path) -> None:
+def _pack(run: Run, data: Items | Mapping[str, Items]) -> Given:
+    """The images that a program gives for a run of own pictures."""
+    if not isinstance(run.data, FolderSpec):
+        raise ValueError(
+            f"`data` needs a run with a name for it: make_run(images='a name', ...) (got {run.data.name})."
+        )
+    return pack(data, run.data)
+
+
+def _check_pictures(data: Folder | Given, path: Path, name: str) -> None:
     """If your own pictures are not those that a run began with, a RunError."""
     try:
-        there, here = (set(table.splitlines()) for table in (path.read_bytes(), folder.table()))
+        there, here = (set(table.splitlines()) for table in (path.read_bytes(), data.table()))
     except OSError as error:
         raise RunError(
             f"the pictures of the run in {path.parent} cannot be compared with those here: {error}"
         ) from error
     if there != here:
         raise RunError(
-            f"the pictures in {folder.spec.images} are not those that the run in {path.parent} began with "
+            f"the pictures in {name} are not those that the run in {path.parent} began with "
             f"({len(here - there)} new or changed, {len(there - here)} gone or changed); choose another directory."
         )
 
@@ -249,7 +278,7 @@ def _claim(run: Run, directory: Path, data: OpenData) -> Iterator[None]:
                 left.unlink()
             if not (path := directory / "config.json").exists():
                 files.write_atomically(path, json.dumps(run.to_dict(), indent=1).encode())
-            if isinstance(data, Folder) and not (path := directory / SPLIT_FILE).exists():
+            if isinstance(data, (Folder, Given)) and not (path := directory / SPLIT_FILE).exists():
                 files.write_atomically(path, data.table())
             yield
     except files.LockedError as error:

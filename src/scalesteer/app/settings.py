@@ -124,6 +124,11 @@ class Training:
     one_size_epochs: int = 0
     """Epochs at the beginning that train without scale channels, which is faster. The best epoch is chosen from those
     that follow."""
+    patience: int | None = None
+    """Stop when the validation error has not fallen for this many epochs; by default all epochs are made."""
+    accumulate: int = 1
+    """Compute each step in this many parts, where memory is short; batch normalisation sees each part by itself."""
+    clip: float | None = None  # Scale the gradient of a step down to this length where it is longer.
     train_images: int | None = None  # Use only the first training images, this many; by default all.
 
 
