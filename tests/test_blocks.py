@@ -55,6 +55,7 @@ RUN = {  # pages whose Python is run with what it needs, and where
     "docs/guide/deploy.md": "tests/test_export.py",
     "docs/data.md": "tests/datasets/test_page.py",
     "docs/your-own-images.md": "tests/app/test_own_images.py",
+    "docs/guide/own-network.md": "tests/app/test_own_page.py",
 }
 
 

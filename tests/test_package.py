@@ -50,6 +50,7 @@ APP = (
     {"app.config", "app.device", "app.distributed", "app.augment", "app.suggest"},
     {"app.evaluation", "app.results"},
     {"app.loop", "app.maps", "app.predict"},
+    {"app.masks"},
     {"app.networks", "app.report"},
     {"app.checkpoint"},
     {"app.run"},

@@ -162,6 +162,9 @@ class Predict:
     json: bool = False  # Print each result as one line of JSON.
     save_maps: Annotated[Path | None, arg(metavar="DIR")] = None
     """Draw what networks named steered and pooled say at every place, beside each picture, as PNG files here."""
+    masks: Annotated[Path | None, arg(metavar="DIR")] = None
+    """With a network of your own that makes maps, whose class 0 is the background: write an image of labels for each
+    picture here, with one number for each object, and objects.csv with their classes, places and sizes."""
     channels: Channels = None
     join: Join = None
     value_range: ValueRange = None
@@ -185,6 +188,11 @@ class Predict:
         model = model.to(training.pick_device(self.device))
         network = network_of(model)
         network.task = network.task._replace(value_range=self.value_range or network.task.value_range)
+        if maps.makes_maps(model) != (self.masks is not None):
+            raise ValueError(f"`masks` (got {self.masks}) is for a network that makes maps, and such a one needs it.")
+        if self.masks is not None:
+            self._write_masks(model, self.masks)
+            return
         classes = network.task.classes
         dense = None if self.save_maps is None else maps.without_readout(model)
         names, failed = predicting.find_files(self.pictures), 0
@@ -210,6 +218,30 @@ class Predict:
                     files.require("tqdm").tqdm.write(line, file=sys.stdout)
         if self.csv is not None and not self.json:
             print(f"{len(names) - failed:,} pictures: {printable(str(self.csv))}")
+        if failed:
+            raise ValueError(f"{failed} of {len(names)} images could not be used.")
+
+    def _write_masks(self, model: "nn.Module", folder: Path) -> None:
+        from scalesteer import files
+        from scalesteer.app import masks
+        from scalesteer.app import predict as predicting
+        from scalesteer.app.pictures import PictureError
+        from scalesteer.models import network_of
+
+        files.check_writable(folder)
+        names, failed, count = predicting.find_files(self.pictures), 0, 0
+        with _table(folder / "objects.csv", masks.COLUMNS) as write:
+            found = masks.find_masks(model, names)
+            for path, image, regions in files.show_progress(found, len(names)):
+                if isinstance(regions, PictureError):
+                    log.error("%s", printable(str(regions)))
+                    failed += 1
+                    continue
+                masks.save_labels(image, folder / f"{names[path]}.png")
+                for row in masks.rows(path, regions, network_of(model).task.classes):
+                    write(row)
+                count += len(regions)
+        print(f"{count:,} objects in {len(names) - failed:,} pictures: {printable(str(folder))}")
         if failed:
             raise ValueError(f"{failed} of {len(names)} images could not be used.")
 

@@ -46,12 +46,10 @@ def without_readout(model: nn.Module) -> nn.Module:
         ValueError: If the network does not score the classes at every place, as those named steered and pooled do.
     """
     network = network_of(model)
-    if not isinstance(network, Network):  # one of the user's own, which may make maps as it is
-        with torch.no_grad():
-            seen = model.eval()(_zeros(model, *(network.task.image_size or (64, 64))))
-        if seen.ndim != 4:
-            raise ValueError("this network has no map of classes: it returns logits for the whole picture.")
-        return model
+    if makes_maps(model):
+        return model.eval()
+    if not isinstance(network, Network):
+        raise ValueError("this network has no map of classes: it returns logits for the whole picture.")
     if not isinstance(network, PooledNetwork):
         kind = "its fully connected layers answer once for the whole picture"
         raise ValueError(f"this network has no map of classes: {kind}; train one named steered-... or pooled-...")
@@ -62,6 +60,15 @@ def without_readout(model: nn.Module) -> nn.Module:
     looking = twin(model, grid=grid)
     looking.net = dense
     return looking.eval()
+
+
+@torch.no_grad()
+def makes_maps(model: nn.Module) -> bool:
+    """Whether a network of the user's own makes maps as it is."""
+    network = network_of(model)
+    if isinstance(network, Network):
+        return False
+    return bool(model.eval()(_zeros(model, *(network.task.image_size or (64, 64)))).ndim == 4)
 
 
 @torch.no_grad()
