@@ -37,7 +37,7 @@ STEERED_BASIS = dataclasses.replace(
     LogRadialBasis.preset("smooth"), orientations=tuple(j * math.pi / 3 for j in range(1, 7)), sigma=math.pi / 6
 )
 STEERED_SCALES: Scales = (1.0,)
-READOUTS = ("max", "mean", "logsumexp")
+READOUTS = ("max", "mean", "logsumexp", "features")
 # Options of `ScaleChannels` that a plan has.
 PLANNED = ("join", "drop", "border", "border_mode", "multiple", "calibration", "sure")
 
@@ -51,9 +51,11 @@ class PooledPlan(Plan):
         widths: Channels of each stage.
         hidden: Channels of a layer between the features and the scores, 0 for none.
         kernel_size: Side of the filters, at scale 1 where they are steered: one number, or one for each stage.
-        subsample: After which stages, counted from 1, maps are halved (:class:`BlurPool2d`).
+        subsample: After which stages, counted from 1, maps are halved.
+        halving: How: ``"blur"`` (:class:`BlurPool2d`), or by the ``"max"`` of four pixels, which is faster.
         readout: How scores are pooled over space: their ``"max"``, their ``"mean"``, or ``"logsumexp"``: the logarithm
-            of the mean of their exponentials, between the two.
+            of the mean of their exponentials, between the two. ``"features"`` takes the largest value of each feature
+            first, and scores these.
         dense: Leave the pooling out: the output is a map of scores, `(B, classes, h, w)`.
         channels: Sizes at which the network looks at the image, as factors; the result is then a
             `scalesteer.channels.ScaleChannels` around the network.
@@ -68,6 +70,7 @@ class PooledPlan(Plan):
 
     kernel_size: int | tuple[int, ...] = 7
     subsample: tuple[int, ...] = ()
+    halving: str = "blur"
     readout: str = "max"
     dense: bool = False
     channels: Scales | None = None
@@ -94,6 +97,7 @@ class PooledPlan(Plan):
             raise ValueError(f"`subsample` must be ascending stages from 1 to {stages} (got {self.subsample!r}).")
         own["subsample"] = tuple(self.subsample)
         _checks.choice("readout", self.readout, READOUTS)
+        _checks.choice("halving", self.halving, tuple(HALVINGS))
         own["dense"] = _checks.boolean("dense", self.dense)
         for name in PLANNED:
             if self.channels is None and own[name] is not None:
@@ -175,6 +179,8 @@ class PooledNetwork(Network):
     def at_sizes(self, images: Sequence[Tensor]) -> list[Tensor]:
         """The same for images of several sizes side by side; batch normalisation sees all of them as one batch."""
         maps = at_sizes(self.features, [self.prepare(x) for x in images])  # (B, C, h, w) each
+        if self.readout == "features" and not self.dense:
+            maps = [x.amax((-2, -1), keepdim=True) for x in maps]
         scores = at_sizes(self.classifier, maps)
         return scores if self.dense else [self._pool(x).flatten(1) for x in scores]  # (B, classes) each
 
@@ -182,7 +188,7 @@ class PooledNetwork(Network):
         """One number for each map, `(B, C, 1, 1)`."""
         if self.readout == "mean":
             return x.mean((-2, -1), keepdim=True)
-        if self.readout == "max":
+        if self.readout != "logsumexp":  # "features" has one place left
             return x.amax((-2, -1), keepdim=True)
         peak = x.detach().amax((-2, -1), keepdim=True)  # no exponential overflows
         return peak + (x - peak).exp().mean((-2, -1), keepdim=True).log()
@@ -207,6 +213,9 @@ class BlurPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return halve(x)
+
+
+HALVINGS: dict[str, Callable[[], nn.Module]] = {"blur": BlurPool2d, "max": partial(nn.MaxPool2d, 2)}
 
 
 class ResidualBlock(nn.Module):
@@ -245,7 +254,7 @@ def _pooled_features(plan: PooledPlan, conv: Callable[[int, int, int], Convoluti
         layers[f"norm{i}"] = nn.BatchNorm2d(fan_out)
         layers[f"relu{i}"] = nn.ReLU()
         if i in plan.subsample:
-            layers[f"blur{i}"] = BlurPool2d()
+            layers[f"blur{i}"] = HALVINGS[plan.halving]()
     return nn.Sequential(layers)
 
 
@@ -289,7 +298,7 @@ def _residual_features(
         fans = [fan_in, *[fan_out] * (blocks - 1)]
         layers[f"stage{i}"] = nn.Sequential(*(ResidualBlock(body(fan, fan_out, size), fan, fan_out) for fan in fans))
         if i in plan.subsample:
-            layers[f"blur{i}"] = BlurPool2d()
+            layers[f"blur{i}"] = HALVINGS[plan.halving]()
     return nn.Sequential(layers)
 
 
@@ -330,17 +339,21 @@ def pooled_resnet(plan: PooledPlan, *, blocks: int = 2) -> nn.Sequential:
 
 SMALL: dict[str, Any] = {"widths": (16, 32, 32), "subsample": (1, 2)}
 LARGE: dict[str, Any] = {"widths": (32, 64, 96, 128), "subsample": (2, 3)}
+DEEP: dict[str, Any] = {"widths": (24, 32, 64, 96, 96), "subsample": (1, 2, 3, 4)}
+DEEP |= {"halving": "max", "readout": "features"}
 RESIDUAL: dict[str, Any] = {"subsample": (1, 2), "readout": "mean"}
 MODELS: Models = {  # with the usual options
     "steered-cnn": (steered_cnn, PooledPlan(kernel_size=(7, 5, 3), **SMALL)),
     "steered-cnn-large": (steered_cnn, PooledPlan(kernel_size=(7, 5, 5, 3), **LARGE)),
     "pooled-cnn": (pooled_cnn, PooledPlan(kernel_size=(5, 5, 3), **SMALL)),
     "pooled-cnn-large": (pooled_cnn, PooledPlan(kernel_size=(5, 5, 5, 3), **LARGE)),
+    "pooled-deep": (pooled_cnn, PooledPlan(kernel_size=3, **DEEP)),
     "steered-resnet": (steered_resnet, PooledPlan(widths=(32, 64, 128), **RESIDUAL)),
     "pooled-resnet": (pooled_resnet, PooledPlan(widths=(32, 64, 112), kernel_size=3, **RESIDUAL)),
 }
 ABOUT = {
-    "pooled-cnn": "small, with ordinary filters: for digits and drawings, and for photographs on a CPU",
+    "pooled-cnn": "small, with ordinary filters: for digits and drawings",
+    "pooled-deep": "five layers of 3 x 3 filters: for photographs, on a CPU",
     "pooled-cnn-large": "pooled-cnn with a fourth layer and more channels",
     "pooled-resnet": "residual, with ordinary filters: for photographs, on a GPU",
     "steered-cnn": "pooled-cnn with scale-steerable filters and about as many weights",
