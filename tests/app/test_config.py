@@ -7,7 +7,7 @@ import torch
 
 from scalesteer import LogRadialBasis, create_model
 from scalesteer.app import cli
-from scalesteer.app.config import USUAL, Run, make_run, model_options
+from scalesteer.app.config import EARLIER_CHANNELS, PLAIN, USUAL, Run, make_run, model_options
 from scalesteer.models import DATASETS
 from tests.runs import changed
 
@@ -172,14 +172,15 @@ def test_every_field_changes_the_identity():
         "value_range": (0, 4095),
     }
     resized = {"resize_resampler": "bilinear", "beyond": "mirror"}
-    assert {*paper, *any_size, *own, *resized} | {"pretrained"} == set(USUAL)
+    assert {*paper, *any_size, *own, *resized} | {"pretrained", "channels_lr"} == set(USUAL)
     changed = {make_run(**{name: value}).identity for name, value in paper.items()}
     base = {"model": "steered-cnn", "dataset": "stir-mnist", "channels": (1.0,)}
     changed |= {make_run(**base | {name: value}).identity for name, value in any_size.items()}
     changed |= {make_run(**{"images": "photos", name: value}).identity for name, value in own.items()}
     changed |= {make_run(**{"resize": (0.5, 2.0), name: value}).identity for name, value in resized.items()}
     changed |= {make_run().identity, make_run(**base).identity, make_run(images="photos").identity}
-    assert len(changed) == len(paper) + len(any_size) + len(own) + len(resized) + 3
+    changed |= {make_run(**base, one_size_epochs=1, channels_lr=0.1).identity}
+    assert len(changed) == len(paper) + len(any_size) + len(own) + len(resized) + 4
 
 
 def test_names_are_found_whatever_their_case_and_dashes():
@@ -190,12 +191,32 @@ def test_names_are_found_whatever_their_case_and_dashes():
 
 def test_identities_stay():
     assert make_run().name == "mnist-scale-ss-cnn-s0-d26749bf6294"
-    assert make_run(images="photos").name == "photos-pooled-resnet-e18b7fa1f294"
+    before = {"channels": [0.5, 0.71, 1.0, 1.41], "model": "pooled-resnet", "readout": "logsumexp", "images": "photos"}
+    assert Run.from_dict(before).name == "photos-pooled-resnet-e18b7fa1f294"
+
+
+def test_own_pictures_are_learnt_at_one_size_and_tested_at_several_unless_a_run_says_otherwise():
+    usual = make_run(images="photos")
+    assert (usual.network.model, usual.network.channels, usual.network.test_channels) == (
+        "pooled-deep", (), (0.5, 0.71, 1.0, 1.41, 2.0)
+    )  # fmt: skip
+    assert (usual.training.resize, usual.training.one_size_epochs) == ((0.5, 2.0), 0)
+    trained = make_run(images="photos", channels=(0.5, 1.0), epochs=60)
+    assert (trained.network.test_channels, trained.network.drop, trained.training.one_size_epochs) == ((), 0.4, 50)
+    assert trained.training.channels_lr == pytest.approx(0.2 * trained.training.lr)
+    plain = make_run(images="photos", **PLAIN)
+    assert not plain.network.test_channels
+    for run in (usual, trained, plain, make_run(images="photos", channels=(0.5, 1.0), one_size_epochs=0)):
+        assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == make_run(**run.settings) == run
+        assert cli.app.parse(run.command.split()[1:]).made == run
+    assert len({usual.identity, trained.identity, plain.identity}) == 3
+    dataset = make_run(model="pooled-cnn", dataset="stir-mnist", channels=(0.5, 1.0))
+    assert (dataset.training.resize, dataset.training.one_size_epochs, dataset.network.drop) == (None, 0, 0.0)
 
 
 def test_runs_of_earlier_versions_are_understood():
     own = {"model": "pooled-cnn", "dataset": "mnist-scale", "images": "photos", "image_size": [64, 64]}
-    expected = make_run(images="photos", model="pooled-cnn")
+    expected = make_run(images="photos", model="pooled-cnn", channels=EARLIER_CHANNELS, **PLAIN)
     assert Run.from_dict({**own, "channels": [0.5, 0.71, 1.0, 1.41], "batch_size": 0}) == expected
     assert Run.from_dict({**own, "batch_size": 0}) == expected  # written before there were channels
     assert Run.from_dict({**own, "channels": None, "batch_size": 0}) == changed(expected, channels=())

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -44,11 +44,15 @@ LARGEST_BLUR = 32  # in pixels
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels", "multiple"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout", "widths", "dropout", "pretrained")}
-# What your own pictures are trained with if no model is named: the network that photographs are trained with elsewhere
-# here. The mean over places would let the border that small pictures get have its say.
-OWN_MODEL, OWN_READOUT = "pooled-resnet", "logsumexp"
-# The sizes at which any network looks at them: they cover a factor of three; a channel of 2 would cost more than all.
-OWN_CHANNELS = (0.5, 0.71, 1.0, 1.41)
+# How your own pictures are trained, by default (docs/evidence/recipe.md says what else was tried): at one size, resized at
+# random; tested at several. With `channels` the last epochs train in these, gently.
+OWN_MODEL, OWN_RESIZE, OWN_CHANNELS = "pooled-deep", (0.5, 2.0), (0.5, 0.71, 1.0, 1.41, 2.0)
+OWN_DROP, OWN_SHARE, OWN_RATE = 0.4, 1 / 6, 0.2  # the last two: of the epochs and of the learning rate, with channels
+PLAIN: dict[str, Any] = {
+    "resize": (1.0, 1.0), "test_channels": (), "drop": 0.0, "one_size_epochs": 0, "channels_lr": 0.0,
+}  # fmt: skip
+"""The same of all runs before there were such defaults, and of datasets."""
+EARLIER_CHANNELS = (0.5, 0.71, 1.0, 1.41)  # of own pictures, of runs that did not say
 
 
 def _usual(*groups: Any) -> dict[str, Any]:
@@ -106,10 +110,10 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
        for name, minimum in (("epochs", 1), ("batch_size", 2), ("seed", 0), ("upsample", 1), ("train_images", 1),
                              ("shift", 0), ("border", 0), ("one_size_epochs", 0), ("multiple", 1), ("patience", 1),
                              ("accumulate", 1))},
-    **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout", "clip"), _checks.real),
+    **dict.fromkeys(("lr", "weight_decay", "label_smoothing", "drop", "dropout", "channels_lr", "clip"), _checks.real),
     **dict.fromkeys(("rotate", "colour", "blur"), _checks.real),
     **dict.fromkeys(("tuning", "flip", "class_weights", "pretrained"), _checks.boolean),
-    **dict.fromkeys(("scales", "test_channels"), _checks.ascending), "channels": _channels, "weights": _path,
+    **dict.fromkeys(("channels", "test_channels"), _channels), "scales": _checks.ascending, "weights": _path,
     "resize": _range, "widths": _widths, "kernel_size": _kernel_size,
     "readout": partial(_checks.choice, options=READOUTS),
     "basis": partial(_checks.lookup, options=tuple(PRESETS)),
@@ -132,17 +136,19 @@ class Run:
         pictures = isinstance(self.data, FolderSpec)
         if own["model"] is None:
             own["model"] = OWN_MODEL if pictures else "ss-cnn"
-            own["readout"] = OWN_READOUT if pictures and own["readout"] is None else own["readout"]
         options = _options_of(own)
         if own["channels"] is None:
-            own["channels"] = OWN_CHANNELS if pictures and "channels" in options else ()
+            own["channels"] = ()
         if own["batch_size"] is None and not pictures:
             own["batch_size"] = BATCH
+        if pictures:
+            own |= {name: value for name, value in _recipe(own, options).items() if own[name] is None}
+        own |= {name: PLAIN[name] for name in ("drop", "one_size_epochs", "channels_lr") if own[name] is None}
         for name, check in CHECKS.items():
             if own[name] is not USUAL[name]:
                 own[name] = check(name, own[name])
         for name, option in NEEDS.items():
-            if own[name] not in (USUAL[name], ()) and option not in options:
+            if own[name] not in (USUAL[name], (), PLAIN.get(name)) and option not in options:
                 suited = ", ".join(model for model in list_models() if option in list_options(model))
                 suited = suited or f"networks with an option `{option}`"
                 raise ValueError(f"`{name}` (got {own[name]!r}) applies to {suited} only (got model={own['model']!r}).")
@@ -168,6 +174,8 @@ class Run:
         own = vars(self.network) | vars(self.network.filters) | vars(self.training)
         own = data | {name: own[name] for name in NETWORK | TRAINING}
         given = {name: own[name] for name in USUAL if name in own and own[name] != usual[name]}
+        if "dataset" in least:
+            given = _without_plain(given)
         return least | given
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,6 +193,7 @@ class Run:
             given = {name: value for group in (*groups, groups[1].pop("filters", {})) for name, value in group.items()}
         else:
             given = _earlier(values)
+        given |= {name: value for name, value in PLAIN.items() if given.get(name) is None and given.get("images")}
         return make_run(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None})
 
     def with_model(self, name: str) -> Run:
@@ -195,7 +204,7 @@ class Run:
     @property
     def identity(self) -> str:
         """A short digest of everything that is not the default, so that a setting added later changes no identity."""
-        return files.combined_digest(self.settings)[:12]
+        return files.combined_digest(_without_plain(self.settings))[:12]
 
     @property
     def name(self) -> str:
@@ -215,7 +224,7 @@ class Run:
         given, words = self.settings, ["scalesteer train"]
         if given.get("dataset") == DATASET["dataset"]:
             del given["dataset"]
-        for name in ("model", "readout", "channels", "batch_size"):  # what follows from the rest goes unsaid
+        for name in ("model", "readout", "channels", "batch_size", *PLAIN):  # what follows from the rest goes unsaid
             rest = {key: value for key, value in given.items() if key != name}
             with suppress(ValueError):  # of settings that are not for the usual model
                 given = rest if make_run(**rest) == self else given
@@ -238,12 +247,29 @@ def _options_of(own: dict[str, Any]) -> list[str]:
     return list_options(own["model"])
 
 
+def _recipe(own: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    """How your own pictures are trained where a run does not say."""
+    recipe = PLAIN | {"resize": OWN_RESIZE}
+    if not own["channels"]:
+        return recipe | ({"test_channels": OWN_CHANNELS} if "channels" in options else {})
+    epochs, rate, first = own["epochs"], own["lr"], own["one_size_epochs"]
+    if first is None and isinstance(epochs, int):  # what is not is refused later
+        first = recipe["one_size_epochs"] = epochs - max(1, round(OWN_SHARE * epochs))
+    if first and isinstance(rate, (int, float)):
+        recipe["channels_lr"] = OWN_RATE * rate
+    return recipe | {"drop": OWN_DROP}
+
+
+def _without_plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in PLAIN or value != PLAIN[name]}
+
+
 def make_run(**settings: Any) -> Run:
     """A run from settings by the names of flags; the others have their defaults.
 
     Example:
         >>> make_run(images="photos", epochs=30).network.model
-        'pooled-resnet'
+        'pooled-deep'
     """
     if unknown := ", ".join(sorted(settings.keys() - USUAL.keys())):
         raise ValueError(f"unknown settings in the configuration: {unknown}; known are {sorted(USUAL)}.")
@@ -318,8 +344,8 @@ def _basis(model: str, filters: Mapping[str, Any]) -> LogRadialBasis | None:
 
 def _check_limits(own: Mapping[str, Any]) -> None:
     """Raise a ValueError unless numbers lie within limits, and fit each other."""
-    for name in ("drop", "border", "one_size_epochs", "multiple"):
-        if own[name] != USUAL[name] and not own["channels"]:
+    for name in ("drop", "border", "one_size_epochs", "channels_lr", "multiple"):
+        if own[name] != PLAIN.get(name, USUAL[name]) and not own["channels"]:
             raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
     looks, usual = own["channels"] or own["test_channels"], USUAL["join"]
     moved = bool(own["resize"] or own["shift"] or own["rotate"])
@@ -330,6 +356,10 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         "weight_decay": (0 <= own["weight_decay"] <= 1e6, "not be negative and at most 1e6"),
         "upsample": (own["upsample"] in (None, 1, 2), "be 1 or 2"),
         "one_size_epochs": (own["one_size_epochs"] < own["epochs"], "be fewer than `epochs`"),
+        "channels_lr": (
+            own["channels_lr"] == 0 or (own["one_size_epochs"] > 0 and 0 < own["channels_lr"] <= 1e30),
+            "be 0, or come with `one_size_epochs` and be at most 1e30",
+        ),
         "border": (own["border"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
         "multiple": (own["multiple"] <= LARGEST["border"], f"be at most {LARGEST['border']}"),
         "clip": (own["clip"] is None or 0 < own["clip"] <= 1e30, "be positive and at most 1e30"),
@@ -364,7 +394,8 @@ def _check_limits(own: Mapping[str, Any]) -> None:
 def _earlier(values: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run that an earlier version wrote, whose 43 fields were not in groups."""
     given = dict(values)
-    given["channels"] = () if "channels" in given and given["channels"] is None else given.get("channels")
+    if given.get("images") is not None or given.get("channels", ()) is None:
+        given["channels"] = given.get("channels", EARLIER_CHANNELS) or ()
     given["batch_size"] = given.get("batch_size") or None  # it was 0 where few pictures get small batches
     if given.get("images") is not None:
         given.pop("dataset", None)

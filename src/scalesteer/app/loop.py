@@ -171,7 +171,7 @@ def fits_join(run: Run) -> bool:
 def use_sizes_of_epoch(model: nn.Module, run: Run, epoch: int) -> None:
     """Let a network with channels look at the image at the sizes of an epoch."""
     if isinstance(model, ScaleChannels) and run.network.channels:
-        model.scales = (1.0,) if epoch < run.training.one_size_epochs else run.network.channels
+        model.scales = (1.0,) if epoch < (run.training.one_size_epochs or 0) else run.network.channels
 
 
 def make_update(
@@ -246,12 +246,12 @@ def _class_weights(images: ImageSet) -> Tensor:
     return (len(images) / (counts.clamp(min=1) * (counts > 0).sum())).float()
 
 
-def best_epoch(history: Sequence[Mapping[str, float]], one_size_epochs: int) -> Mapping[str, float]:
+def best_epoch(history: Sequence[Mapping[str, float]], one_size_epochs: int | None) -> Mapping[str, float]:
     """The epoch with the lowest error on validation data, then the lowest loss; on a tie the earlier one.
 
     The first `one_size_epochs` did not look at all sizes yet, and count only if there are no others.
     """
-    rivals = history[one_size_epochs:] or history
+    rivals = history[one_size_epochs or 0 :] or history
     return min(rivals, key=lambda entry: (entry["val_error"], entry["val_loss"]))
 
 
@@ -277,6 +277,11 @@ def step_seed(seed: int, epoch: int, part: int) -> int:
 
 def learning_rate(training: Training, progress: float) -> float:
     """The learning rate at a share of the training, 0 to 1."""
+    if training.channels_lr:
+        share = (training.one_size_epochs or 0) / training.epochs
+        if progress >= share:
+            return training.channels_lr * (1 + math.cos(math.pi * (progress - share) / (1 - share))) / 2
+        progress /= share
     if training.schedule == "one-cycle":
         if progress < 0.3:
             return training.lr * (0.04 + 0.96 * (1 - math.cos(math.pi * progress / 0.3)) / 2)
@@ -298,4 +303,4 @@ def with_channels(model: nn.Module, scales: tuple[float, ...], join: Any) -> Sca
 
 def as_tested(model: nn.Module, network: Network) -> nn.Module:
     """A trained network as its run tests it: at the sizes of `test_channels`, if it has them."""
-    return model if network.test_channels is None else with_channels(model, network.test_channels, network.join)
+    return with_channels(model, network.test_channels, network.join) if network.test_channels else model

@@ -302,7 +302,7 @@ def _memory(advice: str) -> Iterator[None]:
 def _try_later_sizes(model: nn.Module, run: Run, images: ImageSet) -> None:
     """Look at one image at the sizes that come in after the first epochs, or in the test: then it would be too late."""
     later = {"channels": model} if run.training.one_size_epochs else {}
-    if run.network.test_channels is not None and not run.training.tuning:
+    if run.network.test_channels and not run.training.tuning:
         later["test_channels"] = as_tested(model, run.network)
     for name, looking in later.items():
         try:

@@ -55,20 +55,23 @@ class Network:
 
     model: str | None = None
     """The network; `scalesteer models` lists them, and --network takes others. By default ss-cnn for a dataset, and
-    pooled-resnet with --readout logsumexp for your own pictures."""
+    pooled-deep for your own pictures."""
     channels: tuple[float, ...] | None = None
-    """Scale channels: the sizes at which the network looks at the image (1.4: enlarged by 1.4), or none. By default
-    none for a dataset, and 0.5 0.71 1 1.41 for your own pictures."""
+    """Scale channels that are trained: the sizes at which the network looks at the image (1.4: enlarged by 1.4). By
+    default none: the network learns at one size."""
     join: Join = "logsumexp"  # How the answers of the scale channels become one.
     fit_join: FitJoin = "auto"
     """After training, fit a temperature and a bias for each scale channel on the validation pictures, shown at several
     sizes; used only if that is better on pictures held out. auto: of your own pictures."""
-    drop: float = 0.0  # Share of the scale channels that are left out at random in training.
+    drop: float | None = None
+    """Share of the scale channels that are left out at random in training; by default 0 for a dataset, and 0.4 for your
+    own pictures."""
     border: int = 0
     """Width in pixels of a border around the image in scale channels that make it smaller. It is black for digits and
     icons, and mirrors the image for photographs and your own pictures."""
     test_channels: tuple[float, ...] | None = None
-    """Scale channels for the test images; by default as in training."""
+    """Scale channels of the trained network, for the test and for use, or none. By default as in training; for your own
+    pictures 0.5 0.71 1 1.41 2 where none are trained."""
     widths: tuple[int, ...] | None = None
     """Numbers of feature channels of the layers; by default the network's own."""
     kernel_size: int | tuple[int, ...] | None = None
@@ -97,7 +100,8 @@ class Training:
     flip: bool = False  # Mirror each training image with probability 1/2.
     shift: int = 0  # Move each training image at random, by up to this many pixels.
     resize: tuple[float, float] | None = None
-    """Resize each training image by a random factor between these two. By default images are not resized."""
+    """Resize each training image by a random factor between these two. By default 0.5 2 for your own pictures; 1 1, as
+    for a dataset, leaves the size as it is."""
     resize_resampler: Literal["antialias", "bilinear"] = "antialias"
     """How --resize shrinks. antialias: average the pixels that become one. bilinear: read between four of them, as
     torch's plain interpolate; suits images that were shrunk so themselves, as the paper's digits."""
@@ -121,9 +125,12 @@ class Training:
     """Learning rate over time. one-cycle: up for 30 % of the steps, then down to zero. cosine: down to zero. step: a
     tenth after a half, and again after three quarters."""
     precision: Precision = "float32"  # Arithmetic: full precision, TF32 products on a GPU, or bfloat16 autocast.
-    one_size_epochs: int = 0
+    one_size_epochs: int | None = None
     """Epochs at the beginning that train without scale channels, which is faster. The best epoch is chosen from those
-    that follow."""
+    that follow. By default 0 for a dataset, and five in six for your own pictures."""
+    channels_lr: float | None = None
+    """Learning rate with which the scale channels come in after --one-size-epochs; it falls to zero, as --lr has done
+    before. 0, as for a dataset: one schedule over all epochs. By default a fifth of --lr for your own pictures."""
     patience: int | None = None
     """Stop when the validation error has not fallen for this many epochs; by default all epochs are made."""
     accumulate: int = 1
