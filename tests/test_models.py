@@ -38,7 +38,7 @@ def test_names_are_these():
     pooled = [f"{kind}-{net}" for kind in ("pooled", "steered") for net in ("cnn", "cnn-large", "resnet")]
     of_paper = {SIX_NUMBERS, RELEASED_ROTATION, GROUP_HERMITE, GROUP_FITTED}  # known where paper/ is imported
     ours = [name for name in list_models() if name not in of_paper]
-    assert ours == sorted([*NAMES, *pooled, "group-cnn", "group-resnet"])
+    assert ours == sorted([*NAMES, *pooled, "pooled-deep", "group-cnn", "group-resnet"])
     assert {name: task[:3] for name, task in DATASETS.items()} == {
         "mnist-scale": (1, 10, (28, 28)),
         "fmnist-scale": (1, 10, (28, 28)),

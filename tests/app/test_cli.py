@@ -284,7 +284,7 @@ def test_train_evaluate_and_predict(originals, capsys, caplog, tmp_path):
         assert (code, out.splitlines()[0]) == (0, f"test error {found[1]} % (20 images)")
     rows = [
         re.fullmatch(r"  scale 0\.\d to [01]\.\d +([\d.]+) %  \((\d+)\)", line).groups()
-        for line in out.splitlines()[1:]
+        for line in out.splitlines()[1:-1]
     ]
     total = sum(float(error) * int(count) for error, count in rows) / 20
     assert total == pytest.approx(float(found[1]), abs=0.01)

@@ -35,7 +35,7 @@ from scalesteer.app import (
     results,
     train,
 )
-from scalesteer.app.config import batch_for
+from scalesteer.app.config import PLAIN, batch_for
 from scalesteer.app.pictures import read_picture
 from scalesteer.app.predict import reader
 from scalesteer.datasets import ImageSet
@@ -76,7 +76,7 @@ def pictures(tmp_path_factory):
 
 def configure(pictures, **options):
     small = {"model": "pooled-cnn", "channels": (0.71, 1.0), "image_size": (32, 32), "epochs": 2, "batch_size": 20}
-    return make_run(images=str(pictures), **{**small, **options})
+    return make_run(images=str(pictures), **{**PLAIN, **small, **options})
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +165,7 @@ def test_error_by_class_is_that_of_each_class_alone(trained):
 def test_evaluate_on_the_command_line_shows_classes_and_no_sizes(trained, capsys):
     directory, _, result = trained
     assert cli.main(["evaluate", str(directory), "--device", "cpu"]) == 0
-    first, *rows = capsys.readouterr().out.splitlines()
+    first, *rows, _ = capsys.readouterr().out.splitlines()
     assert first.startswith(f"test error {100 * result['test_error']:.2f} % (")
     assert [row.split("  ")[1].strip() for row in rows] == list(CLASSES)
     assert len({row.index("%") for row in rows}) == 1
@@ -195,7 +195,7 @@ def others(pictures, tmp_path):
 def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, caplog, inside):
     model = load_model(trained[0])
     assert cli.main(["evaluate", str(trained[0] / inside), "--images", str(others), "--device", "cpu"]) == 0
-    first, *rows = capsys.readouterr().out.splitlines()
+    first, *rows, ece = capsys.readouterr().out.splitlines()
     wrong = []
     for name in CLASSES[:2]:
         paths = sorted((others / name).glob("*.png"))
@@ -206,6 +206,7 @@ def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, capl
     assert [" ".join(row.split()) for row in rows] == [
         f"{name} {100 * n / 15:.2f} % (15)" for name, n in zip(CLASSES, wrong, strict=False)
     ]
+    assert re.fullmatch(r"calibration error \d+\.\d\d %", ece)
     assert "broken.jpg cannot be read" in caplog.text
     assert "1 of 31 pictures cannot be read and are left out." in caplog.text
 
@@ -321,7 +322,7 @@ def test_evaluate_shows_the_error_by_size_of_a_list_and_a_part_of_it(trained, ot
     (others / "list.csv").write_text("\n".join(["path,label,part,size", *lines]))
     words = ["evaluate", str(trained[0]), "--device", "cpu", "--images", str(others / "list.csv")]
     assert cli.main(words) == 0
-    first, *rows = capsys.readouterr().out.splitlines()
+    first, *rows, _ = capsys.readouterr().out.splitlines()
     assert first.endswith("(30 images)")
     assert [row.split()[:2] + row.split()[-1:] for row in rows[2:]] == [["size", str(n), "(10)"] for n in (1, 2, 3)]
     assert cli.main([*words, "--part", "val"]) == 0
@@ -600,9 +601,8 @@ def test_pictures_with_an_empty_channel_can_be_trained_on(pictures, tmp_path):
 
 def test_without_a_model_own_pictures_get_one_that_takes_any_size():
     config = make_run(images="photos/")
-    assert (config.network.model, config.network.readout) == ("pooled-resnet", "logsumexp")
-    assert (config.network.channels, config.data.image_size) == ((0.5, 0.71, 1.0, 1.41), (64, 64))
-    named = {"model": "pooled-resnet", "channels": (0.5, 0.71, 1.0, 1.41), "readout": "logsumexp"}
+    assert (config.network.model, config.data.image_size) == ("pooled-deep", (64, 64))
+    named = {"model": "pooled-deep", "test_channels": (0.5, 0.71, 1.0, 1.41, 2.0), "resize": (0.5, 2.0)}
     same = make_run(images="./photos", image_size=(64, 64), **named)
     assert config == same == Run.from_dict(config.to_dict())
     assert make_run(images="photos", channels=(1.0,)).network.channels == (1.0,)
@@ -612,9 +612,9 @@ def test_without_a_model_own_pictures_get_one_that_takes_any_size():
 @pytest.mark.parametrize("model", ["pooled-cnn", "pooled-resnet", "steered-cnn"])
 def test_a_named_model_keeps_the_channels_of_own_pictures_unless_they_are_refused(model):
     config = make_run(images="photos", model=model)
-    assert config.network.channels == (0.5, 0.71, 1.0, 1.41)
+    assert config.network.test_channels == (0.5, 0.71, 1.0, 1.41, 2.0)
     plain = make_run(images="photos", model=model, channels=())
-    assert plain.network.channels == ()
+    assert plain.network.channels == plain.network.test_channels == ()
     assert plain.name != config.name
     for one in (config, plain):
         assert Run.from_dict(one.to_dict()) == one
@@ -644,7 +644,7 @@ def test_pictures_are_named_once_and_before_the_flags(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_run_is_named_after_the_folder(images, name):
     config = make_run(images=images)
-    assert config.name == f"{name}-pooled-resnet-{config.identity}"
+    assert config.name == f"{name}-pooled-deep-{config.identity}"
 
 
 def test_the_command_can_be_typed():

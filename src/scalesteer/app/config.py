@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -137,12 +137,12 @@ class Run:
         if own["model"] is None:
             own["model"] = OWN_MODEL if pictures else "ss-cnn"
         options = _options_of(own)
-        if own["channels"] is None:
-            own["channels"] = ()
+        silent = own["channels"] is None
+        own["channels"] = () if silent else own["channels"]
         if own["batch_size"] is None and not pictures:
             own["batch_size"] = BATCH
         if pictures:
-            own |= {name: value for name, value in _recipe(own, options).items() if own[name] is None}
+            own |= {name: value for name, value in _recipe(own, silent and "channels" in options).items() if own[name] is None}
         own |= {name: PLAIN[name] for name in ("drop", "one_size_epochs", "channels_lr") if own[name] is None}
         for name, check in CHECKS.items():
             if own[name] is not USUAL[name]:
@@ -247,11 +247,11 @@ def _options_of(own: dict[str, Any]) -> list[str]:
     return list_options(own["model"])
 
 
-def _recipe(own: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
-    """How your own pictures are trained where a run does not say."""
+def _recipe(own: Mapping[str, Any], channels: bool) -> dict[str, Any]:
+    """How your own pictures are trained where a run does not say; `channels`: also at which sizes they are tested."""
     recipe = PLAIN | {"resize": OWN_RESIZE}
     if not own["channels"]:
-        return recipe | ({"test_channels": OWN_CHANNELS} if "channels" in options else {})
+        return recipe | ({"test_channels": OWN_CHANNELS} if channels else {})
     epochs, rate, first = own["epochs"], own["lr"], own["one_size_epochs"]
     if first is None and isinstance(epochs, int):  # what is not is refused later
         first = recipe["one_size_epochs"] = epochs - max(1, round(OWN_SHARE * epochs))
