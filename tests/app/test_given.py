@@ -64,6 +64,7 @@ class Notes:
 
 def configure(**options):
     usual = {"images": "stripes", "image_size": (SIDE, SIDE), "epochs": 6, "batch_size": 10, "lr": 0.02, "channels": ()}
+    usual["resize"] = (1.0, 1.0)
     return make_run(**{**usual, **options})
 
 

@@ -71,7 +71,7 @@ def network(config):
             model,
             config["channels"],
             config["join"],
-            drop=config["drop"],
+            drop=config["drop"] or 0.0,
             border=config["border"],
             multiple=config["multiple"],
         )
@@ -241,7 +241,9 @@ def unchanged(_kept_splits, tmp_path_factory):
 def test_every_option_of_a_run_is_tried_here():
     tried_elsewhere = {"tuning", "test_sizes", "test_channels"}  # below
     tried_elsewhere |= {"one_size_epochs", "fit_join"}  # test_sizes.py, test_fitted_join.py
-    tried_elsewhere |= {"pretrained", "weights", "patience", "accumulate", "clip"}  # test_own_networks.py, test_given.py
+    tried_elsewhere |= {"pretrained", "weights"}  # test_own_networks.py
+    tried_elsewhere |= {"patience", "accumulate", "clip"}  # test_given.py
+    tried_elsewhere |= {"channels_lr"}  # test_sizes.py
     tried_elsewhere |= {
         "images",
         "image_size",

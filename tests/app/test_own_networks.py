@@ -200,7 +200,7 @@ def test_the_page_shows_a_users_network_at_one_size_and_at_its_own(place):
     picture, _ = demo.read((place / "photos" / "light" / "0.png").read_bytes())
     said = demo.answer(picture, 1.5)
     assert [way["name"] for way in said["ways"]] == ["at one size", "at its own sizes"]
-    assert len(said["channels"]) == 4
+    assert len(said["channels"]) == 5
     assert len(demo.curve(picture)["sizes"]) == len(SIZES)
 
 

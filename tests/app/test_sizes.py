@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.stats import spearmanr
 from torch import nn
 
-from scalesteer.app import cli, data, evaluate, evaluation, load, load_model, train, with_channels
+from scalesteer.app import cli, data, evaluate, evaluation, load, load_model, loop, train, with_channels
 from scalesteer.app import run as running
 from scalesteer.app.config import make_run
 from scalesteer.app.demo import DemoModel
@@ -193,6 +193,17 @@ def test_run_with_every_random_choice_goes_on_to_the_same_numbers(cache, tmp_pat
     train(config, tmp_path / "b", device="cpu")
     assert outcome(tmp_path / "b") == outcome(tmp_path / "a")
     assert load_model(tmp_path / "a").scales == (0.5, 1.0)
+
+
+def test_channels_may_come_in_with_a_learning_rate_of_their_own():
+    training = changed(SMALL, epochs=12, channels=(0.5, 1), one_size_epochs=9, channels_lr=0.002, lr=0.01).training
+    alone = changed(SMALL, epochs=9, lr=0.01).training  # as if there were no more epochs
+    for share in (0.0, 0.1, 0.3, 0.7, 0.99):
+        assert loop.learning_rate(training, 0.75 * share) == pytest.approx(loop.learning_rate(alone, share))
+    last = [loop.learning_rate(training, 0.75 + 0.25 * share) for share in (0, 0.25, 0.5, 1)]
+    assert last == pytest.approx([0.002, 0.001 * (1 + 0.5**0.5), 0.001, 0], abs=1e-12)
+    whole = changed(SMALL, epochs=12, channels=(0.5, 1), one_size_epochs=9, lr=0.01).training
+    assert loop.learning_rate(whole, 0.75) == loop.learning_rate(changed(SMALL, epochs=12, lr=0.01).training, 0.75)
 
 
 def test_first_epochs_may_look_at_the_images_own_size_only(cache, tmp_path, trained):

@@ -44,8 +44,8 @@ LARGEST_BLUR = 32  # in pixels
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels", "multiple"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout", "widths", "dropout", "pretrained")}
-# How your own pictures are trained, by default (docs/evidence/recipe.md says what else was tried): at one size, resized at
-# random; tested at several. With `channels` the last epochs train in these, gently.
+# How your own pictures are trained, by default (docs/evidence/recipe.md says what else was tried): at one size, resized
+# at random; tested at several. With `channels` the last epochs train in these, gently.
 OWN_MODEL, OWN_RESIZE, OWN_CHANNELS = "pooled-deep", (0.5, 2.0), (0.5, 0.71, 1.0, 1.41, 2.0)
 OWN_DROP, OWN_SHARE, OWN_RATE = 0.4, 1 / 6, 0.2  # the last two: of the epochs and of the learning rate, with channels
 PLAIN: dict[str, Any] = {
@@ -142,7 +142,8 @@ class Run:
         if own["batch_size"] is None and not pictures:
             own["batch_size"] = BATCH
         if pictures:
-            own |= {name: value for name, value in _recipe(own, silent and "channels" in options).items() if own[name] is None}
+            recipe = _recipe(own, silent and "channels" in options)
+            own |= {name: value for name, value in recipe.items() if own[name] is None}
         own |= {name: PLAIN[name] for name in ("drop", "one_size_epochs", "channels_lr") if own[name] is None}
         for name, check in CHECKS.items():
             if own[name] is not USUAL[name]:
@@ -323,14 +324,20 @@ def model_options(network: Network, task: Task) -> dict[str, Any]:
     options = {name: getattr(network, name) for name in names if getattr(network, name) is not None}
     if network.channels:
         options |= {"channels": network.channels, "join": network.join, "drop": network.drop}
-        options |= {"multiple": network.multiple} if network.multiple > 1 else {}
-    if network.border:
-        mirrored = task.ground == "surroundings"
-        options |= {"border": network.border, "border_mode": "reflect" if mirrored else "zeros"}
+        options |= channel_options(network, task)
     filters = vars(network.filters)
     options |= {"scales": filters["scales"]} if filters["scales"] is not None else {}
     basis = _basis(network.model or "", filters)
     return options if basis is None else options | {"basis": basis}
+
+
+def channel_options(network: Network, task: Task) -> dict[str, Any]:
+    """Options of scale channels that are the same in training and in the test."""
+    options: dict[str, Any] = {"multiple": network.multiple} if network.multiple > 1 else {}
+    if network.border:
+        mirrored = task.ground == "surroundings"
+        options |= {"border": network.border, "border_mode": "reflect" if mirrored else "zeros"}
+    return options
 
 
 def _basis(model: str, filters: Mapping[str, Any]) -> LogRadialBasis | None:
@@ -344,10 +351,11 @@ def _basis(model: str, filters: Mapping[str, Any]) -> LogRadialBasis | None:
 
 def _check_limits(own: Mapping[str, Any]) -> None:
     """Raise a ValueError unless numbers lie within limits, and fit each other."""
-    for name in ("drop", "border", "one_size_epochs", "channels_lr", "multiple"):
-        if own[name] != PLAIN.get(name, USUAL[name]) and not own["channels"]:
-            raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
     looks, usual = own["channels"] or own["test_channels"], USUAL["join"]
+    for name in ("drop", "border", "one_size_epochs", "channels_lr", "multiple"):
+        needed = looks if name in ("border", "multiple") else own["channels"]
+        if own[name] != PLAIN.get(name, USUAL[name]) and not needed:
+            raise ValueError(f"`{name}` (got {own[name]}) needs `channels`.")
     moved = bool(own["resize"] or own["shift"] or own["rotate"])
     limits = {
         "seed": (own["seed"] < 2**63, "be below 2**63"),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer.app.augment import Augmentation
-from scalesteer.app.config import Run, batch_for, model_options
+from scalesteer.app.config import Run, batch_for, channel_options, model_options
 from scalesteer.app.device import recorded
 from scalesteer.app.distributed import ALONE, Processes
 from scalesteer.app.evaluation import Answers, answer, by_training_size, errors, fit_channels
@@ -257,7 +257,7 @@ def best_epoch(history: Sequence[Mapping[str, float]], one_size_epochs: int | No
 
 def out_of_patience(history: Sequence[Mapping[str, float]], training: Training) -> bool:
     """Whether the best epoch lies so many epochs back that the training ends."""
-    if training.patience is None or len(history) <= training.one_size_epochs:
+    if training.patience is None or len(history) <= (training.one_size_epochs or 0):
         return False
     return len(history) - 1 - best_epoch(history, training.one_size_epochs)["epoch"] >= training.patience
 
@@ -293,14 +293,16 @@ def learning_rate(training: Training, progress: float) -> float:
     return training.lr
 
 
-def with_channels(model: nn.Module, scales: tuple[float, ...], join: Any) -> ScaleChannels:
+def with_channels(model: nn.Module, scales: tuple[float, ...], join: Any, **options: Any) -> ScaleChannels:
     """A trained network, plain or with channels, that looks at the image at these sizes; its weights are shared."""
     if isinstance(model, ScaleChannels):
-        kept: Any = {name: getattr(model, name) for name in ("grid", "border", "border_mode", "multiple", "output")}
-        return ScaledNetwork(model.net, scales, join, **kept)
-    return ScaledNetwork(model, scales, join)
+        kept = {name: getattr(model, name) for name in ("grid", "border", "border_mode", "multiple", "output")}
+        return ScaledNetwork(model.net, scales, join, **kept | options)
+    return ScaledNetwork(model, scales, join, **options)
 
 
 def as_tested(model: nn.Module, network: Network) -> nn.Module:
     """A trained network as its run tests it: at the sizes of `test_channels`, if it has them."""
-    return with_channels(model, network.test_channels, network.join) if network.test_channels else model
+    if not network.test_channels:
+        return model
+    return with_channels(model, network.test_channels, network.join, **channel_options(network, network_of(model).task))

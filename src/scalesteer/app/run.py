@@ -157,8 +157,8 @@ def _train_or_return(
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(run.training.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(run, data.task, parts["train"])
-                _try_later_sizes(state.model, run, parts["train"])
                 _try_own_network(state.model, run, parts["train"])
+                _try_later_sizes(state.model, run, parts["train"])
             advice = f"with `batch_size` {batch}: choose a smaller one"
             for name, values in (("scales", run.network.filters.scales), ("channels", run.network.channels)):
                 if values:
