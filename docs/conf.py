@@ -29,6 +29,8 @@ html_theme_options = {
     "footer_icons": [{"name": "Repository", "url": REPOSITORY, "html": "The repository", "class": ""}]
 }
 html_show_sourcelink = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 
 
 def setup(app: Sphinx) -> None:
