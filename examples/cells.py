@@ -211,7 +211,7 @@ def draw(net: nn.Module, model: nn.Module, path: Path, seed: int = 5) -> None:
     logits, sizes = model(x, return_scales=True)
     inside, alone = logits[0].argmax(0).numpy(), net(x)[0].argmax(0).numpy()
     image, regions = find_regions(inside, sizes[0].numpy(), least=LEAST_PIXELS)
-    figure = Figure(figsize=(9.2, 7.6), layout="constrained")
+    figure = Figure(figsize=(7.6, 8.4), layout="constrained")
     axes = figure.subplots(4, 1)
     axes[0].imshow(x[0, 0].numpy(), cmap="gray", vmin=0, vmax=1)
     axes[1].imshow(alone, cmap="gray")
@@ -222,7 +222,7 @@ def draw(net: nn.Module, model: nn.Module, path: Path, seed: int = 5) -> None:
     for axis, title in zip(axes, titles, strict=True):
         axis.set(xticks=[], yticks=[])
         axis.set_title(title, fontsize=10)
-    bar = figure.colorbar(shown, ax=axes[3], ticks=[0.5, 1, 2, 4])
+    bar = figure.colorbar(shown, ax=list(axes), ticks=[0.5, 1, 2, 4], shrink=0.3)
     bar.ax.minorticks_off()
     bar.ax.set_yticklabels(["0.5", "1", "2", "4"])
     path.parent.mkdir(parents=True, exist_ok=True)

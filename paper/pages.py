@@ -34,6 +34,7 @@ from paper import (
     datasets,
     distortion,
     group,
+    masks,
     measures,
     quickstart,
     report,
@@ -43,7 +44,20 @@ from paper import (
 from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
 
-MODULES = (anysize, claims, conversions, datasets, distortion, group, measures, quickstart, report, reproduced, speed)
+MODULES = (
+    anysize,
+    claims,
+    conversions,
+    datasets,
+    distortion,
+    group,
+    masks,
+    measures,
+    quickstart,
+    report,
+    reproduced,
+    speed,
+)
 """Whose views the markers can name."""
 
 TABLE = re.compile(r"<!-- table: (.+?) -->")

@@ -100,7 +100,7 @@ def test_the_readme_is_short_and_begins_with_the_paper():
 
 def test_the_pages_can_be_read():
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
-    assert sum(len(page.read_text().splitlines()) for page in pages) <= 2000
+    assert sum(len(page.read_text().splitlines()) for page in pages) <= 2050
     assert [page.name for page in pages if re.search("not measured yet|not yet measured", page.read_text())] == []
     evidence = [page for page in pages if page.parent.name == "evidence" and page.name != "README.md"]
     assert len(evidence) <= 12
