@@ -199,8 +199,9 @@ def error(data: Data, *cell: str) -> str:
 @view
 def gained_by_size(data: Data, *methods: str) -> str:
     """By how many points the larger input lowers the mean error of some methods, from the least to the most."""
-    sizes = columns("sizes")
-    gains = [mean(minus(data, *(Cell("sizes", method, size) for size in sizes)).changes, ".1f") for method in methods]
+    first, second = columns("sizes")
+    pairs = [(Cell("sizes", method, first), Cell("sizes", method, second)) for method in methods]
+    gains = [mean(minus(data, *pair).changes, ".1f") for pair in pairs]
     return GAP if GAP in gains else " to ".join(dict.fromkeys(sorted(gains, key=float)[:: max(1, len(gains) - 1)]))
 
 
