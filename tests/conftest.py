@@ -35,7 +35,7 @@ REAL = Path(os.environ.get("SCALESTEER_TEST_DATA", ROOT.parent / "shared" / "dat
 UNAVAILABLE = {}  # marks of tests that cannot run here, and why
 if not torch.cuda.is_available():
     UNAVAILABLE["gpu"] = "needs a CUDA device"
-if not REAL.is_dir():
+if not (REAL / "mnist").is_dir():
     UNAVAILABLE["real_data"] = "needs the published images: set SCALESTEER_TEST_DATA to their directory"
 
 TINY = make_run(model="plain-cnn", upsample=1, sizes=(60, 20, 20), batch_size=20, epochs=3)
