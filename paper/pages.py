@@ -33,6 +33,7 @@ from paper import (
     conversions,
     datasets,
     distortion,
+    examples,
     group,
     masks,
     measures,
@@ -45,18 +46,8 @@ from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
 
 MODULES = (
-    anysize,
-    claims,
-    conversions,
-    datasets,
-    distortion,
-    group,
-    masks,
-    measures,
-    quickstart,
-    report,
-    reproduced,
-    speed,
+    *(anysize, claims, conversions, datasets, distortion, examples, group, masks, measures),
+    *(quickstart, report, reproduced, speed),
 )
 """Whose views the markers can name."""
 

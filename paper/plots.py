@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paper import RESULTS, animation, curves, examples, figures, guide, pages
+from paper import RESULTS, animation, curves, figures, guide, pages
 
-MODULES = (*pages.MODULES, guide, examples)
+MODULES = (*pages.MODULES, guide)
 """Those that have a function `plots` give figures by their place in results/; nothing is trained for them."""
 ANIMATION = "guide/steering.gif"
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from examples import cells, convert_resnet, mixed_sizes, more_sizes, own_images
+from examples import cells, convert_resnet, fewer_channels, mixed_sizes, more_sizes, own_images
 from examples.mixed_sizes import FRAME, STRIDE, Digit
 from scalesteer import ScaleChannels
 from scalesteer.app import cli
 from scalesteer.app.folder import FolderSpec, load_folder, scan_folder
 from scalesteer.app.pictures import read_picture
+from scalesteer.datasets import load_split
 from scalesteer.datasets.packages import fetch_package
 from scalesteer.files import DataError
 from scalesteer.instances import find_regions
@@ -289,3 +290,28 @@ def test_a_unet_finds_cells_of_other_sizes_in_channels():
     with torch.no_grad():
         alone, all_sizes = (cells.overlap(way(x).argmax(1) == 1, mask == 1) for way in (net, model))
     assert all_sizes > alone + 0.15
+
+
+def test_fewer_channels_cost_less_than_all_and_are_chosen_without_the_test(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(fewer_channels, "SIZES", (0.5, 1.0, 2.0))
+    monkeypatch.setattr(fewer_channels, "CHANNELS", (0.5, 1.0, 2.0))
+
+    def digits(part):
+        return load_split("mnist-scale", 1, part, scale_range=(1.0, 1.0), sizes=(200, 30, 30))
+
+    parts = list(fewer_channels.textured(30, 200, draw, digits))
+    assert [tuple(x.shape) for x, _ in parts] == [(n, 3, 48, 48) for n in (200, 30, 30)]
+    assert 0 <= min(float(x.min()) for x, _ in parts) < max(float(x.max()) for x, _ in parts) <= 1
+    torch.manual_seed(0)
+    trial = fewer_channels.trained(iter(parts), 10, epochs=2, batch=40)
+    found = fewer_channels.measure(trial)
+    assert (found["pictures"], len(found["plain"]["error"])) == (30, 3)
+    chosen = next(trade for trade in found["trades"] if trade["sure"] == found["sure"])
+    assert found["trades"][-1]["sure"] == 1.0
+    assert found["trades"][-1]["cost"] == pytest.approx(1)
+    assert found["trades"][-1]["error"] == pytest.approx(fmean(found["fitted"]["error"]))
+    assert 0 < found["trades"][0]["cost"] <= chosen["cost"] <= 1
+    again = fewer_channels.measure(trial._replace(test=trial.val))
+    assert again["sure"] == found["sure"]  # another test changes no choice
+    assert again["fit"] == found["fit"]

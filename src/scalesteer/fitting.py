@@ -300,7 +300,7 @@ def measure_sure(
     model: ScaleChannels,
     images: Tensor,
     labels: Tensor,
-    values: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0),
+    values: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.995, 0.999, 1.0),
     sizes: Sequence[float] = (1.0,),
 ) -> list[Trade]:
     """Cost and error of a network with channels for each value of `sure`; all channels are computed once.
