@@ -128,6 +128,17 @@ def test_what_is_not_better_is_not_used():
     assert found.loss[0] == found.loss[1]
 
 
+def test_the_order_of_the_pictures_does_not_matter_much():
+    """Every second one is of the same class: halves by that order would each miss one."""
+    x, labels = pictures(300)
+    chosen = torch.stack([torch.where(labels == k)[0][:80] for k in (0, 1)], 1).flatten()
+    found = fit_join(ScaleChannels(Templates(), (0.5, 1.0)), x[chosen], labels[chosen], (1.0,))
+    shuffled = chosen[torch.randperm(160, generator=torch.Generator().manual_seed(3))]
+    again = fit_join(ScaleChannels(Templates(), (0.5, 1.0)), x[shuffled], labels[shuffled], (1.0,))
+    assert found.loss == pytest.approx(again.loss, abs=0.1)
+    assert found.calibration is not None
+
+
 class Misled(nn.Module):
     """Knows the class in every image; in one that was shrunk it is sure of the next class."""
 

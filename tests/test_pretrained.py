@@ -285,6 +285,13 @@ def test_a_config_that_is_wrong_is_refused(entries, message, saved):
         ({"image_size": [1200, 1200], "channels": [15.0, 16.0]}, "must be smaller: for one image of 1,200 x 1,200"),
         ({"image_size": [1 << 20, 1 << 20]}, "GiB of memory"),
         ({"basis": {"strange": 1}}, "network that cannot be"),
+        ({"calibration": {"temperatures": [[1.0]], "biases": [0.0, 0.0]}}, "`temperatures` must be a word"),
+        ({"calibration": {"temperatures": [1.0] * 33, "biases": [0.0] * 33}}, "up to 32"),
+        ({"calibration": {"temperatures": [1.0], "biases": [0.0]}}, "cannot be: `calibration` must be for 2 channels"),
+        ({"calibration": {"temperatures": [1, -1], "biases": [0, 0]}}, "cannot be: `temperatures` must be positive"),
+        ({"calibration": {"strange": [1.0]}}, "network that cannot be"),
+        ({"calibration": "yes"}, "cannot be: `calibration` must be a Calibration"),
+        ({"sure": 2.0}, "cannot be: `sure` must be above 0"),
     ],
 )
 def test_a_network_that_is_too_large_or_another_is_refused(arguments, message, saved):

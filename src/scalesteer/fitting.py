@@ -88,7 +88,7 @@ def fit_join(model: ScaleChannels, images: Tensor, labels: Tensor, sizes: Sequen
 
     Args:
         model: Trained; it returns logits.
-        images: `(N, C, H, W)`, some hundred, in an order that mixes the classes; at size 1, as in training.
+        images: `(N, C, H, W)`, some hundred, of all classes; at size 1, as in training.
         labels: `(N,)`.
         sizes: At which they are shown; 1 is added. By default those that the channels bring back to 1: each 1 / scale.
             A smaller picture is put on ground of the colour of its border; a larger one is larger. Time grows with the
@@ -109,7 +109,8 @@ def fit_join(model: ScaleChannels, images: Tensor, labels: Tensor, sizes: Sequen
     if min(wanted) <= 0:
         raise ValueError(f"`sizes` must be positive (got {wanted}).")
     shown = tuple(sorted({1.0, *(1.0 if abs(size - 1) < 1e-6 else size for size in wanted)}))
-    found = choose(look(model, images, labels, shown), model.join)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)  # for the halves
+    found = choose(look(model, images[order], labels[order.to(labels.device)], shown), model.join)
     model.calibration = found.calibration
     return found
 
@@ -193,7 +194,10 @@ def fit_size(found: Tensor, sizes: Sequence[float]) -> tuple[float, float] | Non
 
 
 def choose(looks: Looks, kind: str) -> JoinFit:
-    """The fit with the least loss on pictures that it was not fitted on, if one passes the test."""
+    """The fit with the least loss on pictures that it was not fitted on, if one passes the test.
+
+    Every second picture is of one half, those between them of the other: their order mixes the classes.
+    """
     alone = float((looks.alone.argmax(1) != looks.labels).double().mean())
     plain = _test(looks, kind, _no_fit)
     fits: list[Fit] = [partial(fit_numbers, kind=kind, known_share=share) for share in KNOWN_SHARES]
