@@ -31,6 +31,7 @@ TUNED: Schema = RUN | {"val_error": "rate", "val_loss": "number", "best_epoch": 
 TESTED: Schema = TUNED | {"test_error": "rate", "test_error_by_scale": "bins"}
 # Where training leaves out some sizes, and where a network with scale channels says the size.
 SIZES: Schema = {"test_error_inside": "rate", "test_error_outside": "rate", "size_correlation": "correlation"}
+SIZES |= {"test_ece": "rate"}  # of runs since it is measured
 DISTORTED: Schema = {
     "config": "object",
     "sigma": "number",

@@ -292,7 +292,7 @@ def test_a_unet_finds_cells_of_other_sizes_in_channels():
     assert all_sizes > alone + 0.15
 
 
-def test_fewer_channels_cost_less_than_all_and_are_chosen_without_the_test(monkeypatch):
+def test_fewer_channels_cost_less_than_all_and_are_chosen_without_the_test(filled_cache, monkeypatch):
     draw = torch.Generator().manual_seed(0)
     monkeypatch.setattr(fewer_channels, "SIZES", (0.5, 1.0, 2.0))
     monkeypatch.setattr(fewer_channels, "CHANNELS", (0.5, 1.0, 2.0))

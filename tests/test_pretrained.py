@@ -60,7 +60,8 @@ def change_arguments(folder, **entries):
 
 @pytest.mark.parametrize("name", list_models())
 def test_arguments_are_ready_for_json_and_make_the_same_network(name):
-    model = create_model(name, in_chans=3, num_classes=4, **({"widths": (2, 3, 4)} if "large" not in name else {}))
+    lean = {} if name.endswith(("large", "deep")) else LEAN
+    model = create_model(name, in_chans=3, num_classes=4, **lean)
     arguments = json.loads(json.dumps(model.arguments))
     assert arguments == model.arguments
     assert arguments["name"] == name
@@ -109,7 +110,7 @@ def test_arguments_and_task_follow_channels():
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_network_comes_back(name, tmp_path):
-    lean = {"widths": (2, 3, 4, 5) if "large" in name else (2, 3, 4)}
+    lean = {"widths": (2, 3, 4, 5, 6)[: 5 if "deep" in name else 4 if "large" in name else 3]}
     lean |= {"scales": (1.0, 1.5), "upsample": 1} if name == "ss-cnn" else {}
     model = create_model(name, in_chans=3, **lean).eval()
     other = from_pretrained(save_pretrained(model, tmp_path / "net"))

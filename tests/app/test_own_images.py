@@ -165,7 +165,8 @@ def test_error_by_class_is_that_of_each_class_alone(trained):
 def test_evaluate_on_the_command_line_shows_classes_and_no_sizes(trained, capsys):
     directory, _, result = trained
     assert cli.main(["evaluate", str(directory), "--device", "cpu"]) == 0
-    first, *rows, _ = capsys.readouterr().out.splitlines()
+    first, *rows, means, _ = capsys.readouterr().out.splitlines()
+    assert means.startswith("mean over classes: precision ")
     assert first.startswith(f"test error {100 * result['test_error']:.2f} % (")
     assert [row.split("  ")[1].strip() for row in rows] == list(CLASSES)
     assert len({row.index("%") for row in rows}) == 1
@@ -195,7 +196,7 @@ def others(pictures, tmp_path):
 def test_evaluate_measures_other_labelled_pictures(trained, others, capsys, caplog, inside):
     model = load_model(trained[0])
     assert cli.main(["evaluate", str(trained[0] / inside), "--images", str(others), "--device", "cpu"]) == 0
-    first, *rows, ece = capsys.readouterr().out.splitlines()
+    first, *rows, _, ece = capsys.readouterr().out.splitlines()
     wrong = []
     for name in CLASSES[:2]:
         paths = sorted((others / name).glob("*.png"))
@@ -324,7 +325,7 @@ def test_evaluate_shows_the_error_by_size_of_a_list_and_a_part_of_it(trained, ot
     assert cli.main(words) == 0
     first, *rows, _ = capsys.readouterr().out.splitlines()
     assert first.endswith("(30 images)")
-    assert [row.split()[:2] + row.split()[-1:] for row in rows[2:]] == [["size", str(n), "(10)"] for n in (1, 2, 3)]
+    assert [row.split()[:2] + row.split()[-1:] for row in rows[3:]] == [["size", str(n), "(10)"] for n in (1, 2, 3)]
     assert cli.main([*words, "--part", "val"]) == 0
     assert re.match(r"val error .*\(15 images\)", capsys.readouterr().out)
 

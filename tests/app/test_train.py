@@ -142,7 +142,7 @@ def test_tuning_run_never_loads_the_test_set(cache, undisturbed, tiny, tmp_path,
     result = train(changed(tiny, tuning=True), tmp_path, device="cpu")
     assert loaded == ["train", "val"]
     whole = json.loads((undisturbed / "result.json").read_text())
-    assert set(whole) - set(result) == {"test_error", "test_error_by_scale"}
+    assert set(whole) - set(result) == {"test_error", "test_error_by_scale", "test_ece"}
     assert (result["val_error"], result["val_loss"]) == (whole["val_error"], whole["val_loss"])
 
 
