@@ -290,6 +290,6 @@ def speed_allocator() -> str:
     rows = [("training step, one CPU thread", "CPU seconds", "page faults", "most memory, MiB")]
     for case, ways in told["cases"].items():
         before, after = ways["system"], ways["keep"]
-        pairs = ((before[key], after[key]) for key in ("seconds", "page_faults", "mebibytes"))
-        rows.append((case, *(f"{number(old)} → {number(new)}" for old, new in pairs)))
+        pairs = ((one["seconds"], round(one["page_faults"]), one["mebibytes"]) for one in (before, after))
+        rows.append((case, *(f"{number(old)} → {number(new)}" for old, new in zip(*pairs, strict=True))))
     return table(rows)

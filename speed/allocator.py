@@ -76,7 +76,7 @@ def measure(case: Case, way: str, steps: int) -> dict[str, float]:
     return dict(json.loads(said))
 
 
-def run(output: Path, *, rounds: int = 3, steps: int = 6, cases: dict[str, Case] = CASES) -> dict[str, Any]:
+def run(output: Path, *, rounds: int = 2, steps: int = 4, cases: dict[str, Case] = CASES) -> dict[str, Any]:
     """Measure in turns and write what was found."""
     found: dict[str, Any] = {
         "environment": {"command": "python -m speed allocator", **environment(torch.device("cpu"))},
@@ -103,7 +103,7 @@ def run(output: Path, *, rounds: int = 3, steps: int = 6, cases: dict[str, Case]
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("case")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
     keep_memory()
     print(json.dumps(train_a_little(Case(*json.loads(options.case)), options.steps)))
