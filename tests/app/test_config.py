@@ -75,7 +75,7 @@ STIR = {"model": "steered-cnn", "dataset": "stir-mnist"}
         ({"resize": (0.01, 2.0)}, "`resize` must be factors from 1/16 to 16"),
         ({"shift": -1}, "`shift` must be at least 0"),
         ({"channels": (0.5, 1)}, "`channels` .* applies to .*pooled-cnn, .* only"),
-        ({**STIR, "channels": (1, 0.5)}, "`channels` must be positive and strictly ascending"),
+        ({**STIR, "channels": (1, 1)}, "`channels` must be positive and strictly ascending"),
         ({**STIR, "channels": (1, 17)}, "`channels` must be at most 32 numbers up to 16"),
         ({**STIR, "test_channels": (1, 17)}, "`test_channels` must be at most 32 numbers up to 16"),
         ({**STIR, "join": "maen", "channels": (1, 2)}, "Did you mean 'mean'?"),
@@ -116,6 +116,12 @@ def test_wrong_value_is_named_with_what_is_allowed(options, message):
 def test_wrong_type_is_an_error(options):
     with pytest.raises(TypeError, match=next(iter(options))):
         make_run(**options)
+
+
+def test_sizes_to_look_at_may_come_in_any_order():
+    run = make_run(**STIR, channels=(1, 0.5, 2), test_channels=(2, 1))
+    assert (run.network.channels, run.network.test_channels) == ((0.5, 1.0, 2.0), (1.0, 2.0))
+    assert run == make_run(**STIR, channels=(0.5, 1, 2), test_channels=(1, 2))
 
 
 def test_plain_values_and_back():

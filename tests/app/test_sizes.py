@@ -255,7 +255,7 @@ def test_predict_command_looks_at_several_sizes(cache, trained, capsys, tmp_path
     Image.fromarray(load(SMALL, "test").images[0].numpy()).save(path)
     (told,) = json.loads(said(capsys, "predict", trained, path, "--json")[1].strip().join("[]"))
     assert told["size"] is None
-    (told,) = json.loads(said(capsys, "predict", trained, path, "--json", "--channels", 1, 2)[1].strip().join("[]"))
+    (told,) = json.loads(said(capsys, "predict", trained, path, "--json", "--channels", 2, 1)[1].strip().join("[]"))
     model = ScaleChannels(load_model(trained), (1.0, 2.0)).eval()
     with torch.no_grad():
         logits, size = model(load(SMALL, "test")[0][0][None], return_scales=True)

@@ -98,7 +98,11 @@ def _path(name: str, value: Any) -> str:
 
 
 def _channels(name: str, value: Any) -> tuple[float, ...]:
-    return () if isinstance(value, (tuple, list)) and not value else _checks.ascending(name, value)
+    return (
+        ()
+        if isinstance(value, (tuple, list)) and not value
+        else _checks.ascending(name, sorted(_checks.reals(name, value)))
+    )
 
 
 # How the value of a setting is checked and made plain, if it is not the default.

@@ -81,6 +81,7 @@ def look_at(model: nn.Module, channels: tuple[float, ...] | None, join: Any = No
         ValueError: If the network takes images of one size only, or if there is nothing to join.
     """
     name = network_of(model).arguments["name"]
+    channels = None if channels is None else tuple(sorted(channels))
     if channels is not None and "channels" not in list_options(name):
         suited = ", ".join(other for other in list_models() if "channels" in list_options(other))
         raise ValueError(f"`channels` (got {channels}) applies to {suited} only (got model={name!r}).")
