@@ -413,6 +413,16 @@ def test_the_table_of_the_split_can_be_used_as_a_list(tmp_path):
     assert again.pictures == found.pictures
 
 
+def test_the_table_of_the_split_keeps_the_sizes_of_a_list(tmp_path):
+    make(tmp_path, ("a", "b"), 5)
+    lines = [f"{label}/{i}.png,{label},{0.5 + i}" for label in "ab" for i in range(5)]
+    found = scan_folder(write_list(tmp_path / "list.csv", "\n".join(["path,label,size", *lines])))
+    (tmp_path / "split.csv").write_bytes(found.table())
+    again = scan_folder(FolderSpec(str(tmp_path / "split.csv")))
+    assert sorted(again.pictures) == sorted(found.pictures)
+    assert {picture.size for picture in again.pictures} == {0.5, 1.5, 2.5, 3.5, 4.5}
+
+
 def test_names_that_are_no_text_are_replaced_in_classes_and_kept_in_paths(tmp_path):
     odd = os.fsdecode(b"caf\xe9")
     make(tmp_path, (odd, "tea"), 3, parts=PARTS)

@@ -475,7 +475,10 @@ def test_a_run_is_not_mixed_with_pictures_that_came_later(pictures, tmp_path):
         (root / path.parent.name).mkdir(parents=True, exist_ok=True)
         (root / path.parent.name / path.name).write_bytes(path.read_bytes())
     config = configure(root, epochs=1, batch_size=4, image_size=(16, 16), channels=(), model="pooled-cnn")
-    train(config, tmp_path / "run", device="cpu")
+    result = train(config, tmp_path / "run", device="cpu")
+    rows = [f"{line},2.0" for line in (tmp_path / "run" / "split.csv").read_text().splitlines()]
+    (tmp_path / "run" / "split.csv").write_text("\n".join([rows[0].replace("2.0", "size"), *rows[1:]]) + "\n")
+    assert train(config, tmp_path / "run", device="cpu") == result  # another version's table of the same pictures
     Image.new("RGB", (9, 9)).save(root / "nothing" / "new.png")
     with pytest.raises(RunError, match=r"began with \(1 new or changed, 0 gone or changed\); choose another directory"):
         train(config, tmp_path / "run", device="cpu")

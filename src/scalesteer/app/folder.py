@@ -134,12 +134,13 @@ class Folder(NamedTuple):
         return [load_folder(self, part, classes=self.known or None)]
 
     def table(self) -> bytes:
-        """Which picture belongs to which part, as a CSV file."""
-        text = io.StringIO()
+        """Which picture belongs to which part, and how large its object is if a list says so, as a CSV file."""
+        text, usual = io.StringIO(), Picture._field_defaults | {"size": 1.0}
         rows = csv.writer(text, lineterminator="\n")
-        more = ("group",) if any(p.group for p in self.pictures) else ()
+        more = [name for name in ("size", "group") if any(getattr(p, name) != usual[name] for p in self.pictures)]
         rows.writerow(("path", "label", "part", "bytes", *more))
-        rows.writerows(sorted((p.name, p.label, p.part, p.stamp[0], *(p.group,) * len(more)) for p in self.pictures))
+        told = ((p.name, p.label, p.part, p.stamp[0], *(getattr(p, name) for name in more)) for p in self.pictures)
+        rows.writerows(sorted(told))
         return text.getvalue().encode(errors="surrogateescape")
 
     def counts(self) -> dict[str, int]:

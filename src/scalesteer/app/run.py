@@ -9,7 +9,9 @@ as far as cuDNN chooses the same algorithms again).
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -253,11 +255,17 @@ def _pack(run: Run, data: Items | Mapping[str, Items]) -> Given:
     return pack(data, run.data)
 
 
+def _pictures_in(table: bytes) -> set[tuple[tuple[str, str | None], ...]]:
+    """The rows of a split.csv, without the sizes, which those of earlier versions do not have."""
+    rows = csv.DictReader(io.StringIO(table.decode(errors="surrogateescape"), newline=""))
+    return {tuple((name, value) for name, value in row.items() if name != "size") for row in rows}
+
+
 def _check_pictures(data: Folder | Given, path: Path, name: str) -> None:
     """If your own pictures are not those that a run began with, a RunError."""
     try:
-        there, here = (set(table.splitlines()) for table in (path.read_bytes(), data.table()))
-    except OSError as error:
+        there, here = map(_pictures_in, (path.read_bytes(), data.table()))
+    except (OSError, csv.Error) as error:
         raise RunError(
             f"the pictures of the run in {path.parent} cannot be compared with those here: {error}"
         ) from error
