@@ -3,6 +3,7 @@
 import csv
 import doctest
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,21 @@ from PIL import Image
 
 from paper import grids, quickstart
 from scalesteer import ScaleSteerableConv2d, create_model
-from scalesteer.app import cli, suggest
+from scalesteer.app import cli, estimate, make_run, suggest
 from scalesteer.app.evaluation import rank_correlation
-from scalesteer.app.suggest import COLOUR, GREY, choose_channels, choose_scales, find_objects, label_regions, read_boxes
+from scalesteer.app.suggest import (
+    COLOUR,
+    GREY,
+    Suited,
+    choose_channels,
+    choose_scales,
+    find_objects,
+    label_regions,
+    read_boxes,
+)
 from scalesteer.datasets import SIZED_DATASETS, load_split
 from scalesteer.harmonics import WIDE_STEP
+from scalesteer.models.network import Task
 
 QUICKSTART = quickstart.Settings()
 INK = 20 / 28  # of an image of MNIST: the longer side of its digit
@@ -295,6 +306,10 @@ def test_the_command_that_is_printed_fits_the_network(folder, capsys, monkeypatc
     found = suggest.suggest(folder)
     assert out.splitlines()[-1] == found.command
     assert "33 of 33 pictures looked at, 33 objects" in out
+    assert re.search(
+        r"^On this .*, an epoch of 23 pictures in \d channels takes about \d+ seconds?, all \d+ epochs ", out, re.M
+    )
+    assert "then you need no channels" not in out  # nobody said where the objects are
     assert "(sure)" in out
     assert sum(count for *_, count in found.histogram()) == 33
     numbers = found.command.partition("--channels ")[2].split()
@@ -311,6 +326,7 @@ def test_grey_pictures_get_the_small_network_and_large_ones_are_shrunk(tmp_path)
         )
     found = suggest.suggest(tmp_path)
     assert found.suited == GREY
+    assert found.grey
     assert "--grey" in found.command
     height, width = found.image_size
     assert height / 600 == pytest.approx(width / 800, rel=0.02)
@@ -385,6 +401,75 @@ def test_boxes_that_do_not_fit_are_errors(folder, tmp_path, capsys):
         code, _, err = run(capsys, folder, "--boxes", boxes)
         assert code == 2
         assert message in err
+
+
+def test_the_network_suits_the_machine_or_is_named(folder, monkeypatch, capsys):
+    found = {}
+    for gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        found[gpu] = suggest.suggest(folder)
+        assert found[gpu].channels == choose_channels(*found[gpu].ends, COLOUR.object_size)
+    assert found[True].suited == COLOUR
+    assert found[False].suited == Suited("pooled-deep", (3,) * 5, COLOUR.object_size)
+    code, out, _ = run(capsys, folder, "--model", "pooled-cnn-large")
+    assert code == 0
+    assert " --model pooled-cnn-large --channels " in out.splitlines()[-1]
+    code, _, err = run(capsys, folder, "--model", "ss-cnn")
+    assert code == 2
+    assert "`model`" in err
+    assert "pooled-cnn" in err
+
+
+def test_photographs_get_the_channels_in_which_a_small_network_was_measured(tmp_path):
+    photos = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    for i, pixels in enumerate(photos):  # as in the measurement: 16 to 64 pixels, in colour
+        Image.fromarray(pixels).resize([round(16 * 4 ** (i / 39))] * 2).save(tmp_path / f"{i}.png")
+    found = suggest.suggest(tmp_path, model="pooled-cnn", whole=True)
+    kept = json.loads((Path(__file__).parents[2] / "results/guide/own-images.json").read_text())
+    measured = next(row for row in kept if row["channels"] and len(row["channels"]) > 1)
+    assert [round(scale, 2) for scale in found.channels] == [round(scale, 2) for scale in measured["channels"]]
+
+
+def test_pictures_that_are_one_object_each_are_measured_whole(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    sides = [20, 24, 30, 40, 60, 80]
+    for side in sides:
+        Image.fromarray(rng.integers(0, 256, (side // 2, side, 3), np.uint8)).save(tmp_path / f"{side}.png")
+    code, out, _ = run(capsys, tmp_path, "--whole")
+    assert code == 0
+    assert "Each picture is one object." in out
+    assert "then you need no channels.\n  scalesteer train CROPS --fit resize --image-size 40 40 --channels none" in out
+    assert sorted(suggest.suggest(tmp_path, whole=True).sizes)[:-1] == sides[:-1]  # the largest is shrunk a little
+    code, _, err = run(capsys, tmp_path, "--whole", "--boxes", "boxes.csv")
+    assert (code, err) == (2, "scalesteer: `whole` and `boxes` (got 'boxes.csv') exclude each other.\n")
+
+
+def test_there_is_no_command_where_the_sizes_are_not_sure(tmp_path, capsys, monkeypatch):
+    for i in range(6):  # cut off by the border in four of six
+        Image.fromarray(square(20 + 4 * i, at=((0, 5)[i > 3], 8))).save(tmp_path / f"{i}.png")
+    monkeypatch.setattr(estimate, "describe", lambda *_: pytest.fail("nothing to measure"))
+    code, out, err = run(capsys, tmp_path)
+    assert (code, err) == (0, "")
+    assert "(not sure)" in out
+    assert "scalesteer train" not in out
+    assert out.endswith("--boxes FILE, or say with --whole that each picture is one.\n")
+
+
+def test_an_epoch_takes_about_as_long_as_is_estimated():
+    settings = {"images": "photos", "image_size": (24, 24), "channels": (), "batch_size": 16}
+    run, task = make_run(model="pooled-cnn", **settings), Task(3, 10, (24, 24))
+    few, many = (estimate.seconds_of_epoch(run, task, images, torch.device("cpu")) for images in (100, 1000))
+    assert 3 < many / few < 33  # ten times, on a machine that may do other things
+    large = make_run(model="pooled-cnn", **{**settings, "image_size": (96, 96)})
+    assert estimate.seconds_of_epoch(large, task._replace(image_size=(96, 96)), 100, torch.device("cpu")) > 3 * few
+
+
+def test_a_training_takes_the_time_of_its_epochs_at_one_size_and_in_channels(monkeypatch):
+    monkeypatch.setattr(estimate, "seconds_of_epoch", lambda *_: 105.0)  # in channels of 5.25 areas in all
+    run = make_run(images="photos", model="pooled-cnn", channels=(0.5, 1, 2), epochs=10, one_size_epochs=8)
+    said = estimate.describe(run, Task(3, 10, (24, 24)), 900, torch.device("cpu"))
+    assert "an epoch of 900 pictures in 3 channels takes about 2 minutes, all 10 epochs about 6 minutes" in said
+    assert [estimate.work(run, epoch) for epoch in (7, 8)] == [1.0, 5.25]
 
 
 def test_few_of_many_pictures_are_looked_at(folder, monkeypatch):

@@ -11,7 +11,7 @@ import shutil
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -215,8 +215,9 @@ class Models:
 class Suggest:
     """Measure how large the objects in your pictures are, and say which scale channels to train with.
 
-    Prints a histogram of the sizes, the scale channels, kernel size and scales that follow from them, and why. The last
-    line is the command that trains with them.
+    Prints a histogram of the sizes, the scale channels, kernel size and scales that follow from them, and why; then how
+    long an epoch takes on this machine, measured on a few steps. The last line is the command that trains with them; it
+    is left out where the sizes are not sure.
 
     Example: scalesteer suggest photos --boxes photos/boxes.csv
     """
@@ -225,6 +226,9 @@ class Suggest:
     boxes: Annotated[Path | None, arg(metavar="FILE")] = None
     """Where the objects are: a CSV with path, x, y, width and height, or JSON like COCO's. By default what stands out
     from the colour of a picture's border."""
+    whole: bool = False  # Each picture is one object, as a crop is.
+    model: Annotated[str | None, arg(metavar="NAME")] = None
+    """The network, one named pooled or steered. By default one that suits the pictures; without a GPU a small one."""
     value_range: ValueRange = None
     plot: Annotated[Path | None, arg(metavar="PNG")] = None  # Also draw the histogram; needs matplotlib.
 
@@ -232,11 +236,18 @@ class Suggest:
         if self.plot is not None and not self.plot.parent.is_dir():
             raise ValueError(f"`plot` must be in a folder that exists (got {str(self.plot)!r}).")
         from scalesteer import files
-        from scalesteer.app.suggest import draw_histogram, suggest
+        from scalesteer.app import make_run, pick_device
+        from scalesteer.app.estimate import describe
+        from scalesteer.app.suggest import CLASSES, TRAINED, draw_histogram, suggest
+        from scalesteer.models.network import Task
 
         if self.plot is not None:
             files.check_writable(self.plot.parent)
-        found = suggest(self.pictures, self.boxes, self.value_range)
+        found = suggest(self.pictures, self.boxes, self.value_range, self.model, self.whole)
+        if found.sure:
+            images, device = round(found.pictures * TRAINED), pick_device("auto")
+            task = Task(1 if found.grey else 3, CLASSES, found.image_size)
+            found = replace(found, time=describe(make_run(**found.settings), task, max(2, images), device))
         print(printable_lines(found.text()))
         if self.plot is not None:
             draw_histogram(found, self.plot)

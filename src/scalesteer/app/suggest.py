@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +16,24 @@ from numpy.typing import NDArray
 
 from scalesteer import _checks, files
 from scalesteer._text import printable
+from scalesteer.app.folder import SHARE
 from scalesteer.app.pictures import SUFFIXES, PictureError, find_pictures, read_picture
 from scalesteer.harmonics import WIDE_STEP
 from scalesteer.instances import label_regions
+from scalesteer.models.pooled import MODELS
 
 Box = tuple[float, float, float, float]  # left, top, width, height in pixels
 MOST_PICTURES = 1000  # that are looked at; of more, every second, third, ...
 MOST_BYTES = 1 << 29  # of a file of boxes; COCO's largest has 450 MB
 LARGEST_SIDE = 512  # of the pictures that a network is trained on
 LARGEST_CHANNEL = 2.0
+CLASSES = 10  # in an estimate of time, on which their number has little effect
+TRAINED = 1 - 2 * SHARE  # of the pictures, where none are set apart for validation and testing
 ENDS = (0.05, 0.95)  # of the objects by size: what lies beyond may be a mistake
 WIDEST = 6  # steps up to the largest scale of the layer's default, 6.3: a window of 45 pixels
 
 # How a picture is searched for objects.
+LEAST_SURE = 0.5  # of the pictures, for a command
 LEAST_SHARE = 0.25  # of the pictures must show one; in photographs without an even ground what is found is chance
 SEARCH_SIDE = 256  # pixels of the longer side at most
 LEAST_CONTRAST, MOST_TEXTURE = 16, 112  # of 255
@@ -42,9 +47,21 @@ class Suited(NamedTuple):
     object_size: float
 
 
-# Those that experiments chose: drawings and digits, photographs. The sizes are half of what one place of the last maps
-# sees (30 pixels), and the photographs of CIFAR-10.
+# Those that experiments chose: drawings and digits, photographs. Digits are best at half of what one place of the last
+# maps sees (30 pixels). Photographs need the size of those of CIFAR-10, whatever the network: at that of digits little
+# of them is left. Small networks were measured in these channels too (docs/evidence/photographs.md).
 GREY, COLOUR = Suited("pooled-cnn", (5, 5, 3), 15.0), Suited("pooled-resnet", (3, 3, 3), 32.0)
+ON_CPU = "pooled-deep"  # for photographs, in the place of a network that wants a GPU
+CROP_SIDE = 40  # pixels of a cropped object, resized
+
+
+def suited_to(grey: bool, model: str | None = None) -> Suited:
+    """The network for drawings or photographs, or the named one: a small one where there is no GPU."""
+    kind = GREY if grey else COLOUR
+    if model is None:
+        model = kind.model if grey or torch.cuda.is_available() else ON_CPU
+    name = _checks.lookup("model", model, tuple(MODELS))
+    return Suited(name, MODELS[name][1].kernel_sizes, kind.object_size)  # type: ignore[attr-defined]
 
 
 def choose_channels(smallest: float, largest: float, object_size: float = GREY.object_size) -> tuple[float, ...]:
@@ -105,7 +122,19 @@ class Suggestion:
     channels: tuple[float, ...]  # sizes at which it looks at the pictures, as factors; () for none
     scales: tuple[float, ...]  # for a layer of your own, without channels
     remarks: tuple[str, ...]  # what was looked at and found, and what was not
+    grey: bool
+    sure: bool  # enough of what was found for a command
+    boxed: bool  # the user knows where each object is
+    pictures: int  # in the folder
     value_range: tuple[float, float] | None = None  # as the pictures were read
+    time: str = ""  # that the command takes on this machine, in a sentence
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The flags of the command, by name."""
+        given: dict[str, Any] = {"images": str(self.images), "image_size": self.image_size, "model": self.suited.model}
+        given |= {"channels": tuple(float(_short(scale)) for scale in self.channels), "grey": self.grey}
+        return given if self.value_range is None else given | {"value_range": self.value_range}
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -118,7 +147,7 @@ class Suggestion:
         """The command line that trains with these settings."""
         words = ["scalesteer", "train", str(self.images), "--image-size", *map(str, self.image_size)]
         words += [] if self.value_range is None else ["--value-range", *map(str, self.value_range)]
-        words += ["--grey"] if self.suited == GREY else []
+        words += ["--grey"] if self.grey else []
         words += ["--model", self.suited.model]
         words += ["--channels", *(map(_short, self.channels) if self.channels else ["none"])]
         return shlex.join(words)
@@ -147,8 +176,9 @@ class Suggestion:
             cost = sum(scale**2 for scale in self.channels)
             lines += [
                 f"Channels of scale: {' '.join(map(_short, self.channels))}.",
-                f"  {suited.model} sees objects best at about {suited.object_size:g} pixels. These channels show all",
-                "  sizes so, in steps of a half octave, with both ends rounded outwards.",
+                f"  {'Drawings' if self.grey else 'Photographs'} are seen best at about {suited.object_size:g} pixels. "
+                "These channels show all sizes so, in",
+                "  steps of a half octave, with both ends rounded outwards.",
                 f"  Time and memory are {cost:.3g} times those without channels, the sum of the areas.",
             ]
         else:
@@ -158,6 +188,16 @@ class Suggestion:
             scales = ", ".join(map(_short, self.scales))
             lines.append("In a network of your own, without channels of scale:")
             lines.append(f"  ScaleSteerableConv2d(..., kernel_size=7, scales=({scales}))")
+        if self.boxed:
+            side = f"{CROP_SIDE} {CROP_SIDE}"
+            lines += [
+                "If you know in use, too, where each object is, cut it out and resize it: then you need no channels.",
+                f"  scalesteer train CROPS --fit resize --image-size {side} --channels none",
+            ]
+        if not self.sure:
+            advice = "give the boxes of the objects with --boxes FILE, or say with --whole that each picture is one."
+            return "\n".join([*lines, "", "No command, since these sizes are not sure:", advice])
+        lines += [self.time] * bool(self.time)
         return "\n".join([*lines, "", self.command])
 
 
@@ -165,7 +205,13 @@ def _short(scale: float) -> str:
     return f"{scale:.4g}"
 
 
-def suggest(images: Path, boxes: Path | None = None, value_range: tuple[float, float] | None = None) -> Suggestion:
+def suggest(
+    images: Path,
+    boxes: Path | None = None,
+    value_range: tuple[float, float] | None = None,
+    model: str | None = None,
+    whole: bool = False,
+) -> Suggestion:
     """Look at the objects in a folder of pictures, and say at which sizes a network should look.
 
     Args:
@@ -173,11 +219,16 @@ def suggest(images: Path, boxes: Path | None = None, value_range: tuple[float, f
         boxes: Where the objects are: a CSV with the columns path, x, y, width, height, or JSON like COCO's. Paths are
             relative to `images`. Without it, an object is what stands out from the colour of the picture's border.
         value_range: As in :func:`.pictures.read_picture`.
+        model: The network; by default one that suits the pictures and this machine.
+        whole: Each picture is one object.
 
     Raises:
         ValueError: If the folder has no pictures, if none shows an object, or if boxes do not fit their pictures.
     """
     images = Path(images)
+    if whole and boxes is not None:
+        raise ValueError(f"`whole` and `boxes` (got {str(boxes)!r}) exclude each other.")
+    suited_to(True, model)  # a name that is not known is told now
     if not images.is_dir():
         raise ValueError(f"`images` must be a folder with pictures (got {str(images)!r}).")
     paths = find_pictures(images)
@@ -201,7 +252,9 @@ def suggest(images: Path, boxes: Path | None = None, value_range: tuple[float, f
         height, width = picture.shape[1:]
         few = picture[:, :: 1 + height // SEARCH_SIDE, :: 1 + width // SEARCH_SIDE].astype(int)
         colour = colour or bool(np.abs(few[1:] - few[0]).mean() > 2)
-        if given is None:
+        if whole:
+            sides = [float(max(height, width))]
+        elif given is None:
             sides, sure = find_objects(picture)
             nothing += [name] * (not sides)
             doubtful += [name] * (bool(sides) and not sure)
@@ -215,9 +268,12 @@ def suggest(images: Path, boxes: Path | None = None, value_range: tuple[float, f
         raise ValueError(f"boxes reach beyond {_some(outside)}: x, y, width and height must be in its pixels.")
     count = len(looked)
     remarks = [f"{count:,} of {len(paths):,} pictures looked at, {len(found):,} objects in them."]
-    if given is None:
+    sure_of = 1.0
+    if whole:
+        remarks.append("Each picture is one object.")
+    elif given is None:
         sure_of = 1 - (len(broken) + len(nothing) + len(doubtful)) / count
-        how = "sure" if sure_of > 0.9 else "fairly sure" if sure_of > 0.5 else "not sure: better give --boxes"
+        how = "sure" if sure_of > 0.9 else "fairly sure" if sure_of > LEAST_SURE else "not sure"
         remarks.append(f"Objects are what stands out from the colour of the border ({how}).")
     remarks += [f"{_some(broken)} cannot be read."] * bool(broken)
     remarks += [f"Nothing stands out in {_some(nothing)}."] * bool(nothing)
@@ -225,11 +281,14 @@ def suggest(images: Path, boxes: Path | None = None, value_range: tuple[float, f
     if len(broken) + len(nothing) > (1 - LEAST_SHARE) * count:
         hint = "" if boxes else " Give the objects' boxes with --boxes."
         raise ValueError(f"{images} shows too little. {' '.join(remarks)}{hint}")
-    suggestion = _conclude(images, np.array(found, np.float64), COLOUR if colour else GREY, remarks)
-    return replace(suggestion, value_range=value_range)
+    told: dict[str, Any] = {"grey": not colour, "sure": sure_of > LEAST_SURE, "boxed": whole or boxes is not None}
+    told |= {"pictures": len(paths), "value_range": value_range}
+    return _conclude(images, np.array(found, np.float64), suited_to(not colour, model), remarks, told)
 
 
-def _conclude(images: Path, found: NDArray[np.float64], suited: Suited, remarks: list[str]) -> Suggestion:
+def _conclude(
+    images: Path, found: NDArray[np.float64], suited: Suited, remarks: list[str], told: dict[str, Any]
+) -> Suggestion:
     """From objects `(N, 3)`, each with its size and its picture's height and width, to settings."""
     sizes, pictures = found[:, 0], found[:, 1:]
     # Where even the smallest objects are larger than the network likes, pictures are shrunk before training.
@@ -246,7 +305,7 @@ def _conclude(images: Path, found: NDArray[np.float64], suited: Suited, remarks:
     fitted = np.maximum(1, sizes * np.minimum(1, np.minimum(height / pictures[:, 0], width / pictures[:, 1])))
     smallest, largest = (min(float(end), height, width) for end in np.quantile(fitted, ENDS))
     channels, scales = choose_channels(smallest, largest, suited.object_size), choose_scales(smallest, largest)
-    return Suggestion(images, fitted, (height, width), suited, channels, scales, tuple(remarks))
+    return Suggestion(images, fitted, (height, width), suited, channels, scales, tuple(remarks), **told)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -336,6 +395,15 @@ def find_objects(picture: NDArray[np.uint8]) -> tuple[list[float], bool]:
     edge = inside[0].any() or inside[-1].any() or inside[:, 0].any() or inside[:, -1].any()
     even = float((texture <= threshold).mean()) > 0.9
     return [float(factor * side) for side in sides if 2 * side > sides.max()], even and not edge
+
+
+def usual_object(pictures: NDArray[np.uint8]) -> float | None:
+    """The median of the longer sides of what stands out in pictures, `(N, C, H, W)`; None where that is not sure.
+
+    Sure means that at least half of them show objects for sure.
+    """
+    found = [sides for sides, sure in map(find_objects, pictures) if sure]
+    return float(np.median(np.concatenate(found))) if 2 * len(found) >= max(1, len(pictures)) else None
 
 
 # A picture of the sizes
