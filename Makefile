@@ -14,10 +14,14 @@ setup: $(READY)  ## make .venv with the exact versions that were tested
 # timm's torchvision asks for a newer torch: tests use it without its operators.
 $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "scalesteer needs Python 3.11 or newer; set PYTHON=...")'
+	@echo "Making .venv: some minutes, most of them for torch (200 MB) and the other packages of constraints.txt."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --no-deps timm torchvision
+	@echo "1 of 3: torch, for the CPU"
+	$(BIN)/pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	@echo "2 of 3: scalesteer and what its tests need"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --editable '.[dev]'
+	@echo "3 of 3: timm and torchvision, for tests"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --no-deps timm torchvision
 	touch $@
 
 quickstart: $(READY)  ## train four small networks on a CPU, test them at sizes they never saw; ALL=1: more networks and seeds

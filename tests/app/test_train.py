@@ -3,6 +3,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -34,6 +35,7 @@ def outcome(directory):
     about = json.loads((directory / "model" / "config.json").read_text())
     result = json.loads((directory / "result.json").read_text())
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert all(line.pop("lr") > 0 for line in lines)  # which follows from the settings
     assert [{**line, "seconds": 0} for line in lines] == [{**entry, "seconds": 0} for entry in result["history"]]
     for entry in [result, *result["history"]]:
         del entry["seconds"]
@@ -231,7 +233,8 @@ def test_stopped_run_leaves_a_checkpoint_and_goes_on(
     os.kill(running.pid, number)
     running.join(300)
     told = "scalesteer: interrupted; repeat the command to go on.\n" if number == signal.SIGINT else ""
-    assert (running.exitcode, log.read_text()) == (expected, told)
+    said = [line for line in log.read_text().splitlines(True) if not line.startswith("scalesteer: epoch ")]
+    assert (running.exitcode, "".join(said)) == (expected, told)
     directory = tmp_path / "runs" / tiny.name
     assert len(checkpoints(directory)) == (linger < 1) or phase == "saving"
     assert not list(directory.glob(".*.tmp"))
@@ -533,20 +536,33 @@ def test_out_of_memory_blames_what_may_be_at_fault(cache, tiny, tmp_path, monkey
     assert not (tmp_path / "b").exists()
 
 
-def test_without_a_terminal_steps_and_epochs_are_logged_at_most_every_ten_seconds(
+def test_without_a_terminal_every_epoch_is_logged_and_steps_every_ten_seconds(
     cache, tiny, tmp_path, monkeypatch, caplog
 ):
     caplog.set_level("INFO", "scalesteer")
     result = train(tiny, tmp_path / "quick", device="cpu")
-    assert caplog.messages == []
+    losses = [f"{entry['loss']:.3f}" for entry in result["history"]]
+    ends = [f"epoch {epoch} of 3: loss {loss}" for epoch, loss in enumerate(losses, 1)]
+    assert [message.partition(",")[0] for message in caplog.messages] == ends
+    error = re.escape(f"{100 * result['history'][0]['val_error']:.2f}%")
+    assert re.fullmatch(rf"{ends[0]}, validation error {error}, about \d+ \w+ left", caplog.messages[0])
+    assert caplog.messages[-1].endswith("%")  # nothing is left
+    caplog.clear()
     monkeypatch.setattr(running.files, "LOG_EVERY_S", 0)
     train(tiny, tmp_path / "slow", device="cpu")
-    losses = [f"{entry['loss']:.3f}" for entry in result["history"]]
     expected = [line for epoch, loss in enumerate(losses, 1) for line in (
         f"epoch {epoch} of 3: step 1 of 3", f"epoch {epoch} of 3: step 2 of 3", "measuring the error",
         f"epoch {epoch} of 3: loss {loss}",
     )]  # fmt: skip
     assert [message.partition(",")[0] for message in caplog.messages] == [*expected, "measuring the error"]
+    assert re.search(r"step 1 of 3, loss \d\.\d+, about \d+ \w+ left$", caplog.messages[0])
+
+
+def test_metrics_have_the_learning_rate_of_each_epochs_last_step(undisturbed, tiny):
+    steps = 3
+    for epoch, line in enumerate((undisturbed / "metrics.jsonl").read_text().splitlines()):
+        progress = (steps * epoch + steps - 1) / (steps * tiny.training.epochs)
+        assert json.loads(line)["lr"] == pytest.approx(learning_rate(tiny.training, progress), rel=1e-5)
 
 
 def test_directory_that_cannot_be_made_is_an_error(cache, tiny, tmp_path):

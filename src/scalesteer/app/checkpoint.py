@@ -18,8 +18,9 @@ from torch import Tensor
 from scalesteer import files
 from scalesteer.app.config import Run
 from scalesteer.app.distributed import Processes
+from scalesteer.app.estimate import in_words, work
 from scalesteer.app.loggers import Logger
-from scalesteer.app.loop import State
+from scalesteer.app.loop import State, learning_rate
 from scalesteer.app.networks import CheckpointError, below, checkpoints, read_checkpoint
 from scalesteer.models import network_of
 from scalesteer.pretrained import misfits
@@ -39,20 +40,22 @@ class Checkpointer:
     ) -> None:
         self.loggers = loggers
         self.run, self.directory, self.stop, self.bar, self.processes = run, directory, stop, bar, processes
-        self.saved = self.logged = time.perf_counter()
+        self.saved = self.logged = self.began = time.perf_counter()
+        self.done = 0.0  # of the work, since then
 
     def after_step(self, state: State) -> None:
         self.bar.update()
-        if state.step < len(state.losses):  # an epoch's own line comes after it
-            self._log(
-                f"epoch {state.epoch + 1} of {self.run.training.epochs}: step {state.step} of {len(state.losses)}"
-            )
+        self.done += work(self.run, state.epoch)
+        if state.step < len(state.losses) and self._is_due():  # an epoch's own line comes after it
+            steps, loss = f"step {state.step} of {len(state.losses)}", float(state.losses[state.step - 1])
+            self._log(f"epoch {state.epoch + 1} of {self.run.training.epochs}: {steps}, loss {loss:.3f}", state)
         if time.perf_counter() - self.saved > SAVE_EVERY_S:
             self.save(state)
         self._leave_if_asked(state)
 
     def between_batches(self, state: State) -> None:
-        self._log("measuring the error")
+        if self._is_due():
+            self._log("measuring the error")
         self._leave_if_asked(state)
 
     def _leave_if_asked(self, state: State) -> None:
@@ -65,20 +68,29 @@ class Checkpointer:
         if self.processes.rank == 0:
             if time.perf_counter() - self.saved >= SAVE_EPOCH_S.get(state.losses.device.type, 0):
                 self.save(state)
-            write_metrics(state, self.directory)
+            write_metrics(state, self.run, self.directory)
             numbers = {name: number for name, number in state.history[-1].items() if name != "epoch"}
             for logger in self.loggers:
                 logger.log(state.epoch - 1, numbers)
             loss, error = f"{state.history[-1]['loss']:.3f}", f"{100 * state.history[-1]['val_error']:.2f}%"
             self.bar.set_postfix(loss=loss, val_error=error)
-            self._log(f"epoch {state.epoch} of {self.run.training.epochs}: loss {loss}, validation error {error}")
+            if self.bar.disable:
+                said = f"epoch {state.epoch} of {self.run.training.epochs}: loss {loss}, validation error {error}"
+                self._log(said, state)
         self.processes.largest(0)  # wait for it
 
-    def _log(self, message: str) -> None:
-        """Say where there is no terminal how far it is, not too often."""
-        if self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= files.LOG_EVERY_S:
-            log.info("%s", message)
-            self.logged = time.perf_counter()
+    def _is_due(self) -> bool:
+        """Whether to say how far it is: where there is no terminal, from time to time."""
+        return self.bar.disable and not self.processes.rank and time.perf_counter() - self.logged >= files.LOG_EVERY_S
+
+    def _log(self, message: str, state: State | None = None) -> None:
+        """Say it, and how long the rest of the training takes if all goes on as it did."""
+        self.logged = time.perf_counter()
+        if state is not None and self.done:
+            steps, epochs = len(state.losses), range(state.epoch, self.run.training.epochs)
+            rest = sum(steps * work(self.run, epoch) for epoch in epochs) - state.step * work(self.run, state.epoch)
+            message += f", about {in_words(rest * (self.logged - self.began) / self.done)} left" if rest > 0 else ""
+        log.info("%s", message)
 
     def save(self, state: State) -> None:
         """Write a checkpoint beside the previous one, which stays until the next; the first process does it for all."""
@@ -104,8 +116,12 @@ class Checkpointer:
         self.saved = time.perf_counter()
 
 
-def write_metrics(state: State, directory: Path) -> None:
-    lines = "".join(json.dumps(entry) + "\n" for entry in state.history)
+def write_metrics(state: State, run: Run, directory: Path) -> None:
+    """A line for each epoch, with the learning rate of its last step."""
+    lines, epochs, steps = "", run.training.epochs, len(state.losses)
+    for epoch, entry in enumerate(state.history, start=1):
+        rate = learning_rate(run.training, (epoch - 1 / steps) / epochs)
+        lines += json.dumps({**entry, "lr": float(f"{rate:.6g}")}) + "\n"
     files.write_atomically(directory / "metrics.jsonl", lines.encode())
 
 

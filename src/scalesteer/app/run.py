@@ -189,7 +189,7 @@ def _train(
     if begun is not None:
         restore(state, *begun)
         if processes.rank == 0:
-            write_metrics(state, directory)  # a crash may have come between the checkpoint and them
+            write_metrics(state, run, directory)  # a crash may have come between the checkpoint and them
     steps, done = run.training.epochs * len(state.losses), state.epoch * len(state.losses) + state.step
     silent = True if processes.rank else None  # None: where there is no terminal
     bar = files.require("tqdm").tqdm(total=steps, initial=done, unit="step", desc=run.name, disable=silent)
