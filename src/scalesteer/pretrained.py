@@ -382,6 +382,9 @@ def read_task(told: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> 
     size = None if task.image_size is None else _checks.pair("image_size", task.image_size, minimum=1)
     ends = None if task.value_range is None else _checks.interval("value_range", task.value_range)
     task = task._replace(image_size=size, classes=tuple(task.classes), value_range=ends)
+    for name in ("scale", "object_size"):
+        if getattr(task, name) is not None and not _checks.real(name, getattr(task, name)) > 0:
+            raise ValueError(f"`{name}` must be positive (got {getattr(task, name)})")
     names = {name for name in task.classes if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME}
     if len(names) not in (0, task.num_classes) or len(names) != len(task.classes):
         raise ValueError(f"`classes` must be {task.num_classes} different names, or none")

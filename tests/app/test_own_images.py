@@ -91,6 +91,17 @@ def trained(pictures, tmp_path_factory):
         return directory, config, train(config, directory, device="cpu")
 
 
+def usual_scale(directory, pictures):
+    """By how much a run's training pictures are shrunk to 32 x 32, in the median."""
+    factors = []
+    with open(directory / "split.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["part"] == "train" and "broken" not in row["path"]:
+                with Image.open(pictures / row["path"]) as image:
+                    factors.append(min(1, 32 / max(image.size)))
+    return float(np.median(factors))
+
+
 def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(trained, pictures):
     directory, config, result = trained
     assert result["test_error"] < 0.25  # 0.5 for the largest class alone
@@ -98,7 +109,9 @@ def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(t
     assert "test_error_by_scale" not in result
     model = load_model(directory)
     assert read_run(directory) == config
-    assert model.task == Task(3, 3, (32, 32), CLASSES, "pad", "surroundings")
+    scale = usual_scale(directory, pictures)
+    assert 0.8 < scale < 1
+    assert model.task == Task(3, 3, (32, 32), CLASSES, "pad", "surroundings", None, scale)  # no even ground: no objects
     images = load(config, "train")
     assert model.input_mean.tolist() == pytest.approx(images.mean)
     assert model.input_std.tolist() == pytest.approx(images.std)
@@ -106,7 +119,7 @@ def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(t
     assert about["task"] == {
         "in_chans": 3, "num_classes": 3, "image_size": [32, 32], "classes": list(CLASSES), "fit": "pad",
         "ground": "surroundings",
-        "value_range": None,
+        "value_range": None, "scale": scale, "object_size": None,
     }  # fmt: skip
     data = result["environment"]["data"]
     assert data["classes"] == list(CLASSES)
@@ -118,7 +131,7 @@ def test_the_folder_to_deploy_is_the_same_network_and_the_page_names_the_classes
     directory, config, result = trained
     model = load_model(directory / "model")
     assert read_run(directory / "model") == config
-    assert model.task == Task(3, 3, (32, 32), CLASSES, "pad", "surroundings")
+    assert model.task[:6] == (3, 3, (32, 32), CLASSES, "pad", "surroundings")
     assert evaluate(model, load(config, "test"))["error"] == result["test_error"]
     page = (directory / "report.html").read_text(encoding="utf-8")
     assert all(name in page for name in CLASSES)
@@ -778,3 +791,18 @@ def test_a_mistake_with_own_pictures_is_one_clear_line(tmp_path, monkeypatch, ca
     assert message in out + err
     assert "Traceback" not in out + err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_measures_the_objects_of_its_training_pictures(cache, tmp_path):
+    for i in range(40):
+        pixels = np.full((48, 48, 3), 220, np.uint8)
+        side = 10 + i // 2 % 5  # in both classes and all parts alike
+        pixels[12 : 12 + side, 20 : 20 + side] = (30, 60, 200 * (i % 2))
+        (tmp_path / "squares" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "squares" / "ab"[i % 2] / f"{i}.png")
+    for fit, size, scale, pixels in (("pad", 64, 1.0, 12), ("resize", 24, 0.5, 6)):
+        config = configure(tmp_path / "squares", image_size=(size, size), epochs=1, batch_size=8, fit=fit)
+        train(config, tmp_path / fit, device="cpu")
+        task = load_model(tmp_path / fit).task
+        assert task.scale == scale
+        assert task.object_size == pytest.approx(pixels, abs=1)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from scalesteer.app import pictures
-from scalesteer.app.pictures import PictureError, find_pictures, read_picture
+from scalesteer.app.pictures import PictureError, find_factor, find_pictures, read_picture, read_scaled
 from scalesteer.models.network import FITS
 
 
@@ -567,3 +567,21 @@ def test_an_open_file_is_read_like_one_with_a_name(tmp_path):
     assert np.array_equal(read_picture(io.BytesIO(path.read_bytes()), 1), read_picture(path, 1))
     with pytest.raises(PictureError, match=r"^the picture cannot be read"):
         read_picture(io.BytesIO(path.read_bytes()[:50]), 1)
+
+
+@pytest.mark.parametrize("size", [(300, 200), (30, 20), (640, 100)])
+def test_the_factor_is_by_how_much_a_picture_was_resized(tmp_path, size):
+    path = tmp_path / "x.jpg"
+    Image.new("RGB", size, "red").save(path)
+    expected = {"pad": min(1, 64 / size[0], 32 / size[1]), "resize": max(64 / size[0], 32 / size[1])}
+    for fit in ("pad", "crop", "resize", "keep"):
+        pixels, factor = read_scaled(path, 3, (32, 64), fit)
+        assert factor == pytest.approx(expected.get(fit, 1.0), rel=0.02)  # a JPEG's draft has whole pixels
+        assert find_factor(path, (32, 64), fit) == pytest.approx(expected.get(fit, 1.0))
+        assert pixels.shape[1:] == ((max(32, size[1]), max(64, size[0])) if fit == "keep" else (32, 64))
+    turned = Image.Exif()
+    turned[274] = 6
+    Image.new("RGB", size, "red").save(path, exif=turned)
+    assert find_factor(path, (32, 64), "pad") == pytest.approx(min(1, 64 / size[1], 32 / size[0]))
+    assert read_scaled(path, 3, (32, 64), "pad")[1] == pytest.approx(min(1, 64 / size[1], 32 / size[0]), rel=0.02)
+    assert find_factor(tmp_path / "none.png", (32, 64), "pad") is None

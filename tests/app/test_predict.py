@@ -6,16 +6,19 @@ import pytest
 import torch
 from PIL import Image
 
-from scalesteer.app import load, load_model
+from scalesteer.app import load, load_model, tiles
 from scalesteer.app import predict as predicting
 from scalesteer.app.drawings import fit_drawing
 from scalesteer.app.maps import answer_maps, without_readout
 from scalesteer.app.pictures import PictureError, read_picture
 from scalesteer.app.predict import (
     Prediction,
+    choose_fit,
+    columns,
     describe,
     find_files,
     predict_files,
+    remarks,
     to_sentence,
 )
 from scalesteer.models import create_model, network_of
@@ -224,11 +227,107 @@ def test_record_is_made_for_terminals_and_programs():
     said = Prediction(1, 0.987654, None, False, 1.234)
     record = describe(Path("ä.png"), said, ["cat", "\x1b[31mdog\n"])
     assert record == {
-        "picture": "ä.png", "class": "\x1b[31mdog\n", "label": 1, "confidence": 0.987654, "size": 1.234, "scale": None,
-        "inverted": False,
+        "picture": "ä.png", "class": "\x1b[31mdog\n", "label": 1, "confidence": 0.987654, "size": 1.234, "pixels": None,
+        "scale": None, "inverted": False,
     }  # fmt: skip
     assert to_sentence(record) == "ä.png: class \ufffd[31mdog\ufffd, confidence 98.8 %, size 1.23"
     assert describe(Path("x"), said)["class"] == "1"
+    record = describe(Path("x"), said._replace(pixels=34.56))
+    assert (record["pixels"], to_sentence(record)) == (34.6, "x: class 1, confidence 98.8 %, size 1.23 (35 pixels)")
+
+
+def make(fit="pad", scale: float | None = 1.0, object_size: float | None = None, **options):
+    options = {"in_chans": 3, "num_classes": 4, "image_size": 16, "widths": (2, 3), "kernel_size": 3} | options
+    torch.manual_seed(0)
+    model = create_model("pooled-cnn", **options).eval()
+    network_of(model).task = network_of(model).task._replace(
+        fit=fit, ground="surroundings", scale=scale, object_size=object_size
+    )
+    return model
+
+
+def expect(model, pixels):
+    with torch.no_grad():
+        logits, *size = (
+            model(pixels[None] / 255, return_scales=True) if hasattr(model, "scales") else [model(pixels[None] / 255)]
+        )
+    return int(logits.argmax()), float(logits.softmax(1).max()), *(float(one) for one in size)
+
+
+def test_large_pictures_keep_their_scale_where_training_resized_none(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    shapes = [(40, 30), (40, 30), (100, 90), (12, 50)]
+    paths = [save(tmp_path, draw.integers(0, 256, (*shape, 3), np.uint8), f"{i}.png") for i, shape in enumerate(shapes)]
+    monkeypatch.setattr(tiles, "MOST_PIXELS", 64**2)  # the third one is looked at in tiles
+    model = make(object_size=10.0, channels=(0.5, 1.0))
+    for (path, said), shape in zip(predict_files(model, paths), shapes, strict=True):
+        whole = torch.from_numpy(read_picture(path, 3))
+        assert said.factor == 1
+        if shape == (12, 50):  # padded where it is smaller
+            padded = torch.from_numpy(predicting.reader(model)(path).pixels)
+            assert padded.shape == (3, 16, 50)
+            assert torch.equal(padded[:, 2:14], whole)
+            whole = padded
+        label, confidence, size = expect(model, whole)
+        assert (said.label, said.confidence) == (label, pytest.approx(confidence, abs=1e-5))
+        assert said.size == pytest.approx(size, rel=1e-4)
+        assert said.pixels == pytest.approx(10 * size, rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [None, 0.4])
+def test_pictures_are_shrunk_as_in_training_and_a_remark_says_so(tmp_path, scale):
+    path = save(tmp_path, np.random.default_rng(0).integers(0, 256, (64, 32, 3), np.uint8))
+    model = make(scale=scale, object_size=10.0, channels=(0.5, 1.0))
+    said = predict(model, path)
+    label, confidence, size = expect(model, torch.from_numpy(read_picture(path, 3, (16, 16), "pad")))
+    assert (said.label, said.confidence, said.factor) == (label, pytest.approx(confidence, abs=1e-6), 0.25)
+    assert said.pixels == pytest.approx(10 * size / 0.25)  # in the picture
+    assert said.size == pytest.approx(size if scale is None else size * 0.4 / 0.25)
+    (remark,) = (one for one in remarks(model, [said, said._replace(factor=1.0)]) if "resized" in one)
+    assert remark.startswith("1 of 2 pictures were resized to 16 x 16 pixels, as in training; --fit keep")
+    ((_, kept),) = predict_files(model, [path], "keep")
+    assert (kept.label, kept.factor) == (expect(model, torch.from_numpy(read_picture(path, 3)))[0], 1.0)
+    assert not [one for one in remarks(model, [kept], "keep") if "resized" in one]
+
+
+def test_crops_are_resized_and_cut_as_in_training(tmp_path):
+    path = save(tmp_path, np.random.default_rng(0).integers(0, 256, (64, 32, 3), np.uint8))
+    for fit, factor in (("resize", 0.5), ("crop", 1.0)):
+        model = make(fit, scale=0.5)
+        said = predict(model, path)
+        label, confidence = expect(model, torch.from_numpy(read_picture(path, 3, (16, 16), fit)))
+        assert (said.label, said.confidence, said.factor) == (label, pytest.approx(confidence, abs=1e-6), factor)
+
+
+def test_only_networks_for_any_size_keep_pictures_as_they_are(tmp_path):
+    one_size = create_model("plain-cnn").eval()
+    one_size.task = one_size.task._replace(ground="surroundings", scale=1.0)
+    assert choose_fit(one_size) == "pad"
+    with pytest.raises(ValueError, match=r'`fit` must not be "keep" for this network'):
+        choose_fit(one_size, "keep")
+    assert [choose_fit(make(fit)) for fit in FITS] == ["keep", "crop", "resize"]
+    assert choose_fit(make(), "pad") == "pad"
+
+
+def test_a_size_at_the_end_of_the_channels_is_remarked():
+    model = make(channels=(0.5, 1.0, 1.41))
+    seen = predicting.Seen(np.zeros((3, 16, 16), np.uint8), False, 1.0)
+    sizes = (1.99, 1.5, 1.0, 0.72, 2.0)
+    said = [predicting._predict(model, seen, Prediction(0, 1.0, None, False, size)) for size in sizes]
+    assert [one.end for one in said] == [2.0, None, None, pytest.approx(1 / 1.41), 2.0]
+    small, large = remarks(model, said)
+    assert small.startswith("1 of 5 pictures: the smallest size that the channels cover, 0.709, was found")
+    assert large.startswith("2 of 5 pictures: the largest size that the channels cover, 2, was found")
+    at_one = make(channels=(0.5, 1.0))  # an object of the usual size is one of training
+    assert predicting._predict(at_one, seen, Prediction(0, 1.0, None, False, 1.0)).end is None
+
+
+def test_columns_are_those_that_a_model_fills_in():
+    always = ["picture", "class", "label", "confidence"]
+    assert columns(make()) == always
+    assert columns(make(channels=(0.5, 1.0))) == [*always, "size"]
+    assert columns(make(channels=(0.5, 1.0), object_size=9.0)) == [*always, "size", "pixels"]
+    assert columns(create_model("ss-cnn")) == [*always, "scale", "inverted"]
 
 
 @pytest.mark.gpu

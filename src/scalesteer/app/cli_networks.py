@@ -145,11 +145,13 @@ class Predict:
     """Classify your own pictures with a trained model.
 
     Give pictures (PNG, JPEG, TIFF, WebP, GIF, BMP or PPM), or folders with pictures. A model that was trained on
-    your own images fits them to its canvas as in training. For a model of the paper's datasets a picture is made grey,
-    inverted if it is dark on light, cut to what differs from the background, resized and centred; one that has the
-    model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is resized
-    and cut to the model's size. A model with scale channels also says which size answered: 2 is an object twice as
-    large as usual. A file that cannot be used is named, the others are classified, and the exit code is 2.
+    your own images fits them as in training; where that kept their scale, larger pictures are looked at as they are, in
+    tiles if they are large, and a line says what was resized. For a model of the paper's datasets a picture is made
+    grey, inverted if it is dark on light, cut to what differs from the background, resized and centred; one that has
+    the model's own size already (28 x 28 for MNIST-Scale) keeps its layout. For a model of rescaled-cifar10 it is
+    resized and cut to the model's size. A model with scale channels also says how large the object is: 2 is twice as
+    large as usual in training, and in pixels of the picture if training could measure its objects. A file that cannot
+    be used is named, the others are classified, and the exit code is 2.
 
     Example: scalesteer predict runs/NAME photos holiday.jpg --csv out.csv
     """
@@ -165,6 +167,9 @@ class Predict:
     masks: Annotated[Path | None, arg(metavar="DIR")] = None
     """With a network of your own that makes maps, whose class 0 is the background: write an image of labels for each
     picture here, with one number for each object, and objects.csv with their classes, places and sizes."""
+    fit: Literal["pad", "crop", "resize", "keep"] | None = None
+    """How pictures are brought to the size of the training images: as in `train`, or keep, which only pads what is
+    smaller. By default as in training, where larger pictures also keep their size if training did not resize any."""
     channels: Channels = None
     join: Join = None
     value_range: ValueRange = None
@@ -195,21 +200,23 @@ class Predict:
             return
         classes = network.task.classes
         dense = None if self.save_maps is None else maps.without_readout(model)
-        names, failed = predicting.find_files(self.pictures), 0
+        names, failed, shown = predicting.find_files(self.pictures), 0, list[predicting.Prediction]()
+        read = predicting.reader(model, self.fit)
         with contextlib.ExitStack() as stack:
-            table = None if self.csv is None else stack.enter_context(_table(self.csv, predicting.RECORD))
-            for path, said in files.show_progress(predicting.predict_files(model, names), len(names)):
+            table = None if self.csv is None else stack.enter_context(_table(self.csv, predicting.columns(model)))
+            for path, said in files.show_progress(predicting.predict_files(model, names, self.fit), len(names)):
                 try:
                     if isinstance(said, PictureError):
                         raise said
                     if self.save_maps is not None and dense is not None:
-                        pixels, _ = predicting.reader(model)(path)
+                        pixels = read(path).pixels
                         drawn = maps.draw_maps(pixels, maps.answer_maps(dense, pixels), classes)
                         sheets.save(drawn, self.save_maps / f"{names[path]}.png")
                 except PictureError as error:
                     log.error("%s", printable(str(error)))
                     failed += 1
                     continue
+                shown.append(said)
                 record = predicting.describe(path, said, classes)
                 if table is not None:
                     table(record)
@@ -218,6 +225,8 @@ class Predict:
                     files.require("tqdm").tqdm.write(line, file=sys.stdout)
         if self.csv is not None and not self.json:
             print(f"{len(names) - failed:,} pictures: {printable(str(self.csv))}")
+        for remark in predicting.remarks(model, shown, self.fit):
+            log.warning("%s", remark)
         if failed:
             raise ValueError(f"{failed} of {len(names)} images could not be used.")
 
@@ -260,7 +269,7 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[Callable[[dict[str, A
         except OSError as error:
             raise ValueError(f"cannot write {path} ({error.strerror or error}).") from error
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
-        writer = csv.DictWriter(text, columns)
+        writer = csv.DictWriter(text, columns, extrasaction="ignore")
         writer.writeheader()
         yield writer.writerow
         text.detach()  # what it holds is written; the file stays open until it is safe on the disk

@@ -23,11 +23,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from scalesteer import files
 from scalesteer._checks import boolean, choice, interval, pair
-from scalesteer.app.pictures import SUFFIXES, PictureError, read_picture, walk
+from scalesteer.app.pictures import SUFFIXES, PictureError, find_factor, read_picture, walk
 from scalesteer.datasets.scale import PARTS
 from scalesteer.datasets.sources import Images
 from scalesteer.datasets.tensors import ImageSet
@@ -38,6 +39,7 @@ PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val
 SHARE = 0.15  # of the pictures, for validation and as many for testing, where they have no folder of their own
 MOST_BYTES = 8 << 30  # of all packed pictures
 MOST_CLASSES = 10_000
+FEW_PICTURES = 200  # whose headers say by how much pictures are resized
 RECIPE = 2  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
 WORKERS = 4  # processes that read pictures, where there are as many processors
 WORKER_BYTES = 32 << 20  # fewer bytes are read sooner than such processes start
@@ -128,6 +130,14 @@ class Folder(NamedTuple):
         return Task(
             1 if spec.grey else 3, len(names), spec.image_size, names, spec.fit, "surroundings", spec.value_range
         )
+
+    def usual_scale(self) -> float | None:
+        """The factor by which pictures for training are resized, in the median of a few hundred, by their headers."""
+        paths = [picture.path for picture in self.pictures if picture.part == "train"]
+        few = paths[:: max(1, len(paths) // FEW_PICTURES)]
+        found = [find_factor(path, self.spec.image_size, self.spec.fit) for path in few]
+        known = [factor for factor in found if factor is not None]
+        return float(np.median(known)) if known else None
 
     def load(self, part: str) -> list[ImageSet]:
         """The pictures of "train", "val" or "test"."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from scalesteer._text import printable
+from scalesteer.app.tiles import tiled
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
 from scalesteer.models import network_of
@@ -77,12 +78,12 @@ def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
     network, (height, width) = network_of(dense), pixels.shape[-2:]
     x = _zeros(dense, height, width)
     x += torch.from_numpy(pixels).to(x.device).float().view_as(x) / 255
-    sizes, ends = None, (1.0, 1.0)
+    sizes, ends, looking = None, (1.0, 1.0), tiled(dense, height, width)
     if isinstance(dense, ScaleChannels):
-        logits, found = dense(x, return_scales=True)
+        logits, found = looking(x, return_scales=True)
         sizes, ends = found[0].double().cpu().numpy(), (1 / dense.scales[-1], 1 / dense.scales[0])
     else:
-        logits = dense(x)
+        logits = looking(x)
     confidences, labels = (part.cpu().numpy() for part in logits[0].double().softmax(0).max(0))
     stride = network.stride if isinstance(network, PooledNetwork) else max(1, round(height / logits.shape[-2]))
     return Maps(labels, confidences, sizes, ends, stride, logits.shape[1])

@@ -27,7 +27,7 @@ def find_masks(
     read = reader(model)
     for path in paths:
         try:
-            pixels, _ = read(path)
+            pixels = read(path).pixels
             maps = answer_maps(model, pixels)
             labels, sizes = (_enlarged(part, maps.stride, pixels.shape[-2:]) for part in (maps.labels, maps.sizes))
             image, regions = find_regions(labels, sizes, background=background, least=least)

@@ -40,6 +40,7 @@ MOST_PAGES = 64  # of a TIFF file, that are looked at: one picture and its copie
 # Tags of a TIFF file.
 _SUBFILE_TYPE, _BITS_PER_SAMPLE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES = 254, 258, 262, 270, 277
 _TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 322, 323, 338, 339
+_ORIENTATION, _LYING = 274, 5  # of a camera: from this value on height and width change places
 _REDUCED_OR_MASK, _UNKNOWN, _SIGNED, _FLOAT = 1 | 4, 0, 2, 3  # values of them
 _ADVICE = "give the numbers that are black and white (--value-range, as 0 4095), or save it with 8 bits"
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
@@ -77,7 +78,8 @@ def read_picture(
             until all of it fits. It is centred, and the rest gets the mean colour of its border. ``"crop"`` keeps its
             scale; of a larger picture the centre is cut out, a smaller one is padded in the same way. ``"resize"``
             enlarges or shrinks it, with its aspect kept, until it covers the canvas, and cuts out the centre. Resizing
-            is anti-aliased, by the cubic function of :func:`scalesteer.resize.resize`.
+            is anti-aliased, by the cubic function of :func:`scalesteer.resize.resize`. ``"keep"`` is ``"pad"``, but a
+            larger picture keeps its scale and its size.
         value_range: The numbers that are black and white, where they have more than 8 bits, are signed or fractions:
             those between are scaled, those beyond are cut off. By default 0 and the largest number of 16 bits.
         contrast: Lay transparent parts over white instead, if what is seen is dark.
@@ -97,10 +99,26 @@ def read_picture(
         ...     read_picture(file.name, 3).shape, read_picture(file.name, 1, (64, 64)).shape
         ((3, 100, 300), (64, 64))
     """
+    return read_scaled(path, channels, size, fit, value_range=value_range, contrast=contrast, most_pixels=most_pixels)[
+        0
+    ]
+
+
+def read_scaled(
+    path: str | os.PathLike[str] | BinaryIO,
+    channels: int,
+    size: tuple[int, int] | None = None,
+    fit: str = "pad",
+    *,
+    value_range: tuple[float, float] | None = None,
+    contrast: bool = False,
+    most_pixels: int = MOST_PIXELS,
+) -> tuple[NDArray[np.uint8], float]:
+    """As :func:`read_picture`; and the factor by which the picture was resized."""
     if channels not in (1, 3):
         raise ValueError(f"`channels` must be 1 (grey) or 3 (colour) (got {channels!r}).")
     canvas = None if size is None else _checks.pair("size", size, minimum=1)
-    _checks.choice("fit", fit, FITS)
+    _checks.choice("fit", fit, (*FITS, "keep"))
     ends = None if value_range is None else _checks.interval("value_range", value_range)
     pil, ops = require("PIL.Image"), require("PIL.ImageOps")
     try:
@@ -111,17 +129,23 @@ def read_picture(
             _check_area(image, tags, most_pixels)
             if image.format in ("JPEG", "MPO"):
                 _check_scans(image.fp)
-            if canvas is not None and fit != "crop":  # a JPEG is decoded ten times as fast at an eighth of its size
+            sides = sorted(image.size)
+            if canvas is not None and fit in (
+                "pad",
+                "resize",
+            ):  # a JPEG is decoded ten times as fast at an eighth of its size
                 image.draft(None, (2 * max(canvas), 2 * max(canvas)))
             deep = ";16" in str(image.tile)  # the numbers in the file have 16 bits
             if image.format != "PPM":  # which says nothing of rotation, and is not decoded yet
                 ops.exif_transpose(image, in_place=True)
             eight = _to_eight_bits(pil, image, tags, deep, ends)
             plain = _flatten(pil, eight, "L" if channels == 1 else "RGB", contrast)
+            drafted = sorted(plain.size)[1] / sides[1]
+            factor = 1.0 if canvas is None else drafted * _factor(plain.size, canvas, fit)
             pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
     except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
         raise PictureError(f"{picture_name(path)} cannot be read: {_explain(pil, error)}.") from error
-    return pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1)), factor
 
 
 def fit_image(image: Any, channels: int, size: tuple[int, int], fit: str = "pad") -> NDArray[np.uint8]:
@@ -312,18 +336,36 @@ def _read_ppm(image: Any) -> tuple[NDArray[np.uint32], int]:
     return np.frombuffer(content, kind).astype(np.uint32).clip(0, top).reshape(shape), top
 
 
+def _factor(size: tuple[int, int], canvas: tuple[int, int], fit: str) -> float:
+    """By how much a picture of this width and height is resized for a canvas of this height and width."""
+    across, down = canvas[1] / size[0], canvas[0] / size[1]
+    return {"resize": max(across, down), "pad": min(1.0, across, down)}.get(fit, 1.0)
+
+
+def find_factor(path: str | os.PathLike[str], canvas: tuple[int, int], fit: str) -> float | None:
+    """The same for a picture in a file, of which only the header is read; None if it cannot be."""
+    pil = require("PIL.Image")
+    try:
+        with warnings.catch_warnings(action="ignore"), pil.open(_regular_file(path), formats=FORMATS) as image:
+            turned = image.format != "PPM" and image.getexif().get(_ORIENTATION, 1) >= _LYING
+            return _factor(image.size[::-1] if turned else image.size, canvas, fit)
+    except Exception:  # as in `read_scaled`, which says what is wrong
+        return None
+
+
 def _fit(pil: Any, image: Any, canvas: tuple[int, int], fit: str) -> Any:
     """A picture on a canvas of this height and width."""
     (width, height), (rows, columns) = image.size, canvas
     cubic = pil.Resampling.BICUBIC
+    scale = _factor(image.size, canvas, fit)
     if fit == "resize":
         # In one step: a thin picture that covers the canvas on its own could be enormous.
-        scale = max(columns / width, rows / height)
         across, down = min(width, columns / scale), min(height, rows / scale)
         left, top = (width - across) / 2, (height - down) / 2
         return image.resize((columns, rows), cubic, box=(left, top, left + across, top + down))
-    if fit == "pad" and (width > columns or height > rows):
-        scale = min(columns / width, rows / height)
+    if fit == "keep":
+        rows, columns = max(rows, height), max(columns, width)
+    if scale < 1:
         width, height = max(1, round(width * scale)), max(1, round(height * scale))
         image = image.resize((width, height), cubic)
     left, top = int((width - columns) / 2), int((height - rows) / 2)  # negative where it is smaller

@@ -1,6 +1,7 @@
 """A model's opinion on a user's own images."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -14,17 +15,29 @@ from scalesteer._text import printable
 from scalesteer.app.device import arithmetic
 from scalesteer.app.drawings import fit_drawing
 from scalesteer.app.evaluation import Answers, answer, evaluation_batch
-from scalesteer.app.pictures import SUFFIXES, PictureError, find_pictures, picture_name, read_picture
+from scalesteer.app.pictures import SUFFIXES, PictureError, find_pictures, picture_name, read_picture, read_scaled
+from scalesteer.app.tiles import tiled
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
 from scalesteer.models import network_of
-from scalesteer.models.network import Network
+from scalesteer.models.network import Network, Task
+from scalesteer.models.pooled import PooledNetwork
 from scalesteer.nn import ScaleSteerableConv2d
 
 READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
-RECORD = ("picture", "class", "label", "confidence", "size", "scale", "inverted")
+RECORD = ("picture", "class", "label", "confidence", "size", "pixels", "scale", "inverted")
+NEAR_END = 1.05  # a size so near the last channel's is of an object that may be beyond it
 
-Reader = Callable[[Path | BinaryIO], tuple[NDArray[np.uint8], bool]]
+
+class Seen(NamedTuple):
+    """A picture as a model sees it."""
+
+    pixels: NDArray[np.uint8]  # (H, W) or (3, H, W)
+    inverted: bool  # it was dark on light, and turned round
+    factor: float  # by which it was resized
+
+
+Reader = Callable[[Path | BinaryIO], Seen]
 
 
 class Prediction(NamedTuple):
@@ -34,49 +47,100 @@ class Prediction(NamedTuple):
     confidence: float  # the probability of the label
     scale: float | None  # which of the first layer's scales won where its response is largest, if it has scales
     inverted: bool  # the image was dark on light, and turned round
-    size: float | None = None  # the size that answered, relative to the usual one, if the model has scale channels
+    size: float | None = None  # of the object in the picture, relative to the usual one in training's pictures
+    pixels: float | None = None  # the same in pixels of the picture, if training's objects were measured
+    factor: float = 1.0  # by which the picture was resized
+    end: float | None = None  # the size of the last channel, if that one answered and no training object has it
 
 
-def predict_files(model: nn.Module, paths: Iterable[Path]) -> Iterator[tuple[Path, Prediction | PictureError]]:
+def predict_files(
+    model: nn.Module, paths: Iterable[Path], fit: str | None = None
+) -> Iterator[tuple[Path, Prediction | PictureError]]:
     """Classify picture files, many at a time, on the model's device; results come in the order of `paths`.
 
-    The model's task says how a picture is read. Its `fit` brings one with surroundings to the size of the images; what
-    is for black ground is made light on black, cut and centred (:func:`.drawings.fit_drawing`). Without a size of the
-    images pictures keep theirs.
+    The model's task says how a picture is read (:func:`choose_fit`); what is for black ground is made light on black,
+    cut and centred (:func:`.drawings.fit_drawing`). Without a size of the images pictures keep theirs. Large pictures
+    are looked at in tiles (:mod:`.tiles`).
 
     Args:
         model: A network of :func:`scalesteer.create_model`.
         paths: The files. One that cannot be used gets a PictureError in the place of a prediction.
+        fit: How pictures are brought to the size of the images instead, as in :func:`.pictures.read_picture`.
     """
-    read = reader(model)
-    held: list[tuple[Path, NDArray[np.uint8] | PictureError, bool]] = []
+    read = reader(model, fit)
+    held: list[tuple[Path, Seen | PictureError]] = []
     held_bytes = 0
     for path in paths:
         try:
-            pixels, inverted = read(path)
-            held.append((path, pixels, inverted))
-            held_bytes += pixels.nbytes
+            seen = read(path)
+            held.append((path, seen))
+            held_bytes += seen.pixels.nbytes
         except PictureError as error:
-            held.append((path, error, False))
+            held.append((path, error))
         if len(held) >= READ_AHEAD or held_bytes >= READ_AHEAD_BYTES:
             yield from _answer(model, held)
             held, held_bytes = [], 0
     yield from _answer(model, held)
 
 
+def choose_fit(model: nn.Module, wanted: str | None = None) -> str:
+    """How pictures are brought to the size of a network's images: as it is wanted, or as in training.
+
+    Where training padded pictures and did not resize them, a larger one keeps its scale and its size too ("keep"), with
+    a network that takes any.
+
+    Raises:
+        ValueError: If pictures are wanted to keep a size that the network does not take.
+    """
+    network = network_of(model)
+    any_size = isinstance(network, PooledNetwork)
+    if wanted == "keep" and not any_size:
+        raise ValueError('`fit` must not be "keep" for this network, which takes one size of image.')
+    kept = any_size and network.task.fit == "pad" and network.task.scale == 1
+    return wanted or ("keep" if kept else network.task.fit)
+
+
+def columns(model: nn.Module) -> list[str]:
+    """The keys of a record that this model can fill in."""
+    network, scaled = network_of(model), isinstance(model, ScaleChannels)
+    steered = isinstance(getattr(network, "first", None), ScaleSteerableConv2d) and not scaled
+    missing = {"size": not scaled, "pixels": not scaled or network.task.object_size is None}
+    missing |= {"scale": not steered, "inverted": not _is_drawing(network.task)}
+    return [name for name in RECORD if not missing.get(name)]
+
+
 def describe(path: Path, said: Prediction, classes: Sequence[str] = ()) -> dict[str, Any]:
     """A prediction with the name of its class, JSON-ready; its keys are `RECORD`."""
     name = classes[said.label] if classes else str(said.label)
     size, scale = (None if number is None else round(number, 4) for number in (said.size, said.scale))
-    values = (str(path), name, said.label, round(said.confidence, 6), size, scale, said.inverted)
+    pixels = None if said.pixels is None else round(said.pixels, 1)
+    values = (str(path), name, said.label, round(said.confidence, 6), size, pixels, scale, said.inverted)
     return dict(zip(RECORD, values, strict=True))
 
 
 def to_sentence(record: Mapping[str, Any]) -> str:
     """A record for a terminal, on one line."""
     words = f"{record['picture']}: class {record['class']}, confidence {100 * record['confidence']:.1f} %"
-    words += "".join(f", {name} {record[name]:.2f}" for name in ("size", "scale") if record[name] is not None)
+    for name in ("size", "scale"):
+        words += f", {name} {record[name]:.2f}" if record[name] is not None else ""
+        words += f" ({record['pixels']:.0f} pixels)" if name == "size" and record["pixels"] is not None else ""
     return printable(words + (" (dark on light: inverted)" if record["inverted"] else ""))
+
+
+def remarks(model: nn.Module, said: Sequence[Prediction], fit: str | None = None) -> list[str]:
+    """What a reader of these predictions should know: pictures that were resized, and sizes beyond the channels."""
+    found, task, many = list[str](), network_of(model).task, f"of {len(said):,} pictures"
+    if resized := sum(abs(one.factor - 1) > 1e-6 for one in said):
+        shape = "" if task.image_size is None else " to {} x {} pixels".format(*task.image_size)
+        why = "as --fit says" if fit else "as in training"
+        found.append(f"{resized:,} {many} were resized{shape}, {why}; --fit keep looks at pictures as they are")
+    for end in sorted({one.end for one in said if one.end is not None}):
+        count, larger = sum(one.end == end for one in said), end > 1
+        found.append(
+            f"{count:,} {many}: the {'largest' if larger else 'smallest'} size that the channels cover, {end:.3g}, was "
+            f"found; objects may be {'larger' if larger else 'smaller'}: try --channels with one more size"
+        )
+    return found
 
 
 def find_files(given: Iterable[Path]) -> dict[Path, str]:
@@ -95,32 +159,43 @@ def find_files(given: Iterable[Path]) -> dict[Path, str]:
     return found
 
 
-def reader(model: nn.Module, **options: Any) -> Reader:
-    """Reads a file as a model wants it, `(H, W)` or `(3, H, W)`, and says whether it was inverted.
+def reader(model: nn.Module, fit: str | None = None, **options: Any) -> Reader:
+    """Reads a file as a model wants it.
 
-    `options` are those of :func:`.pictures.read_picture`.
+    `fit` is as in :func:`predict_files`, `options` are those of :func:`.pictures.read_picture`.
     """
     task = network_of(model).task
-    channels, size = task.in_chans, task.image_size
     options |= {"value_range": task.value_range}
-    if task.ground == "surroundings" or channels != 1 or size is None:
-        return lambda path: (read_picture(path, channels, size, task.fit, **options), False)
-    return lambda path: fit_drawing(read_picture(path, 1, contrast=True, **options), size, picture_name(path))
+    if not _is_drawing(task):
+        way = choose_fit(model, fit)
+        return lambda path: _as_it_is(*read_scaled(path, task.in_chans, task.image_size, way, **options))
+    size: Any = task.image_size
+    return lambda path: Seen(
+        *fit_drawing(read_picture(path, 1, contrast=True, **options), size, picture_name(path)), 1.0
+    )
+
+
+def _as_it_is(pixels: NDArray[np.uint8], factor: float) -> Seen:
+    return Seen(pixels, False, factor)
+
+
+def _is_drawing(task: Task) -> bool:
+    """Whether a network knows light drawings on black ground only."""
+    return task.ground != "surroundings" and task.in_chans == 1 and task.image_size is not None
 
 
 def _answer(
-    model: nn.Module, held: list[tuple[Path, NDArray[np.uint8] | PictureError, bool]]
+    model: nn.Module, held: list[tuple[Path, Seen | PictureError]]
 ) -> Iterator[tuple[Path, Prediction | PictureError]]:
     """Classify pictures that are read: those of one size together."""
     said: dict[int, Prediction | PictureError] = {}
     by_shape: dict[tuple[int, ...], list[int]] = {}
-    for i, (_, pixels, _) in enumerate(held):
-        if isinstance(pixels, PictureError):
-            said[i] = pixels
-        else:
-            by_shape.setdefault(pixels.shape, []).append(i)
+    seen = {i: one for i, (_, one) in enumerate(held) if isinstance(one, Seen)}
+    said |= {i: one for i, (_, one) in enumerate(held) if isinstance(one, PictureError)}
+    for i, one in seen.items():
+        by_shape.setdefault(one.pixels.shape, []).append(i)
     for shape, rows in by_shape.items():
-        images = torch.from_numpy(np.stack([np.asarray(held[i][1]) for i in rows]))
+        images = torch.from_numpy(np.stack([seen[i].pixels for i in rows]))
         try:
             answers, won = classify(model, images)
         except ValueError as error:
@@ -134,20 +209,36 @@ def _answer(
         scales = [None] * len(rows) if won is None else won.tolist()
         each = zip(rows, answers.labels.tolist(), answers.confidences.tolist(), scales, sizes, strict=True)
         for i, label, confidence, scale, size in each:
-            said[i] = Prediction(label, confidence, scale, held[i][2], size)
-    return ((path, said[i]) for i, (path, _, _) in enumerate(held))
+            said[i] = _predict(model, seen[i], Prediction(label, confidence, scale, seen[i].inverted, size))
+    return ((path, said[i]) for i, (path, _) in enumerate(held))
+
+
+def _predict(model: nn.Module, seen: Seen, said: Prediction) -> Prediction:
+    """A prediction whose size is that in the image, with the size in the picture that the image was made from."""
+    said, task = said._replace(factor=seen.factor), network_of(model).task
+    if said.size is None or not isinstance(model, ScaleChannels):
+        return said
+    shift, power = (0.0, 1.0) if model.calibration is None else model.calibration.size  # of sizes, by the fitted join
+    ends = [math.exp(shift) * scale**-power for scale in (model.scales[-1], model.scales[0])]
+    ends = [end for end in ends if abs(math.log(end)) > math.log(NEAR_END)]
+    near = [end for end in ends if (said.size / end if end > 1 else end / said.size) > 1 / NEAR_END]
+    pixels = None if task.object_size is None else said.size * task.object_size / seen.factor
+    size = said.size if task.scale is None else said.size * task.scale / seen.factor
+    return said._replace(size=size, pixels=pixels, end=near[0] if near else None)
 
 
 def classify(model: nn.Module, images: Tensor) -> tuple[Answers, Tensor | None]:
     """Classify images, `(N, H, W)` or `(N, C, H, W)` of bytes, on the model's device.
 
     Returns what the model says, and of a network whose first layer is steered which of its scales won where the
-    response is largest, `(N,)`; None of others and of those with scale channels.
+    response is largest, `(N,)`; None of others, of those with scale channels, and of pictures in tiles.
     """
     network, count = network_of(model), len(images)
     unknown = torch.zeros(count, dtype=torch.long)
     whole = ImageSet(images, unknown, torch.ones(count)).to(next(model.parameters()).device)
-    return answer(model, whole), None if isinstance(model, ScaleChannels) else _winners(network, whole)
+    looking = tiled(model, *images.shape[-2:])
+    alone = isinstance(model, ScaleChannels) or looking is not model  # a large picture's first responses take too much
+    return answer(looking, whole), None if alone else _winners(network, whole)
 
 
 @torch.no_grad()

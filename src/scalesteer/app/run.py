@@ -28,13 +28,14 @@ from scalesteer.app.config import BATCH, FEW_STEPS, USUAL, Run, batch_for, check
 from scalesteer.app.data import OpenData
 from scalesteer.app.device import arithmetic, environment, pick_device
 from scalesteer.app.distributed import Processes, joined, started
-from scalesteer.app.folder import Folder, FolderSpec
+from scalesteer.app.folder import FEW_PICTURES, Folder, FolderSpec
 from scalesteer.app.given import Given, Items, pack
 from scalesteer.app.loggers import Logger
 from scalesteer.app.loop import Augment, State, as_tested, fit, initial_state
 from scalesteer.app.networks import MODEL, checkpoints, read_settings
 from scalesteer.app.report import write_report
 from scalesteer.app.results import card
+from scalesteer.app.suggest import usual_object
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
 from scalesteer.joining import check_calibration
@@ -159,6 +160,8 @@ def _train_or_return(
         with torch.random.fork_rng([place] if place.type == "cuda" else []), arithmetic(run.training.precision):
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(run, data.task, parts["train"])
+                if isinstance(data, Folder):
+                    _describe_training(state.model, data, parts["train"])
                 _try_own_network(state.model, run, parts["train"])
                 _try_later_sizes(state.model, run, parts["train"])
             advice = f"with `batch_size` {batch}: choose a smaller one"
@@ -305,6 +308,14 @@ def _memory(advice: str) -> Iterator[None]:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
             raise
         raise RunError(f"out of memory {advice}; {KEPT}.") from error
+
+
+def _describe_training(model: nn.Module, folder: Folder, images: ImageSet) -> None:
+    """Let a network know by how much pictures were resized for it, and how large the objects in them were."""
+    pixels = images.images.unflatten(0, (-1, 1)) if images.images.ndim == 3 else images.images
+    found = usual_object(pixels[:: max(1, len(pixels) // FEW_PICTURES)].cpu().numpy())
+    network = network_of(model)
+    network.task = network.task._replace(scale=folder.usual_scale(), object_size=found)
 
 
 def _try_later_sizes(model: nn.Module, run: Run, images: ImageSet) -> None:

@@ -29,6 +29,8 @@ class Task(NamedTuple):
     fit: str = "pad"  # how pictures of another size are brought to `image_size`: one of `FITS`
     ground: str = "black"  # what is around an object: black, as around digits, or what was photographed around it
     value_range: tuple[float, float] | None = None  # numbers in a file that are black and white; None for their kind's
+    scale: float | None = None  # by which pictures of training were resized to `image_size`, in the median, if known
+    object_size: float | None = None  # pixels of an object in images of training, in the median, if known
 
 
 @dataclass(frozen=True)

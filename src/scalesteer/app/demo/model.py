@@ -68,7 +68,7 @@ class DemoModel:
         self.network = network_of(self.model)
         self.task = self.network.task
         self.classes = self.task.classes or tuple(map(str, range(self.task.num_classes)))
-        self.read_file = predict.reader(self.model, most_pixels=MOST_READ)
+        self.read_file = predict.reader(self.model, self.task.fit, most_pixels=MOST_READ)
         self.any_size = isinstance(self.network, PooledNetwork) or not isinstance(self.network, Network)
         self.device = next(self.model.parameters()).device
 
@@ -92,7 +92,7 @@ class DemoModel:
         """
         if not content.startswith(FORMATS):
             raise PictureError("the picture must be a PNG or JPEG file.")
-        pixels, inverted = self.read_file(io.BytesIO(content))
+        pixels, inverted, _ = self.read_file(io.BytesIO(content))
         height, width = pixels.shape[-2:]
         self._check_work(height, width, self.model)
         if pixels.max() == pixels.min():
