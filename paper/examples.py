@@ -67,7 +67,7 @@ def plot_adaptive() -> Figure:
     axis.axvline(50, color=curves.GREY, linestyle=":")
     axis.axhline(0.3, color=curves.GREY, linestyle=":")
     axis.set_ylim(-1, 4)
-    axis.set_title("Fewer channels: each point is a value of `sure`, a ring the one that validation chose", fontsize=10)
+    axis.set_title("Cost and error for each value of `sure`; outlined: chosen on validation", fontsize=10)
     curves.label(axis, "cost, % of all channels", "error above that of all channels, points")
     return figure
 

@@ -132,11 +132,12 @@ def test_the_order_of_the_pictures_does_not_matter_much():
     """Every second one is of the same class: halves by that order would each miss one."""
     x, labels = pictures(300)
     chosen = torch.stack([torch.where(labels == k)[0][:80] for k in (0, 1)], 1).flatten()
-    found = fit_join(ScaleChannels(Templates(), (0.5, 1.0)), x[chosen], labels[chosen], (1.0,))
+    found = fit_join(ScaleChannels(Templates(), SCALES), x[chosen], labels[chosen], (1.0,))
     shuffled = chosen[torch.randperm(160, generator=torch.Generator().manual_seed(3))]
-    again = fit_join(ScaleChannels(Templates(), (0.5, 1.0)), x[shuffled], labels[shuffled], (1.0,))
+    again = fit_join(ScaleChannels(Templates(), SCALES), x[shuffled], labels[shuffled], (1.0,))
     assert found.loss == pytest.approx(again.loss, abs=0.1)
     assert found.calibration is not None
+    assert again.calibration is not None
 
 
 class Misled(nn.Module):
