@@ -16,7 +16,11 @@ def found():
 
 def test_the_table_has_the_measured_numbers(found):
     lines = examples.fitted_join().splitlines()
-    rows = {cells[1]: cells[2:-1] for line in lines[2 : 2 + len(found["trials"])] if (cells := [cell.strip() for cell in line.split("|")])}
+    rows = {
+        cells[1]: cells[2:-1]
+        for line in lines[2 : 2 + len(found["trials"])]
+        if (cells := [cell.strip() for cell in line.split("|")])
+    }
     assert list(rows) == list(found["trials"])
     for name, one in found["trials"].items():
         alone, known, mean, gap, size, sure, cost, points = rows[name]
