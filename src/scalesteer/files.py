@@ -31,9 +31,11 @@ EXTRAS = {"huggingface_hub": "hub", "matplotlib": "paper", "onnx": "export", "on
 EXTRAS |= {
     "onnxscript": "export",
     "ray": "cluster",
+    "starlette": "demo",
     "timm": "timm",
     "torchvision": "timm",
     "tensorboard": "tensorboard",
+    "uvicorn": "demo",
 }
 """Which extra of this package has another one; those that are not named are in `cli`."""
 FORMAT = 2
