@@ -9,7 +9,8 @@ const DEMO = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]; // octaves of the first picture
 const COLOURS = { rival: "rival", once: "once", several: "several", network: "several", own: "own" };
 
 export let network = null;
-let pad = null, blob = null, curve = null, chosen = null, truth = null, timer = null, example = 0, growing = null;
+let truth; // the class of the picture, null if the user will not say, undefined until it is guessed
+let pad = null, blob = null, curve = null, chosen = null, timer = null, example = 0, growing = null;
 let pictures = 0, plotted = 0, asked = 0; // what was begun for an earlier picture or size is dropped
 let busy = false, again = false;
 
@@ -34,7 +35,7 @@ function forgetCurve() {
   $("curve-section").hidden = true;
 }
 
-function take(next, label = null) { // another picture, or none; `label` if it is known
+function take(next, label = undefined) { // another picture, or none; `label` if it is known
   pictures += 1;
   blob = next;
   truth = label;
@@ -73,7 +74,7 @@ async function showAnswer() { // true if it is shown and is still what is asked 
   image.src = found.picture;
   await image.decode();
   if (number === asked) $("answers").classList.remove("busy");
-  if (truth === null) truth = guess(found);
+  if (truth === undefined) truth = guess(found);
   showVerdict(found);
   $("answers").replaceChildren(...found.ways.map((way) => card(way, at)));
   const view = $("view"), room = $("seen"), [width, height] = found.usual;
@@ -91,7 +92,7 @@ async function showAnswer() { // true if it is shown and is still what is asked 
 // What it is, if nobody said so: what all ways agree on where the picture is as it is.
 function guess(found) {
   const named = new Set(found.ways.map((way) => way.top[0].label));
-  return Math.abs(size() - 1) < 0.2 && named.size === 1 ? [...named][0] : null;
+  return Math.abs(size() - 1) < 0.2 && named.size === 1 ? [...named][0] : undefined;
 }
 
 function showVerdict(found) {
@@ -100,12 +101,12 @@ function showVerdict(found) {
   $("answers").classList.toggle("unknown", found.verdict === "unknown");
   const row = $("truth-row");
   row.hidden = found.verdict === "unknown" || network.classes.length > 30;
-  if (!row.hidden) $("truth").value = truth === null ? "" : String(truth);
+  if (!row.hidden) $("truth").value = String(truth ?? "");
   document.body.dataset.verdict = found.verdict;
 }
 
 function card(way, at) {
-  const [best, ...rest] = way.top, judged = truth === null || document.body.dataset.verdict === "unknown" ? "" : best.label === truth ? "right" : "wrong";
+  const [best, ...rest] = way.top, judged = (truth ?? null) === null || document.body.dataset.verdict === "unknown" ? "" : best.label === truth ? "right" : "wrong";
   const box = element("div", "", { class: `way ${judged}`, "data-kind": COLOURS[way.key] });
   box.append(element("h4", way.name, { title: `the picture at ${way.scales.map((scale) => Number(scale.toFixed(2))).join(", ")} times its size` }));
   const mark = { right: " ✓", wrong: " ✗" }[judged] ?? "";
@@ -144,7 +145,7 @@ async function showCurve() {
   }
   if (number !== pictures) return;
   curve = found;
-  chosen = truth !== null && truth in found.ways[0].chances ? truth : found.label;
+  chosen = (truth ?? null) !== null && truth in found.ways[0].chances ? truth : found.label;
   const labels = Object.keys(found.ways[0].chances).map(Number);
   $("label").replaceChildren(...labels.map((label) => element("option", className(label), { value: label })));
   $("label").value = chosen;
@@ -209,7 +210,7 @@ async function sample(i) {
     pad.ink.drawImage(image, 0, 0, pad.canvas.width, pad.canvas.height);
   } else await pad.open(await blobOf(one.picture));
   pad.version += 1;
-  take(await blobOf(one.picture), one.label);
+  take(await blobOf(one.picture), one.label ?? undefined);
 }
 
 async function grow() { // the first picture grows once by itself

@@ -26,7 +26,8 @@ function lobe(basis, angle, towards) {
 // where there is a core, else orientation by orientation.
 export function prepare(basis, coefficients) {
   if (!basis.core) return { basis, coefficients };
-  const series = basis.series.map((a, n) => coefficients.map((row) => {
+  const seen = basis.series.filter((a) => Math.abs(a) > 1e-9 * Math.abs(basis.series[0])); // they fall off as a Gaussian
+  const series = seen.map((a, n) => coefficients.map((row) => {
     let cosRe = 0, cosIm = 0, sinRe = 0, sinIm = 0;
     row.forEach(([re, im], j) => {
       const c = a * Math.cos(n * basis.orientations[j]), s = a * Math.sin(n * basis.orientations[j]);
@@ -146,7 +147,7 @@ function meansOf(table, coefficients) {
   };
 }
 
-const FINER = 6; // points along a pixel for a mean over it, where there is no table of means
+const FINER = 4; // points along a pixel for a mean over it, where there is no table of means
 
 // The filter on the pixels of a network, at any scale up to `largest`.
 export class PixelFilter {
