@@ -59,11 +59,10 @@ def test_eq_3_with_these_numbers_gives_the_filters_of_the_layer(model, told):
     for scale, windows in zip(PAPER_SCALES, model.first.filters(), strict=True):
         n = windows.shape[-1]
         x, y = (c.ravel() for c in harmonics.grid(n))
-        inside = (np.hypot(x, y) <= 3.5 * scale) & (np.hypot(x, y) > 0)  # at the centre Eq. 1 has no value
+        inside = (np.hypot(x, y) <= 3.5 * scale + 1e-9) & (np.hypot(x, y) > 0)  # Eq. 1 has no value at the centre
         drawn = windows[:, 0].detach().double().flatten(1).numpy()
-        assert (
-            np.abs(steer(told, "paper", x, y, scale)[:, inside] - drawn[:, inside]).max() < 1e-6 * np.abs(drawn).max()
-        )
+        found = steer(told, "paper", x[inside], y[inside], scale)
+        assert np.abs(found - drawn[:, inside]).max() < 1e-6 * np.abs(drawn).max()
 
 
 def test_the_table_holds_the_averages_over_pixels(told):
@@ -87,16 +86,12 @@ def test_fitted_filters_are_near_those_that_they_stand_for_and_no_others_are_nea
     x, y = x[inside], y[inside]
     wanted, found = steer(told, "paper", x, y, 1.0), steer(told, "smooth", x, y, 1.0)
     agreement = [np.corrcoef(a, b)[0, 1] for a, b in zip(wanted, found, strict=True)]
-    assert min(agreement) > 0.5
+    assert min(agreement) > 0.3  # of random filters, which have narrower lobes than the others
+    assert np.median(agreement) > 0.6
     own = as_complex(told, "smooth")
-    basis = LogRadialBasis.preset("smooth"), LogRadialBasis.preset("area")
     shown, target = (
-        harmonics.steered_basis(one, 7, 4.0).reshape(-1, *sides)
-        for one, sides in zip(basis, ((31 * 31,), (29 * 29,)), strict=True)
+        harmonics.steered_basis(LogRadialBasis.preset(name), 7, 4.0).reshape(-1, 29 * 29) for name in ("smooth", "area")
     )
-    side = math.isqrt(shown.shape[1])
-    border = (side - 29) // 2
-    target = np.pad(target.reshape(-1, 29, 29), ((0, 0), (border,) * 2, (border,) * 2)).reshape(len(target), -1)
     area = np.array(told["coefficients"]["paper"]).reshape(30, -1) @ target
     flat = np.stack([own.real, own.imag], -1).reshape(30, -1)
     rest = area - flat @ shown

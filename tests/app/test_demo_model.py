@@ -118,7 +118,7 @@ def test_channels_of_every_kind_say_what_they_say_anywhere(tmp_path, seven, opti
 def test_shares_are_of_calibrated_channels(tmp_path, seven):
     plain = scalesteer.create_model("pooled-cnn", image_size=(28, 28), channels=(0.5, 1.0)).eval()
     plain.calibration = Calibration((1.0, 1.0), (0.0, 50.0))
-    demo = DemoModel(scalesteer.save_pretrained(plain, tmp_path / "saved"), channels=(0.5, 1.0))
+    demo = DemoModel(scalesteer.save_pretrained(plain, tmp_path / "saved"))
     said = demo.answer(seven, 1.0)
     own = {"channels": said["channels"], "more": demo.ways(28, 28)[-1].model.calibration}
     # Sizes beyond those that were calibrated are not: the last way leaves it out.
