@@ -5,6 +5,8 @@ import csv
 import io
 import json
 import shutil
+import statistics
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ def shipped(tmp_path_factory):
     for name in ("digits", "garments"):
         shutil.copytree(pretrained.SHIPPED / name, folder / name)
     torch.manual_seed(0)
-    scalesteer.save_pretrained(scalesteer.create_model("pooled-cnn", widths=(4, 4, 4)).eval(), folder / RIVAL)
+    scalesteer.save_pretrained(scalesteer.create_model("pooled-cnn", kernel_size=5).eval(), folder / RIVAL)
     finding = scalesteer.create_model("pooled-cnn", num_classes=11, widths=(4, 4, 4), subsample=(1, 2), dense=True)
     scalesteer.save_pretrained(finding.with_scales((0.25, 0.5, 1.0, 2.0)).eval(), folder / FINDER)
     with pytest.MonkeyPatch.context() as patch:
@@ -346,3 +348,15 @@ def test_a_run_shows_its_own_pictures_for_testing(tmp_path, monkeypatch):
     assert DemoModel(tmp_path / "run").describe()["samples"] == []
     (tmp_path / "run" / "split.csv").unlink()
     assert DemoModel(tmp_path / "run").describe()["samples"] == []
+
+
+def test_a_move_of_the_slider_takes_less_than_a_tenth_of_a_second(demo, capsys):
+    picture, spent = demo.read(to_bytes(draw_seven(side=270))), list[float]()
+    for size in np.geomspace(0.25, 4.0, 31).tolist():
+        start = time.process_time()  # a machine that does several things at once takes longer by the clock
+        said = demo.answer(picture, size)
+        spent.append(time.process_time() - start)
+        assert len(said["ways"]) == 3
+    with capsys.disabled():
+        print(f" a move takes {1000 * statistics.median(spent):.0f} ms, at most {1000 * max(spent):.0f} ms")
+    assert statistics.median(spent) < 0.1

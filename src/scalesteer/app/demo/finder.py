@@ -19,9 +19,9 @@ THRESHOLD = -1.0  # log-odds of what is found; a mean over channels, so that one
 MOST_SIDE = 512  # pixels of a picture that is searched
 MOST_READ = 1 << 24  # pixels of a drawing
 LEAST_CONTRAST = 16  # of 255; what differs less from the background is not there
-# A drawing is judged with its longer side at this length, in a margin of a digit's width: one digit is then twice its
-# usual size, and two or three beside each other are usual ones.
-JUDGED_SIDE, JUDGED_MARGIN = 48, 20
+# A drawing is judged at this height, in a margin of a digit's width: digits as tall are then 2.4 times as large
+# as in training, and two above each other are as large.
+JUDGED_HEIGHT, JUDGED_WIDTH, JUDGED_MARGIN = 48, 160, 20
 
 
 class Finder:
@@ -95,6 +95,6 @@ def at_usual_size(light: Tensor) -> Tensor:
     inked = light[0, 0] > 0.25
     rows, columns = inked.any(1).nonzero()[:, 0], inked.any(0).nonzero()[:, 0]
     box = light[:, :, int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
-    factor = JUDGED_SIDE / max(box.shape[-2:])
+    factor = min(JUDGED_HEIGHT / box.shape[-2], JUDGED_WIDTH / box.shape[-1])
     small = resize(box, (max(1, round(box.shape[-2] * factor)), max(1, round(box.shape[-1] * factor))))
     return F.pad(small.clamp(0, 1), (JUDGED_MARGIN,) * 4)
