@@ -25,7 +25,7 @@ PROGRAMS = {
     "python -m paper": paper,
     "python -m speed": speed,
 }
-OTHERS = {"ls", "export", "host", "head", "srun"}  # of the shell, and of Slurm
+OTHERS = {"curl", "ls", "export", "host", "head", "srun"}  # of the shell, and of Slurm
 TORCHRUN = {"--standalone", "--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port"}
 
 
