@@ -37,14 +37,13 @@ KINDS = ("noise", "specks", "scribbles")  # pictures without a digit
 
 
 def make_network() -> Network:
-    """Images `(B, 1, H, W)` -> maps `(B, 10, H / 4, W / 4)`: log-odds of each digit with its centre here to nothing.
-
-    Nothing has no map of its own: its logit is zero, so that the others mean the same at every size.
-    """
-    return create_model(
-        "pooled-cnn", widths=(16, 32, 48, 48, 48), kernel_size=(5, 3, 3, 3, 3), subsample=(1, 2), halving="max",
-        dense=True,
+    """Images `(B, 1, H, W)` -> maps `(B, 11, H / 4, W / 4)`: "nothing here", then a digit with its centre here."""
+    net = create_model(
+        "pooled-cnn", num_classes=11, widths=(16, 32, 48, 48, 48), kernel_size=(5, 3, 3, 3, 3), subsample=(1, 2),
+        halving="max", dense=True,
     )  # fmt: skip
+    net.task = net.task._replace(classes=("nothing", *"0123456789"), ground="black")
+    return net
 
 
 class Digit(NamedTuple):
@@ -57,11 +56,11 @@ class Digit(NamedTuple):
 
 
 def load(data_dir: str | None = None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """MNIST in random order: 60,000 digits to train with, 10,000 others for pictures; labels are 0 to 9."""
+    """MNIST in random order: 60,000 digits to train with, 10,000 others for pictures; labels are 1 to 10."""
     pool = fetch("mnist", data_dir)
     order = np.random.default_rng(0).permutation(len(pool.images))
     images = torch.from_numpy(pool.images[order]).float() / 255
-    labels = torch.from_numpy(pool.labels[order]).long()
+    labels = torch.from_numpy(pool.labels[order]).long() + 1
     return (images[:60_000], labels[:60_000]), (images[60_000:], labels[60_000:])
 
 
@@ -70,7 +69,7 @@ def training_batch(
 ) -> tuple[Tensor, Tensor]:
     """Digits at random places, `(B, 1, side, side)`, and what the map should say, `(B, side / 4, side / 4)`.
 
-    A place says 1 + the digit if its centre is at most 3 pixels away, 0 for nothing if it is more than 7 pixels away,
+    A place says the digit's label if its centre is at most 3 pixels away, nothing (0) if it is more than 7 pixels away,
     and is not judged in between (-100). All digits have one size, within a quarter of an octave: channels of scale are
     half an octave apart. Their sharpness varies, because a small digit that is enlarged has no more detail than before:
     every digit is shrunk to 14 to 28 pixels and back. With `clutter` a fifth of the images has no digit, some have a
@@ -101,7 +100,7 @@ def training_batch(
             centre = (n - 1) / 2
             away = torch.maximum((places - row - centre).abs()[:, None], (places - column - centre).abs()[None])
             unsure = torch.where((away <= 7) & (target[i] == 0), -100, target[i])
-            target[i] = torch.where(away <= 3, labels[chosen] + 1, unsure)
+            target[i] = torch.where(away <= 3, labels[chosen], unsure)
     return x, target
 
 
@@ -194,7 +193,7 @@ def paste(picture: Tensor, patch: Tensor, rng: np.random.Generator) -> None:
 
 
 def train(images: Tensor, labels: Tensor, *, steps: int, batch: int = 24, seed: int = 0) -> nn.Module:
-    """A network for digits of one size, in scale channels; `images` `(N, 28, 28)` from 0 to 1, `labels` 0 to 9."""
+    """A network for digits of one size, in scale channels; `images` `(N, 28, 28)` from 0 to 1, `labels` 1 to 10."""
     torch.manual_seed(seed)
     rng, net = np.random.default_rng(seed), make_network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.01)
@@ -202,13 +201,17 @@ def train(images: Tensor, labels: Tensor, *, steps: int, batch: int = 24, seed: 
     for step in range(steps):
         chosen = torch.from_numpy(rng.integers(0, len(images), batch))
         x, target = training_batch(images[chosen], labels[chosen], rng)
-        loss = F.cross_entropy(F.pad(net(x), (0, 0, 0, 0, 1, 0)), target)  # nothing has the logit zero
+        loss = F.cross_entropy(net(x), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         if step % 200 == 199:
             print(f"step {step + 1} of {steps}: loss {loss.item():.3f}", flush=True)
+    last: Any = net.get_submodule("classifier.fc2")
+    with torch.no_grad():  # "nothing here" gets the logit zero, so that the others mean the same at every size
+        for parameter in last.parameters():
+            parameter -= parameter[:1].clone()
     return net.with_scales(SCALES).eval()
 
 
@@ -230,7 +233,7 @@ def make_picture(
             continue
         i = int(rng.integers(0, len(images)))
         patch += resize(images[i][None, None], (n, n)).clamp(0, 1) + 1e-6  # the frame counts as taken
-        digits.append(Digit(int(labels[i]), row + (n - 1) / 2, column + (n - 1) / 2, n / FRAME))
+        digits.append(Digit(int(labels[i]) - 1, row + (n - 1) / 2, column + (n - 1) / 2, n / FRAME))
     return picture, digits
 
 
@@ -246,16 +249,17 @@ def make_empty_picture(rng: np.random.Generator, kind: str, side: int = 256) -> 
     return picture[None, None]
 
 
-def find(model: nn.Module, picture: Tensor, threshold: float = 0.0) -> tuple[list[Digit], Tensor, Tensor]:
+def find(model: nn.Module, picture: Tensor, threshold: float = -1.0) -> tuple[list[Digit], Tensor, Tensor]:
     """The digits in a picture, with the maps of log-odds and of sizes they are read from.
 
-    The clearest place names a digit; what lies within its frame is then not asked again.
+    The clearest place names a digit; what lies within its frame is then not asked again. The odds are a mean over the
+    channels: one channel alone has to be much surer than the `threshold`.
     """
     with torch.no_grad():
         logits, sizes = model(picture, return_scales=True)
-    centres = find_centres(logits[0], sizes[0], FRAME, stride=STRIDE, offset=OFFSET, threshold=threshold)
+    centres = find_centres(logits[0, 1:], sizes[0], FRAME, stride=STRIDE, offset=OFFSET, threshold=threshold)
     found = [Digit(centre.label, centre.row, centre.column, centre.size) for centre in centres]
-    return found, logits[0].amax(0), sizes[0]
+    return found, logits[0, 1:].amax(0), sizes[0]
 
 
 def compare(found: list[Digit], true: list[Digit]) -> list[Digit | None]:
@@ -314,7 +318,7 @@ def draw(model: nn.Module, picture: Tensor, path: Path) -> None:
     height, width = picture.shape[-2:]
     scale, extent = colors.LogNorm(*SIZES), (-0.5, width - 0.5, height - 0.5, -0.5)
     # Opaque where a digit is likelier than nothing: elsewhere no size has a meaning.
-    shown = right.imshow(sizes.numpy(), cmap="viridis", norm=scale, alpha=odds.sigmoid().numpy(), extent=extent)
+    shown = right.imshow(sizes.numpy(), cmap="viridis", norm=scale, alpha=(odds + 1).sigmoid().numpy(), extent=extent)
     left.imshow(picture[0, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
     for digit in found:
         side = FRAME * digit.size
@@ -346,14 +350,14 @@ def describe(score: Score, alarms: dict[str, int], pictures: int, empty: int) ->
 
 def save(model: nn.Module, folder: Path, images: Tensor, command: str, result: str) -> None:
     """Write the network as a folder, with what a reader of its card should know."""
-    made: dict[str, Any] = {"commit": commit(), "torch": torch.__version__}
     card = f"""It finds digits in pictures of any size and says how large they are: `(B, 1, H, W)` -> maps
-`(B, 10, H / {STRIDE}, W / {STRIDE})` of log-odds of each digit with its centre at that place to "nothing here", which
-`scalesteer.instances.find_centres(maps, sizes, {FRAME}, stride={STRIDE}, offset={OFFSET})` reads.
+`(B, 11, H / {STRIDE}, W / {STRIDE})`, "nothing here", which is always 0, and the log-odds of each digit with its centre
+at that place. `logits, sizes = model(picture, return_scales=True)` are read by
+`scalesteer.instances.find_centres(logits[0, 1:], sizes[0], {FRAME}, stride={STRIDE}, offset={OFFSET}, threshold=-1)`.
 
 - Data: MNIST, 60,000 of the 70,000 digits in random order, SHA-256 of them in this order {tensor_digest(images)}.
 - Command: `{command}`
-- Commit: {made["commit"]}, with torch {made["torch"]}.
+- Commit: {commit()}, with torch {torch.__version__}.
 - Test: {result}
 """
     save_pretrained(model, folder, card=card, half=True)

@@ -28,7 +28,7 @@ def digits():
     """Frames with a cross of their own brightness, in place of digits."""
     images = torch.zeros(10, FRAME, FRAME)
     images[:, 13:15, 4:24] = images[:, 4:24, 13:15] = torch.linspace(0.3, 1, 10)[:, None, None]
-    return images, torch.arange(10)
+    return images, torch.arange(1, 11)
 
 
 def test_a_training_image_says_its_name_at_its_centre_only(digits):
@@ -41,7 +41,7 @@ def test_a_training_image_says_its_name_at_its_centre_only(digits):
         for i, j in torch.cartesian_prod(*[torch.arange(SIDE // STRIDE)] * 2).tolist():
             away = max(abs(OFFSET + STRIDE * i - centre[0]), abs(OFFSET + STRIDE * j - centre[1]))
             if abs(away - 3) > 0.1 and abs(away - 7) > 0.1:  # the centre is measured
-                assert places[i, j] == (label + 1 if away < 3 else -100 if away < 7 else 0)
+                assert places[i, j] == (label if away < 3 else -100 if away < 7 else 0)
 
 
 def test_clutter_is_no_digit_and_leaves_digits_as_they_are(digits):
@@ -97,10 +97,11 @@ class Told(nn.Module):
         self.true = true
 
     def forward(self, x, return_scales):
-        logits, sizes = torch.full((1, 10, 64, 64), -10.0), torch.ones(1, 64, 64)
+        logits, sizes = torch.zeros(1, 11, 64, 64), torch.ones(1, 64, 64)
+        logits[:, 1:] = -10
         for digit in self.true:
             i, j = round((digit.row - OFFSET) / STRIDE), round((digit.column - OFFSET) / STRIDE)
-            logits[0, digit.name, i, j], sizes[0, i, j] = 5, digit.size
+            logits[0, digit.name + 1, i, j], sizes[0, i, j] = 5, digit.size
         return logits, sizes
 
 
