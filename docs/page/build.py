@@ -104,10 +104,15 @@ class FinderWithSizes(nn.Module):
 
 def write_networks(demo: DemoModel, folder: Path) -> None:
     """The networks as ONNX files for images of any size: two for one look at them, the finder with its channels."""
+    write_looks(demo, folder)
+    write_finder(demo.others.finder.model, folder / "finder.onnx")
+
+
+def write_looks(demo: DemoModel, folder: Path) -> None:
+    """The networks that look at an image once; how their answers are joined is the page's work."""
     for name, model in (("digits", demo.network), ("rival", demo.others.rival)):
         if not export(model, folder / f"{name}.onnx").any_size:
             raise ValueError(f"{name}.onnx takes images of one size only.")
-    write_finder(demo.others.finder.model, folder / "finder.onnx")
 
 
 def write_finder(model: nn.Module, path: Path) -> None:

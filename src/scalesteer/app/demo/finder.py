@@ -14,7 +14,7 @@ from scalesteer.instances import Centre, find_centres
 from scalesteer.resize import resize
 
 FRAME = 28  # pixels of a digit's square frame in the network's training
-STRIDE = 4  # pixels from one place of its map to the next
+STRIDE, OFFSET = 4, 1.5  # pixels from one place of its map to the next, and the pixel of the first place
 THRESHOLD = -1.0  # log-odds of what is found; a mean over channels, so that one of them alone has to be much surer
 MOST_SIDE = 512  # pixels of a picture that is searched
 MOST_READ = 1 << 24  # pixels of a drawing
@@ -37,7 +37,7 @@ class Finder:
         logits, sizes = self.model(picture.to(self.device), return_scales=True)
         logits, sizes = logits[0].float().cpu(), sizes[0].cpu()
         against = logits[1:] - logits[:1]
-        return find_centres(against, sizes, FRAME, stride=STRIDE, threshold=THRESHOLD), logits, sizes
+        return find_centres(against, sizes, FRAME, stride=STRIDE, offset=OFFSET, threshold=THRESHOLD), logits, sizes
 
     def describe(self, picture: Tensor) -> dict[str, Any]:
         """What is found in a picture, and the maps that it is read from, JSON-ready."""
@@ -46,7 +46,8 @@ class Finder:
         chances = logits.softmax(0)
         objects = []
         for digit in found:
-            chance = chances[1 + digit.label, round(digit.row / STRIDE), round(digit.column / STRIDE)]
+            at = (round((place - OFFSET) / STRIDE) for place in (digit.row, digit.column))
+            chance = chances[1 + digit.label, *at]
             place = {"row": digit.row, "column": digit.column, "size": round(digit.size, 3)}
             side = round(FRAME * digit.size, 1)
             objects.append({"label": digit.label, **place, "side": side, "probability": round(float(chance), 4)})
