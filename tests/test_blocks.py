@@ -52,6 +52,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 COMMANDS = [block for block in BLOCKS if block.language in {"", "sh", "bash"}]
 RUN = {  # pages whose Python is run with what it needs, and where
     "README.md": "tests/paper/test_docs.py",
+    "docs/guide/demo.md": "tests/app/test_demo_app.py",
     "docs/guide/deploy.md": "tests/test_export.py",
     "docs/data.md": "tests/datasets/test_page.py",
     "docs/your-own-images.md": "tests/app/test_own_images.py",

@@ -12,7 +12,7 @@ from torch import nn
 from scalesteer import ScaleChannels, create_model, register_model, save_pretrained
 from scalesteer.app import CheckpointError, cli, evaluate, load, load_model, make_run, maps, read_run, train
 from scalesteer.app.demo import DemoModel
-from scalesteer.app.demo.model import SIZES
+from scalesteer.app.demo.asking import SIZES
 from scalesteer.app.engines import make_runs
 from scalesteer.models import external, network_of
 from scalesteer.models.registered import BUILDERS
@@ -197,9 +197,9 @@ def test_the_page_shows_a_users_network_at_one_size_and_at_its_own(place):
         model=Pooled(),
     )
     demo = DemoModel(place / "run")
-    picture, _ = demo.read((place / "photos" / "light" / "0.png").read_bytes())
+    picture = demo.read((place / "photos" / "light" / "0.png").read_bytes())
     said = demo.answer(picture, 1.5)
-    assert [way["name"] for way in said["ways"]] == ["at one size", "at its own sizes"]
+    assert [way["name"] for way in said["ways"]] == ["looking once", "looking at 5 sizes"]
     assert len(said["channels"]) == 5
     assert len(demo.curve(picture)["sizes"]) == len(SIZES)
 

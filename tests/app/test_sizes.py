@@ -279,6 +279,10 @@ def test_export_command_writes_a_network_that_looks_at_several_sizes(cache, trai
 def test_demo_looks_at_several_sizes(cache, trained):
     demo = DemoModel(trained, channels=(0.5, 1.0), join="mean")
     assert (demo.describe()["channels"], demo.model.join) == ([0.5, 1.0], "mean")
-    assert [way.name for way in demo.ways(64, 64)] == ["at one size", "at its own sizes", "at more sizes"]
+    assert [way.name for way in demo.ways(64, 64)] == [
+        "looking once",
+        "looking at 2 sizes",
+        "looking at 7 sizes",
+    ]
     with pytest.raises(ValueError, match=r"`join` .* needs `channels`"):
         DemoModel(trained, join="mean")

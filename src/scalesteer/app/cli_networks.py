@@ -352,10 +352,10 @@ class Export:
 @networks.command("demo")
 @dataclass(frozen=True)
 class Demo:
-    """Open a page on this machine to try a network on: draw a digit or drop a picture, and change its size.
+    """Open a page on this machine: see a learned filter grow, draw or drop pictures, and change their size.
 
-    The page shows what the network says when it looks at the image at one size, at the sizes of its own scale channels,
-    and at more sizes, with the same weights. No other machine can reach the page, and pictures stay on this one.
+    The page shows what networks say when they look at an image once, and at several sizes with the same weights. Other
+    programs can ask, too (docs/guide/demo.md). No other machine can reach the page, and pictures stay on this one.
 
     Example: scalesteer demo
 

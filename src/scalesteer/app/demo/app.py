@@ -49,6 +49,12 @@ class DemoServer:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open."""
+        found: set[Any] = self.server.server_state.connections
+        return found
+
     def __enter__(self) -> Self:
         return self
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from scalesteer.app.demo.filters import filters, is_steered
 from scalesteer.app.demo.finder import Finder
+from scalesteer.channels import ScaleChannels
 from scalesteer.pretrained import from_pretrained, list_pretrained
 
 RIVAL, STEERED, FINDER = "digits-resized", "ss-cnn-mnist-scale", "digit-finder"
@@ -42,7 +43,10 @@ class Companions:
         """The network that finds digits in a large picture."""
         if not self.has_finder:
             raise NotHereError("the network that finds digits is not here.")
-        return Finder(from_pretrained(FINDER).to(self.device))
+        model = from_pretrained(FINDER)
+        if not isinstance(model, ScaleChannels):
+            raise NotHereError(f"{FINDER} has no scale channels.")
+        return Finder(model.to(self.device))
 
     @cached_property
     def filters(self) -> dict[str, Any]:

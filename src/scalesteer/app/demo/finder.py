@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from scalesteer.app.pictures import PictureError, read_picture
+from scalesteer.channels import ScaleChannels
 from scalesteer.instances import Centre, find_centres
 from scalesteer.resize import resize
 
 FRAME = 28  # pixels of a digit's square frame in the network's training
-STRIDE, OFFSET = 4, 1.5  # pixels from one place of its map to the next, and the pixel of the first place
 THRESHOLD = -1.0  # log-odds of what is found; a mean over channels, so that one of them alone has to be much surer
 MOST_SIDE = 512  # pixels of a picture that is searched
 MOST_READ = 1 << 24  # pixels of a drawing
@@ -25,19 +25,19 @@ JUDGED_SIDE, JUDGED_MARGIN = 48, 20
 
 
 class Finder:
-    """The network `digit-finder`: maps of eleven classes, "nothing here" and the ten digits, in scale channels."""
+    """The network `digit-finder` in its scale channels: maps of "nothing here" and of ten digits."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
+    def __init__(self, model: ScaleChannels) -> None:
+        self.model, self.device = model, next(model.parameters()).device
+        self.stride, self.offset = model.grid or (1.0, 0.0)
 
     @torch.inference_mode()
     def find(self, picture: Tensor) -> tuple[list[Centre], Tensor, Tensor]:
-        """The digits in a picture `(1, 1, H, W)`, light on black; the logits of all classes and the sizes, as maps."""
+        """The digits in a picture `(1, 1, H, W)`, light on black; logits of all classes and sizes, as maps."""
         logits, sizes = self.model(picture.to(self.device), return_scales=True)
         logits, sizes = logits[0].float().cpu(), sizes[0].cpu()
-        against = logits[1:] - logits[:1]
-        return find_centres(against, sizes, FRAME, stride=STRIDE, offset=OFFSET, threshold=THRESHOLD), logits, sizes
+        where = {"stride": self.stride, "offset": self.offset}
+        return find_centres(logits[1:], sizes, FRAME, threshold=THRESHOLD, **where), logits, sizes
 
     def describe(self, picture: Tensor) -> dict[str, Any]:
         """What is found in a picture, and the maps that it is read from, JSON-ready."""
@@ -46,16 +46,16 @@ class Finder:
         chances = logits.softmax(0)
         objects = []
         for digit in found:
-            at = (round((place - OFFSET) / STRIDE) for place in (digit.row, digit.column))
-            chance = chances[1 + digit.label, *at]
+            i, j = (round((place - self.offset) / self.stride) for place in (digit.row, digit.column))
             place = {"row": digit.row, "column": digit.column, "size": round(digit.size, 3)}
-            side = round(FRAME * digit.size, 1)
-            objects.append({"label": digit.label, **place, "side": side, "probability": round(float(chance), 4)})
+            chance, side = round(float(chances[1 + digit.label, i, j]), 4), round(FRAME * digit.size, 1)
+            objects.append({"label": digit.label, **place, "side": side, "probability": chance})
         height, width = sizes.shape
         maps = {
             "height": height,
             "width": width,
-            "stride": STRIDE,
+            "stride": self.stride,
+            "offset": self.offset,
             "sizes": [round(size, 2) for size in sizes.flatten().tolist()],
             "odds": [round(chance, 3) for chance in (1 - chances[0]).flatten().tolist()],
         }

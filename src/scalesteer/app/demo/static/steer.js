@@ -146,7 +146,7 @@ function meansOf(table, coefficients) {
   };
 }
 
-const FINER = 6; // points along a pixel for a mean over it, where there is no table of means
+const FINER = 4; // points along a pixel for a mean over it, where there is no table of means
 
 // The filter on the pixels of a network, at any scale up to `largest`.
 export class PixelFilter {

@@ -10,7 +10,7 @@ const FINE = 192, THUMB = 44; // points along a drawn filter
 const REACH = 18, STEP = 2; // pixels about the centre where responses are compared, and from one to the next
 const ROUND = 6000; // milliseconds from the smallest size to the largest and back
 
-let data = null, chosen = 0, digit = 0, preset = "area", pixel = null, fine = null, drawn = 1;
+let data = null, chosen = 0, digit = 0, preset = "area", pixel = null, fine = null, drawn = 1, unsteered = null;
 let picture = null, first = [], strongest = 1, frame = 0, started = null;
 const image = new Float32Array(WIDTH * WIDTH), response = new Float32Array(WIDTH * WIDTH);
 const offsets = [];
@@ -38,6 +38,7 @@ function chooseFilter(i) {
   chosen = i;
   const basis = data.presets[preset], own = coefficients(preset, i);
   pixel = new PixelFilter(basis, own, data.kernel_size, LARGEST, data.table);
+  unsteered = pixel.at(1);
   fine = new Places(prepare(basis, own), data.kernel_size, ...squareOf(FINE, LARGEST * data.kernel_size + 0.6));
   drawn = strength(fine);
   begin();
@@ -52,8 +53,8 @@ function chooseDigit(i) {
 // What is seen at scale 1, with which all else is compared.
 function begin() {
   enlarge(picture, data.digits[digit].side, ENLARGED, WIDTH, image);
-  const filter = pixel.at(1), whole = respond(image, WIDTH, filter);
-  first = readResponse(image, WIDTH, filter, 1, offsets, whole);
+  const whole = respond(image, WIDTH, unsteered);
+  first = readResponse(image, WIDTH, unsteered, 1, offsets, whole);
   strongest = whole.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
   $("functions").replaceChildren();
   show();
@@ -76,7 +77,6 @@ function show() {
   paintGrey($("image-view"), image);
   const filter = pixel.at(scale), basis = data.presets[preset];
   paintSigned($("response-view"), respond(image, WIDTH, filter, response), strongest);
-  const unsteered = pixel.at(1);
   const kinds = {
     steered: readResponse(image, WIDTH, filter, size, offsets, response),
     resized: readResponse(image, WIDTH, interpolated(unsteered, scale), size, offsets),
@@ -94,6 +94,7 @@ function show() {
   $("filter-size").value = `${windowSize(data.kernel_size, scale, basis)} pixels wide`;
   $("image-size").value = size === 1 ? "as it is" : `${size.toFixed(2)} times as large`;
   dials(basis, scale);
+  $("core-hint").hidden = !basis.core;
   if ($("basis").open) functions();
 }
 
@@ -123,7 +124,7 @@ function dials(basis, scale) {
     context.lineTo(half + long * re, half - long * im);
     context.stroke();
     context.lineWidth = 1;
-    box.querySelector("figcaption").textContent = `k = ${basis.orders[k]}: ${re.toFixed(3)} ${im < 0 ? "−" : "+"} ${Math.abs(im).toFixed(3)} i`;
+    box.querySelector("figcaption").textContent = `k = ${basis.orders[k]}: ${re < 0 ? "−" : ""}${Math.abs(re).toFixed(3)} ${im < 0 ? "−" : "+"} ${Math.abs(im).toFixed(3)} i`;
   });
 }
 
