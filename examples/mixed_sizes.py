@@ -32,6 +32,7 @@ STRIDE, OFFSET = 4, 1.5  # pixels from one place of the network's map to the nex
 SIDE = 56  # of a training image
 SIZES = (0.5, 4.0)  # of the digits in a picture, relative to training
 SCALES = tuple(2 ** (k / 2) for k in range(-5, 3))  # a scale of 1/4 shows digits of size 4 as they were in training
+CAUTION = 2.0  # log-odds are lowered by so much after training, so that specks are no digits; few digits are lost
 NAME = "digit-finder"
 KINDS = ("noise", "specks", "scribbles")  # pictures without a digit
 
@@ -212,6 +213,7 @@ def train(images: Tensor, labels: Tensor, *, steps: int, batch: int = 24, seed: 
     with torch.no_grad():  # "nothing here" gets the logit zero, so that the others mean the same at every size
         for parameter in last.parameters():
             parameter -= parameter[:1].clone()
+        last.bias[1:] -= CAUTION
     return net.with_scales(SCALES).eval()
 
 
