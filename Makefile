@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup quickstart reproduce bench test lint types docs site plots clean
+.PHONY: help setup quickstart reproduce bench test lint types docs site page plots clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,7 +46,10 @@ test: lint types  ## lint, types, then the everyday tests (the rest: pytest -m s
 docs: $(READY)  ## fill in the tables and numbers of README.md and docs/ from results/; edit everything else by hand
 	$(BIN)/python -m paper report
 
-site: $(READY)  ## the pages, a reference and a gallery as a site with search, in build/site
+page: $(READY)  ## the page of `scalesteer demo` as plain files for the web, in build/page; needs npm
+	$(BIN)/python -m docs.page.build
+
+site: $(READY) page  ## the pages, a reference, a gallery and that page as a site with search, in build/site; needs npm
 	$(BIN)/python -m docs.site
 
 plots: $(READY)  ## draw the plots of results/ again; SS=RUN LSI=RUN: also those of trained networks

@@ -3,7 +3,8 @@
     python -m docs.site            # into build/site; open build/site/index.html. Another folder is taken too
 
 The pages are first gathered in build/pages, as Sphinx wants them. A link to another page leads to it, a picture is
-copied, and a link to any other file of the repository leads there.
+copied, and a link to any other file of the repository leads there. A page to try networks on that was built before, by
+`python -m docs.page.build`, becomes part of the site.
 """
 
 from __future__ import annotations
@@ -179,7 +180,10 @@ def build(folder: Path) -> int:
     """Builds the site in `folder`; a warning is an error."""
     gather(folder / "pages")
     strict = ["--fail-on-warning", "--keep-going", "--fresh-env", "--quiet", "--color"]
-    return build_main([*strict, "-c", str(ROOT / "docs"), str(folder / "pages"), str(folder / "site")])
+    failed = build_main([*strict, "-c", str(ROOT / "docs"), str(folder / "pages"), str(folder / "site")])
+    if (folder / "page").is_dir():
+        shutil.copytree(folder / "page", folder / "site/page", dirs_exist_ok=True)
+    return failed
 
 
 if __name__ == "__main__":

@@ -173,9 +173,9 @@ class DrawFigure:
     """Draw a figure of the paper, or what its discussion claims, measured; without a name, list them.
 
     1 is the basis, 2 the layer, 3 the filters and feature maps of both networks. 2 and 3 show trained networks: an
-    SS-CNN, and 3 a LocScaleInv-CNN beside it.
+    SS-CNN, by default the one of the package, and 3 a LocScaleInv-CNN beside it, if its run is given.
 
-    Example: python -m paper figure 1
+    Example: python -m paper figure 2
 
     Example: python -m paper figure 3 --ss runs/NAME --lsi runs/NAME
     """

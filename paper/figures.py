@@ -54,24 +54,29 @@ def plot_filter_bank(layer: nn.Module) -> Figure:
     return figure
 
 
-def plot_filters(ss: Network, lsi: Network) -> Figure:
-    """First-layer filters at scale 1 of SS-CNN (left) and of LocScaleInv-CNN (right)."""
+def plot_filters(ss: Network, lsi: Network | None) -> Figure:
+    """First-layer filters at scale 1 of SS-CNN (left) and, if there is one, of LocScaleInv-CNN (right)."""
     figure = Figure(figsize=(9, 0.75 * _filter_lines(ss, lsi) + 0.7), layout="constrained")
     _draw_filters(figure, ss, lsi)
     return figure
 
 
-def _filter_lines(ss: Network, lsi: Network, columns: int = 6) -> int:
-    return max(-(-len(layers.unit_filters(model.first)) // columns) for model in (ss, lsi))
+def _filter_lines(ss: Network, lsi: Network | None) -> int:
+    return max(-(-len(layers.unit_filters(model.first)) // _columns(lsi)) for model in _pair(ss, lsi).values())
 
 
-def _draw_filters(figure: Figure | SubFigure, ss: Network, lsi: Network, mark: str = "") -> None:
-    lines = _filter_lines(ss, lsi)
+def _columns(lsi: Network | None) -> int:
+    """How many filters of a network stand beside each other."""
+    return 12 if lsi is None else 6
+
+
+def _draw_filters(figure: Figure | SubFigure, ss: Network, lsi: Network | None, mark: str = "") -> None:
+    lines, columns, pair = _filter_lines(ss, lsi), _columns(lsi), _pair(ss, lsi)
     figure.suptitle(f"{mark}First-layer filters at scale 1, each in a colour scale of its own", fontsize=11)
-    halves: Any = figure.subfigures(1, 2, wspace=0.05)
-    for part, (title, model) in zip(halves, _pair(ss, lsi).items(), strict=True):
+    (halves,) = figure.subfigures(1, len(pair), wspace=0.05, squeeze=False)
+    for part, (title, model) in zip(halves, pair.items(), strict=True):
         bank = layers.unit_filters(model.first)
-        axes = part.subplots(lines, 6, squeeze=False).ravel()
+        axes = part.subplots(lines, columns, squeeze=False).ravel()
         for axis in axes:
             axis.set_axis_off()
         for axis, weight in zip(axes, bank, strict=False):
@@ -79,20 +84,22 @@ def _draw_filters(figure: Figure | SubFigure, ss: Network, lsi: Network, mark: s
         part.suptitle(title, fontsize=10)
 
 
-def _pair(ss: Network, lsi: Network) -> dict[str, Network]:
-    """Both by the names of the tables, SS-CNN first."""
-    return dict(zip(NAMES, (ss, lsi), strict=True))
+def _pair(ss: Network, lsi: Network | None) -> dict[str, Network]:
+    """Both, or the first alone, by the names of the tables, SS-CNN first."""
+    return {name: model for name, model in zip(NAMES, (ss, lsi), strict=True) if model is not None}
 
 
-def plot_feature_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
-    """Average first-layer feature maps of LocScaleInv-CNN (top) and of SS-CNN (bottom), for several inputs."""
-    figure = Figure(figsize=(1.4 * len(images) + 0.6, 4.6), layout="constrained")
+def plot_feature_maps(ss: Network, lsi: Network | None, images: Tensor) -> Figure:
+    """Average first-layer feature maps of LocScaleInv-CNN, if there is one, and of SS-CNN below, for several inputs."""
+    figure = Figure(figsize=(1.4 * len(images) + 0.6, 3.2 if lsi is None else 4.6), layout="constrained")
     _draw_feature_maps(figure, ss, lsi, images)
     return figure
 
 
-def _draw_feature_maps(figure: Figure | SubFigure, ss: Network, lsi: Network, images: Tensor, mark: str = "") -> None:
-    axes = figure.subplots(3, len(images), squeeze=False)
+def _draw_feature_maps(
+    figure: Figure | SubFigure, ss: Network, lsi: Network | None, images: Tensor, mark: str = ""
+) -> None:
+    axes = figure.subplots(2 if lsi is None else 3, len(images), squeeze=False)
     with torch.no_grad():
         maps = {
             name: F.relu(m.first(m.prepare(images))).mean(1) for name, m in reversed(_pair(ss, lsi).items())
@@ -105,9 +112,9 @@ def _draw_feature_maps(figure: Figure | SubFigure, ss: Network, lsi: Network, im
     figure.suptitle(f"{mark}Average first-layer feature maps, each in a grey scale of its own", fontsize=11)
 
 
-def plot_filters_and_maps(ss: Network, lsi: Network, images: Tensor) -> Figure:
-    """First-layer filters of both networks (a), and their average feature maps for several inputs (b)."""
-    heights = 0.75 * _filter_lines(ss, lsi) + 0.7, 4.8
+def plot_filters_and_maps(ss: Network, lsi: Network | None, images: Tensor) -> Figure:
+    """First-layer filters of both networks, or of SS-CNN (a), and their average feature maps for several inputs (b)."""
+    heights = 0.75 * _filter_lines(ss, lsi) + 0.7, 3.4 if lsi is None else 4.8
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
     (above,), (below,) = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
     _draw_filters(above, ss, lsi, "(a) ")
@@ -276,9 +283,14 @@ class Trained:
         return _load_run("lsi", self.lsi_run, "locally-scale-invariant-cnn")[0]
 
     @property
+    def rival(self) -> Network | None:
+        """The LocScaleInv-CNN, if its run is given."""
+        return None if self.lsi_run is None else self.lsi
+
+    @property
     def networks(self) -> dict[str, Network]:
         """By name; the LocScaleInv-CNN only if its run is given."""
-        return {NAMES[0]: self.ss} if self.lsi_run is None else _pair(self.ss, self.lsi)
+        return _pair(self.ss, self.rival)
 
     @cached_property
     def test(self) -> ImageSet:
@@ -308,9 +320,9 @@ def _load_run(flag: str, run: Path | None, model: str) -> tuple[Network, Run]:
 FIGURES: dict[str, tuple[Callable[..., Figure], Callable[[Trained], tuple[Any, ...]]]] = {
     "basis": (guide.plot_basis, lambda t: ()),
     "layer": (plot_layer, lambda t: (t.ss, t.examples[0][-1])),
-    "filters-and-maps": (plot_filters_and_maps, lambda t: (t.ss, t.lsi, t.examples[0])),
-    "filters": (plot_filters, lambda t: (t.ss, t.lsi)),
-    "feature-maps": (plot_feature_maps, lambda t: (t.ss, t.lsi, t.examples[0])),
+    "filters-and-maps": (plot_filters_and_maps, lambda t: (t.ss, t.rival, t.examples[0])),
+    "filters": (plot_filters, lambda t: (t.ss, t.rival)),
+    "feature-maps": (plot_feature_maps, lambda t: (t.ss, t.rival, t.examples[0])),
     "steered": (guide.plot_steered, lambda t: (t.ss.first,)),
     "filter-bank": (plot_filter_bank, lambda t: (t.ss.first,)),
     "winning-scales": (plot_winning_scales, lambda t: (t.ss, *t.examples)),
@@ -342,7 +354,7 @@ def draw(name: str, ss: Path | None = None, lsi: Path | None = None, data_dir: P
     Args:
         name: One of `FIGURES`, or a number of `NUMBERS`.
         ss: A run of ss-cnn, where the figure shows a trained network; by default `SHIPPED`, if the package has it.
-        lsi: A run of locally-scale-invariant-cnn, where the figure compares with it.
+        lsi: A run of locally-scale-invariant-cnn, where the figure compares with it. Figure 3 has one half without it.
         data_dir: Where the original files are, if not in the cache.
 
     Raises:

@@ -52,10 +52,20 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     }
 
 
-def test_the_source_distribution_has_the_package_and_what_its_pages_need(tmp_path):
-    (built,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The path of the source distribution."""
+    (built,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("sdist")), versions=["standard"])
+    return Path(built)
+
+
+def test_both_distributions_are_small(wheel, source):
+    assert Path(wheel.filename).stat().st_size + source.stat().st_size < 3_000_000  # with the weights of all networks
+
+
+def test_the_source_distribution_has_the_package_and_what_its_pages_need(source):
     start = f"scalesteer-{VERSION}/"
-    with tarfile.open(built) as file:
+    with tarfile.open(source) as file:
         files = {name.removeprefix(start) for name in file.getnames()}
     pages = {"README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", ".gitignore", "PKG-INFO"}
     assert files == {f"src/scalesteer/{name}" for name in package_files()} | pages

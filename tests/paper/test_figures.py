@@ -76,6 +76,9 @@ def test_the_papers_figures_have_its_numbers(runs, cache, capsys):
     assert [part.get_suptitle()[:4] for part in parts] == ["(a) ", "(b) "]
     assert [half.get_suptitle() for half in parts[0].subfigs] == ["SS-CNN", "LocScaleInv-CNN"]
     assert [axis.get_ylabel() for axis in parts[1].axes[::6]] == ["input", "LocScaleInv-CNN", "SS-CNN"]
+    filters, maps = figures.draw("3", runs["ss"]).subfigs
+    assert [half.get_suptitle() for half in filters.subfigs] == ["SS-CNN"]
+    assert [axis.get_ylabel() for axis in maps.axes[::6]] == ["input", "SS-CNN"]
     assert commands.app.main(["figure"], prog="paper") == 0
     shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     assert shown[:3] == [["1", "basis"], ["2", "layer"], ["3", "filters-and-maps"]]
@@ -83,9 +86,10 @@ def test_the_papers_figures_have_its_numbers(runs, cache, capsys):
 
 
 def test_a_network_of_the_package_is_shown_where_no_run_is_given(needed, cache, tmp_path, monkeypatch):
-    scalesteer.save_pretrained(needed["ss"], tmp_path / figures.SHIPPED)
-    assert not figures.Trained().has_ss
+    assert figures.Trained().has_ss
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    assert not figures.Trained().has_ss
+    scalesteer.save_pretrained(needed["ss"], tmp_path / figures.SHIPPED)
     trained = figures.Trained()
     assert trained.has_ss
     assert torch.equal(trained.ss.first.coefficients, needed["ss"].first.coefficients)
@@ -93,7 +97,7 @@ def test_a_network_of_the_package_is_shown_where_no_run_is_given(needed, cache, 
 
 def test_a_figure_without_its_run_or_with_another_is_refused(runs, cache):
     with pytest.raises(ValueError, match="shows a trained locally-scale-invariant-cnn: give its run with --lsi RUN"):
-        figures.draw("filters", ss=runs["ss"])
+        figures.draw("centrality", ss=runs["ss"])
     with pytest.raises(ValueError, match="`ss` must be a run of ss-cnn"):
         figures.draw("filters", ss=runs["lsi"], lsi=runs["lsi"])
 
