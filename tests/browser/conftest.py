@@ -11,6 +11,16 @@ from scalesteer.app.demo import DemoModel, DemoServer
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
 MINUTES = 60_000  # Playwright counts milliseconds
+WATCH = """setInterval(() => { // how far sliders have been, also those that move by themselves
+  for (const slider of document.querySelectorAll("input[type=range]")) {
+    slider.farthest = Math.max(slider.farthest ?? -Infinity, Number(slider.value));
+  }
+}, 20);"""
+
+
+def allowed(milliseconds):
+    """What this machine may take for it, with all else that it does."""
+    return milliseconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +68,7 @@ def visit(browser, url):
     def open_page(tab="steering", address=url, **options):
         options = {"viewport": {"width": 1200, "height": 900}, "reduced_motion": "reduce"} | options
         context = browser.new_context(**options)
+        context.add_init_script(WATCH)
         page = context.new_page()
         page.set_default_timeout(5 * MINUTES)
         page.problems = []

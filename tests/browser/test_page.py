@@ -90,4 +90,4 @@ def test_what_a_visitor_first_sees_names_the_paper_and_what_moves(visit, model):
     if "steering" in shown(model):
         box = page.locator("#response-view").bounding_box()
         assert box["y"] + box["height"] <= 900
-        page.wait_for_function("() => Number(document.getElementById('filter-slider').value) > 1.5")
+        page.wait_for_function("() => document.getElementById('filter-slider').farthest > 1.5")

@@ -7,7 +7,7 @@ from PIL import Image
 
 from scalesteer.app.demo import DemoModel
 from tests.app.drawings import draw_seven, to_bytes
-from tests.browser.conftest import Serving
+from tests.browser.conftest import Serving, allowed
 
 SEVEN = ((0.26, 0.24), (0.74, 0.24), (0.58, 0.52), (0.46, 0.84))
 PAD = "#pad-sizes canvas"
@@ -255,7 +255,7 @@ def test_a_move_of_the_slider_is_answered_soon(page, record_property):
     times = page.evaluate(MOVES)
     record_property("median_ms", statistics.median(times))
     print(f"a move of the slider: {statistics.median(times):.0f} ms (median of 21), the quickest {min(times):.0f}")
-    assert min(times) < 100  # a busy machine may delay the others
+    assert min(times) < allowed(100)
 
 
 def test_a_server_that_has_gone_is_named(visit):

@@ -5,6 +5,7 @@ import pytest
 
 from scalesteer import harmonics
 from scalesteer.basis import LogRadialBasis
+from tests.browser.conftest import allowed
 
 SCALES = (1.0, 1.2, 9 / 7, 1.7, 17 / 7, 3.0)
 # The browser's own program, with the numbers that it was sent.
@@ -155,7 +156,7 @@ def test_it_is_drawn_thirty_times_a_second(page, preset, record_property):
     times = page.evaluate(FRAMES, preset)
     record_property("median_ms", times[20])
     print(f"{preset}: a picture in {times[20]:.0f} ms (median of 41), the quickest in {times[0]:.0f}")
-    assert times[4] < 1000 / 30  # a busy machine may delay the others
+    assert times[4] < allowed(1000 / 30)
 
 
 def test_it_plays_by_itself_once_unless_motion_is_unwelcome(visit, model):
@@ -164,6 +165,6 @@ def test_it_plays_by_itself_once_unless_motion_is_unwelcome(visit, model):
     still = visit("steering")
     assert still.input_value("#filter-slider") == "1"
     moving = visit("steering", reduced_motion="no-preference")
-    moving.wait_for_function("() => Number(document.getElementById('filter-slider').value) > 2")
+    moving.wait_for_function("() => document.getElementById('filter-slider').farthest > 2")
     moving.wait_for_function("() => document.getElementById('play').textContent === 'Play'")
     assert moving.input_value("#filter-slider") == moving.input_value("#image-slider") == "1"

@@ -52,6 +52,7 @@ function update() {
 }
 
 async function work() { // one question at a time: a slider that moves asks again when the answer is there
+  if (!blob) return;
   if (busy) { again = true; return; }
   busy = true;
   const number = asked;
@@ -131,7 +132,9 @@ function showChannels(found) {
     image.width = image.height = pixels;
     image.style.opacity = (0.25 + 0.75 * channel.share / strongest).toFixed(2);
     room.append(image);
-    box.append(room, element("figcaption", `× ${Number(channel.scale.toFixed(2))}: ${className(channel.label)}, ${percent(channel.probability)}; counts ${percent(channel.share)}`));
+    const caption = element("figcaption", `× ${Number(channel.scale.toFixed(2))}: ${className(channel.label)}`);
+    caption.append(element("br"), `counts ${percent(channel.share)}`);
+    box.append(room, caption);
     return box;
   }));
 }
@@ -193,9 +196,8 @@ function gain() { // in plain words, also where there is nothing to gain
 }
 
 function resized() {
-  const shown = times(size());
-  $("size-shown").value = shown;
-  $("size").setAttribute("aria-valuetext", shown);
+  $("size-shown").value = times(size());
+  $("size").setAttribute("aria-valuetext", times(size()));
   if (curve) plot();
   update();
 }
