@@ -196,7 +196,7 @@ def test_two_hosts_or_none_are_refused_and_its_own_names_are_not(server):
     [
         "/../app.py", "/static/../app.py", "/..%2fapp.py", "/%2e%2e/app.py", "/%2e%2e%2fapp.py", "/....//app.py",
         "//app.py", "/..\\app.py", "/app.js/../app.py", "/app.js%00.py", "/etc/passwd", "/static/app.js", "/app.py",
-        "/.", "/%2e", "/index.html",
+        "/.", "/%2e", "/index.html", "/style.css/", "/api/network/", "/api/curve/",
     ],
 )  # fmt: skip
 def test_there_are_no_other_files(server, path):
