@@ -225,8 +225,10 @@ def plots() -> dict[str, Figure]:
     found = {}
     for name, result in load().items():
         for kind, plot, group in (("network", plot_network, "network"), ("growth", plot_growth, "sweep")):
-            if cases := of_group(result, group):
-                found[f"bench/{name}-{kind}.png"] = plot(cases, result["environment"]["device"])
+            if cases := of_group(result, group):  # of a later run on another machine, if it was measured again
+                found[f"bench/{name}-{kind}.png"] = plot(
+                    cases, result["later"].get(group, result["environment"])["device"]
+                )
     return found
 
 

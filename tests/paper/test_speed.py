@@ -66,6 +66,9 @@ def test_plots_have_the_measured_rates():
     plots = speed.plots()
     assert set(plots) == {f"bench/{name}-{kind}.png" for name in ("cpu", "h200") for kind in ("network", "growth")}
     assert all("on " in plot.get_suptitle() for plot in plots.values())  # which device
+    later = speed.load()["cpu"]["later"]["network"]["device"]  # the network was measured again, on another machine
+    assert later in plots["bench/cpu-network.png"].get_suptitle()
+    assert later not in plots["bench/cpu-growth.png"].get_suptitle()
     training = next(case for case in speed.of_group(speed.load()["cpu"], "network") if case["train"])
     bars = plots["bench/cpu-network.png"].axes[0].patches
     rates = [training["contenders"][name]["images_per_s"] for name in ("auto", "direct", "plain")]
