@@ -1,8 +1,7 @@
-"""What docs/speed.md, docs/evidence/speed.md and README show of the times in results/bench/: tables, numbers, plots."""
+"""What docs/speed.md and README show of the times in results/bench/: tables, numbers, plots."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,23 +139,6 @@ def speed_gain(device: str, work: str = "training") -> str:
 
 
 SHOWN = ("auto", "direct", "plain")
-
-
-@view
-def speed_networks() -> str:
-    """The whole network on each device: images per second of each contender, and time and memory of ours."""
-    heads = (f"{LABELS[name]}, images/s" for name in SHOWN)
-    rows = [["SS-CNN", *heads, "ours x `direct`", "ours x plain", "ours, ms (quartiles)", "ours, memory"]]
-    for device, train in itertools.product(load(), (True, False)):
-        case = _first(device, train)
-        found = case["contenders"]
-        ours = found["auto"]
-        times = f"{number(ours['ms'])} ({number(ours['q1'])}–{number(ours['q3'])})"
-        ratios = (f"{ours[f'times_{other}']:.3g}" for other in SHOWN[1:])
-        what = f"{DEVICES[device]}, {describe(case).removeprefix('network, ')}"
-        rates = (number(found[name]["images_per_s"]) for name in SHOWN)
-        rows.append([what, *rates, *ratios, times, f"{ours['memory_mib']:,.0f} MiB"])
-    return table(rows)
 
 
 @view

@@ -1,4 +1,4 @@
-"""What docs/speed.md and docs/evidence/speed.md show of files of measurements, failures and gaps included."""
+"""What docs/speed.md shows of files of measurements, failures and gaps included."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_numbers_of_sentences_are_those_of_the_first_case():
             assert speed.speed_rate(name, work) == speed.number(found["auto"]["images_per_s"])
             assert float(speed.speed_share(name, work)) == pytest.approx(100 * times["plain"] / times["auto"], abs=0.6)
             assert float(speed.speed_gain(name, work)) == pytest.approx(times["direct"] / times["auto"], rel=0.06)
-            assert f"| {speed.number(found['auto']['images_per_s'])} | " in speed.speed_networks()
+            assert f"| {speed.number(found['auto']['images_per_s'])} images/s | " in speed.speed_situations()
 
 
 def test_how_many_times_a_plain_network_takes_is_the_inverse_of_its_share():
