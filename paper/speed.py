@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paper.curves import empty, styled
 from paper.markdown import GAP, table, view, words
-from speed.bench import COMPILED, describe
+from speed.bench import COMPILED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,38 +121,9 @@ def _ours(device: str, work: str) -> Record:
 
 
 @view
-def speed_rate(device: str, work: str = "training") -> str:
-    """Images per second of SS-CNN on "cpu" or "h200", in "training" or "inference"."""
-    return number(_ours(device, work)["images_per_s"])
-
-
-@view
 def speed_share(device: str, work: str = "training") -> str:
     """Its share of the plain CNN's rate, in %."""
     return f"{100 * _ours(device, work)['times_plain']:.0f}"
-
-
-@view
-def speed_gain(device: str, work: str = "training") -> str:
-    """How many times the rate of one convolution for each scale it reaches."""
-    return f"{_ours(device, work)['times_direct']:.2g}"
-
-
-SHOWN = ("auto", "direct", "plain")
-
-
-@view
-def speed_layers() -> str:
-    """Single layers, forward and backward, on each device; where ours loses, the ratio says so."""
-    found: dict[str, list[str]] = {}
-    for result in load().values():
-        for case in (case for case in of_group(result, "layer") if case["train"]):
-            ours, direct = (case["contenders"][name].get("ms") for name in SHOWN[:2])
-            ratio = f"{direct / ours:.2g}{' (slower)' * (direct < ours)}" if ours and direct else ""
-            row = found.setdefault(describe(case).split(", forward")[0].removeprefix("layer "), [])
-            row += [*(milliseconds(case, name) for name in SHOWN), ratio]
-    heads = (f"{DEVICES[d]}, {name}" for d in load() for name in (*(LABELS[n] for n in SHOWN), "ours x `direct`"))
-    return table([["milliseconds, forward + backward", *heads], *([what, *row] for what, row in found.items())])
 
 
 @view
@@ -173,11 +144,6 @@ def speed_sources() -> str:
 def speed_times(name: str) -> str:
     """How many times the time of the plain CNN ours takes in training, in the first case of a device."""
     return f"{1 / _ours(name, 'training')['times_plain']:.1f}"
-
-
-def milliseconds(case: Record, name: str) -> str:
-    found = case["contenders"][name]
-    return number(found["ms"]) if "ms" in found else str(found["error"])
 
 
 def position(case: Record) -> tuple[int, ...]:
