@@ -252,16 +252,6 @@ def more_sizes_table() -> str:
 
 
 @view
-def own_images() -> str:
-    """Errors of networks that were trained on a folder of pictures, by size."""
-    found = _own_errors()
-    first = next(run for run in recorded("guide/own-images.json") if own_name(run) == found.index[0])
-    head = ["error in %, photographs of size", *found.columns[:-2], "mean but 1", "seeds"]
-    about = f"{first['device']}, torch {first['torch']}; the first line: `{first['command']}`."
-    return f"{table([head, *found.itertuples()])}\n\n{about}"
-
-
-@view
 def own_images_error(name: str, size: str = "others") -> str:
     """The error in % at a size, or the mean at those that training did not show, of the line that begins so."""
     found = _own_errors()[size]
