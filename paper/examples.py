@@ -91,5 +91,5 @@ def plots() -> dict[str, Figure]:
         sizes = list(next(iter(errors.values())))
         rows = {line: [row[size] / 100 for size in sizes] for line, row in errors.items()}
         drawn[name] = plot(rows, [float(size) for size in sizes], title)
-    drawn["adaptive"] = plot_adaptive()
+    drawn["fewer-channels"] = plot_adaptive()
     return {f"guide/{name}.png": figure for name, figure in drawn.items()}

@@ -145,18 +145,24 @@ def _choices(data: Data) -> str:
     return cells.numbers_table(data, "filters", every, ("val error", "val_loss"), heads)
 
 
-@view
-def effects(data: Data) -> str:
-    """What each of the changes that were combined is worth on validation data, all others being equal."""
-    rows = [["change", "difference of validation errors in %, mean ± std", "95 % interval of the mean", "lower in"]]
+def changes_of(data: Data) -> dict[str, list[float]]:
+    """The differences of validation errors by each of the changes that were combined, all others being equal."""
+    found = {}
     for i, (ours, other) in enumerate(grids.CHOICES):
         changes: list[float] = []
         for levels in (levels for levels in grids.COMBINED if levels[i] == other):
             twin = (*levels[:i], ours, *levels[i + 1 :])
             changed, unchanged = (Cell("choices", ", ".join(names), "", "val error") for names in (levels, twin))
             changes += list(values(data, changed) - values(data, unchanged))
-        rows.append([f"{other} instead of {ours}", *interval(changes).summary])
-    return markdown(rows)
+        found[f"{other} instead of {ours}"] = changes
+    return found
+
+
+@view
+def effects_span(data: Data) -> str:
+    """The smallest and the largest of their means, in points."""
+    means = [interval(changes).summary[0].partition(" ")[0] for changes in changes_of(data).values()]
+    return GAP if GAP in means else f"{min(means, key=float)} to {max(means, key=float)}"
 
 
 LAYOUTS: dict[str, Callable[[Data], str]] = {

@@ -1,15 +1,14 @@
-"""What docs/speed.md, docs/evidence/speed.md and README show of the times in results/bench/: tables, numbers, plots."""
+"""What docs/speed.md and README show of the times in results/bench/: tables, numbers, plots."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paper.curves import empty, styled
 from paper.markdown import GAP, table, view, words
-from speed.bench import COMPILED, describe
+from speed.bench import COMPILED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,55 +121,9 @@ def _ours(device: str, work: str) -> Record:
 
 
 @view
-def speed_rate(device: str, work: str = "training") -> str:
-    """Images per second of SS-CNN on "cpu" or "h200", in "training" or "inference"."""
-    return number(_ours(device, work)["images_per_s"])
-
-
-@view
 def speed_share(device: str, work: str = "training") -> str:
     """Its share of the plain CNN's rate, in %."""
     return f"{100 * _ours(device, work)['times_plain']:.0f}"
-
-
-@view
-def speed_gain(device: str, work: str = "training") -> str:
-    """How many times the rate of one convolution for each scale it reaches."""
-    return f"{_ours(device, work)['times_direct']:.2g}"
-
-
-SHOWN = ("auto", "direct", "plain")
-
-
-@view
-def speed_networks() -> str:
-    """The whole network on each device: images per second of each contender, and time and memory of ours."""
-    heads = (f"{LABELS[name]}, images/s" for name in SHOWN)
-    rows = [["SS-CNN", *heads, "ours x `direct`", "ours x plain", "ours, ms (quartiles)", "ours, memory"]]
-    for device, train in itertools.product(load(), (True, False)):
-        case = _first(device, train)
-        found = case["contenders"]
-        ours = found["auto"]
-        times = f"{number(ours['ms'])} ({number(ours['q1'])}–{number(ours['q3'])})"
-        ratios = (f"{ours[f'times_{other}']:.3g}" for other in SHOWN[1:])
-        what = f"{DEVICES[device]}, {describe(case).removeprefix('network, ')}"
-        rates = (number(found[name]["images_per_s"]) for name in SHOWN)
-        rows.append([what, *rates, *ratios, times, f"{ours['memory_mib']:,.0f} MiB"])
-    return table(rows)
-
-
-@view
-def speed_layers() -> str:
-    """Single layers, forward and backward, on each device; where ours loses, the ratio says so."""
-    found: dict[str, list[str]] = {}
-    for result in load().values():
-        for case in (case for case in of_group(result, "layer") if case["train"]):
-            ours, direct = (case["contenders"][name].get("ms") for name in SHOWN[:2])
-            ratio = f"{direct / ours:.2g}{' (slower)' * (direct < ours)}" if ours and direct else ""
-            row = found.setdefault(describe(case).split(", forward")[0].removeprefix("layer "), [])
-            row += [*(milliseconds(case, name) for name in SHOWN), ratio]
-    heads = (f"{DEVICES[d]}, {name}" for d in load() for name in (*(LABELS[n] for n in SHOWN), "ours x `direct`"))
-    return table([["milliseconds, forward + backward", *heads], *([what, *row] for what, row in found.items())])
 
 
 @view
@@ -191,11 +144,6 @@ def speed_sources() -> str:
 def speed_times(name: str) -> str:
     """How many times the time of the plain CNN ours takes in training, in the first case of a device."""
     return f"{1 / _ours(name, 'training')['times_plain']:.1f}"
-
-
-def milliseconds(case: Record, name: str) -> str:
-    found = case["contenders"][name]
-    return number(found["ms"]) if "ms" in found else str(found["error"])
 
 
 def position(case: Record) -> tuple[int, ...]:
@@ -225,8 +173,10 @@ def plots() -> dict[str, Figure]:
     found = {}
     for name, result in load().items():
         for kind, plot, group in (("network", plot_network, "network"), ("growth", plot_growth, "sweep")):
-            if cases := of_group(result, group):
-                found[f"bench/{name}-{kind}.png"] = plot(cases, result["environment"]["device"])
+            if cases := of_group(result, group):  # of a later run on another machine, if it was measured again
+                found[f"bench/{name}-{kind}.png"] = plot(
+                    cases, result["later"].get(group, result["environment"])["device"]
+                )
     return found
 
 

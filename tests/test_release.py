@@ -96,6 +96,7 @@ def test_the_description_on_an_index_has_no_relative_link(metadata):
     assert pictures
     assert all(target.startswith(own[0]) for target in pictures)
     assert "<!--" not in text
+    assert "$" not in text  # formulas
 
 
 def test_one_address_stands_everywhere(metadata):

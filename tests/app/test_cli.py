@@ -18,6 +18,7 @@ from paper import __main__ as paper
 from scalesteer import PAPER_SCALES, __version__, create_model, list_models, models
 from scalesteer.app import cli
 from scalesteer.app.commands import Commands
+from scalesteer.app.config import make_run
 from scalesteer.datasets import sheets
 from scalesteer.models import DATASETS, count_parameters, describe_model, flat, pooled
 
@@ -338,7 +339,7 @@ def test_models_says_what_each_is_and_which_to_take(capsys, monkeypatch):
     _, out, _ = scalesteer(capsys, "models")
     fixed, free, _ = out.split("\n\n", 2)
     assert "take ss-cnn" in fixed
-    assert "take pooled-resnet" in free
+    assert f"take {make_run(images='photos').network.model}, the default" in " ".join(free.split())
     for block, names in ((fixed, flat.MODELS), (free, pooled.MODELS)):
         rows = dict(line.split(maxsplit=1) for line in block.splitlines() if line.startswith("  "))
         assert rows == {name: describe_model(name) for name in names}

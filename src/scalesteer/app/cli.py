@@ -173,6 +173,7 @@ class Models:
     """
 
     def run(self) -> None:
+        from scalesteer.app.config import OWN_MODEL
         from scalesteer.models import (
             DATASETS,
             count_parameters,
@@ -189,7 +190,7 @@ class Models:
         kinds = {
             "Networks of the paper, each built for one size of image. To repeat the paper, take ss-cnn.": one_size,
             "Networks for images of any size, with --channels also at sizes that training did not show. For your own "
-            "pictures take pooled-resnet, the default, with a GPU, and pooled-cnn without one.": any_size,
+            f"pictures take {OWN_MODEL}, the default, or pooled-resnet with a GPU; for drawings pooled-cnn.": any_size,
         }
         for title, names in kinds.items():
             print(textwrap.fill(title, max(room, 40)))

@@ -8,7 +8,30 @@ An engine is an algorithm for the maximum over scales; :class:`engine.Engine` is
 - :class:`triton.FusedFrequencies`: as the first, on CUDA, all scales in each product
 - :class:`triton.FusedTaps`: as the second, on CUDA; :mod:`kernels` has what both launch
 
-Which scale wins is in :mod:`maximum`, what is kept for the next call in :mod:`memory`.
+Which scale wins is in :mod:`maximum`, what is kept for the next call in :mod:`memory`. How it works:
+
+- Filters at six scales have 934 taps per pair of channels, 19 times those of a 7 x 7. Between frequencies their size
+  does not matter. The image is transformed once for all scales, with the period image + reach, not image + window.
+- Images are small, so transforms are matrix products. Zero padding and cropping are part of the matrices.
+- Filters of functions with two lobes are point-symmetric. With the centre as origin their transforms are real, and
+  each frequency is one real product (2 batch x channels) · (channels x outputs). Those of one lobe have an imaginary
+  part too.
+- The product is transformed back to the wanted pixels only, with a running maximum and an 8-bit winner. A CPU does
+  this in blocks of frequencies and strips of columns that fit the cache of each thread.
+- Backward routes the gradient by the winner and runs the same products transposed. Transforms are made again, not
+  saved.
+- One or two input channels: pairs of pixels x(p + d) + x(p - d), one product per scale.
+- Large images are cut into overlapping tiles, large batches into pieces (`memory_budget`, in bytes of one piece).
+- On CUDA all scales go into each product, and the transform of a filter is its coefficients times that of the basis,
+  made once. Triton kernels take the maximum on the way out and route the gradient on the way in. Products follow
+  torch's TF32.
+- Small filters leave little to gain. ``backend="auto"`` counts the taps of all scales (six of the paper's have 934,
+  one 7 x 7 has 49), divided by the strides, and takes "fast" from 100 taps on in training, 106 in inference, 30 on
+  CUDA. Near these numbers the other backend may be up to twice as fast: `benchmark` times both.
+- `torch.compile` sees each pass as one operator (``torch.ops.scalesteer.max_over_scales`` and its backward), so that
+  compiled programs contain the fast path, also as CUDA graphs. `torch.export` writes the operator only for layers
+  with ``backend="fast"``. With "auto", in the files of `scalesteer export`, under `torch.func` and for second
+  derivatives the layer is plain operations.
 """
 
 from __future__ import annotations
