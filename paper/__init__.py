@@ -7,8 +7,8 @@
 - Measured without those runs: `theorem`, `layers`, `measures` (docs/guide/maths.md), `group`
   (docs/evidence/group.md), `datasets` (docs/data.md), `epoch`, `quickstart`. `speed`, `conversions` and `masks` show
   what speed/ and two examples measured, `examples` what others did.
-- Drawn: `curves` of errors, `guide` without and `figures` with trained networks, `animation` of one filter; `plots`
-  draws all of results/ again.
+- Drawn: `curves` of errors, `guide` without and `figures` with trained networks; `plots` draws all of
+  results/ again. README's moving picture is recorded from the page of `scalesteer demo`, by docs/page/record.py.
 - Written: `markdown` has tables and the register of views, `pages` fills them in where README.md and docs/ name them.
 """
 

@@ -1,4 +1,4 @@
-"""The paper's tables, figures and pages: `python -m paper run | table | figure | plots | animation | report`."""
+"""The paper's tables, figures and pages: `python -m paper run | table | figure | plots | report`."""
 
 from __future__ import annotations
 
@@ -223,36 +223,6 @@ class Plots:
 
         for path in plots.draw(figures.Trained(self.ss, self.lsi, self.data_dir), self.output):
             print(path, flush=True)
-
-
-@app.command("animation")
-@dataclass(frozen=True)
-class Animate:
-    """Animate one trained filter, enlarged from 1 to 2.4, above its response to a digit that grows with it.
-
-    Example: python -m paper animation --ss runs/NAME
-    """
-
-    ss: SteerableRun = None
-    channel: int | None = None
-    """Which filter of the first layer, from 0; by default the one that responds most."""
-    digit: int | None = None
-    """The class of the digit, by default 5; the largest such test image is shown."""
-    frames: int | None = None
-    """How many scales; by default 28."""
-    output: Path = Path("steering.gif")
-    """The GIF to write."""
-    data_dir: Originals = None
-
-    def run(self) -> None:
-        """Write the animation and say where."""
-        from paper import animation, figures
-
-        choice("output", self.output.suffix, (".gif",))
-        trained = figures.Trained(self.ss, data_dir=self.data_dir)
-        options = {"digit": self.digit, "channel": self.channel, "frames": self.frames}
-        given = {name: value for name, value in options.items() if value is not None}
-        print(animation.of_network(trained, self.output, **given))
 
 
 def aligned(text: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paper import RESULTS, animation, curves, figures, guide, pages
+from paper import RESULTS, curves, figures, guide, pages
 
 MODULES = (*pages.MODULES, guide)
 """Those that have a function `plots` give figures by their place in results/; nothing is trained for them."""
-ANIMATION = "guide/steering.gif"
 
 
 def draw(trained: figures.Trained, folder: Path = RESULTS) -> Iterator[Path]:
@@ -27,5 +26,3 @@ def draw(trained: figures.Trained, folder: Path = RESULTS) -> Iterator[Path]:
     for place, drawing in figures.of_networks(trained).items():
         curves.save(drawing(), folder / place)
         yield folder / place
-    if trained.has_ss:
-        yield animation.of_network(trained, folder / ANIMATION)

@@ -12,7 +12,7 @@ from torch import nn
 
 import scalesteer
 from paper import __main__ as commands
-from paper import curves, figures, guide
+from paper import curves, distortion, figures, guide, plots
 from scalesteer import ScaleSteerableConv2d, pretrained
 from scalesteer.app import load
 from scalesteer.baselines import LocallyScaleInvariantConv2d
@@ -116,3 +116,22 @@ def test_a_layer_without_steering_is_refused():
     for draw in (guide.plot_steered, figures.plot_filter_bank):
         with pytest.raises(TypeError, match="ScaleSteerableConv2d"):
             draw(nn.Conv2d(1, 2, 7))
+
+
+def test_plots_are_those_that_the_networks_suffice_for(runs, cache, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "MODULES", (distortion,))  # drawing the others has tests of its own, and takes a minute
+    kept = {"figures/distortion.png"}
+    monkeypatch.setattr(figures, "FIGURES", {name: figures.FIGURES[name] for name in ("filter-bank", "centrality")})
+    more = {"figures/filter-bank.png"}
+    for flags, expected in (((), kept), (("--ss", str(runs["ss"])), kept | more)):
+        assert commands.app.main(["plots", "--output", str(tmp_path), *flags], prog="paper") == 0
+        assert set(capsys.readouterr().out.split()) == {str(tmp_path / place) for place in expected}
+        assert all((tmp_path / place).stat().st_size < 3e5 for place in expected)
+
+
+def test_figures_that_compare_two_networks_need_both(runs):
+    assert figures.of_networks(figures.Trained()) == {}
+    alone = {f"figures/{name}.png" for name in ("layer", "filter-bank", "winning-scales", "scale-tracking")}
+    assert set(figures.of_networks(figures.Trained(runs["ss"]))) == alone
+    both = alone | {f"figures/{name}.png" for name in ("filters", "feature-maps", "centrality", "entanglement")}
+    assert set(figures.of_networks(figures.Trained(runs["ss"], runs["lsi"]))) == both
