@@ -155,6 +155,19 @@ def test_the_study_of_conversion_has_a_row_for_each_model_before_and_after_its_e
     assert all(row["epoch_s"] > 0 for row in rows if row["epochs"])
 
 
+@pytest.mark.real_data
+def test_the_finder_of_the_package_finds_digits_and_nothing_else(real_originals, real_sources):
+    _, others = mixed_sizes.load(str(real_originals))
+    model = scalesteer.from_pretrained(mixed_sizes.NAME)
+    assert tuple(model.scales) == pytest.approx(mixed_sizes.SCALES)
+    score = mixed_sizes.evaluate(model, *others, pictures=4)
+    assert score.digits == 32
+    assert score.found >= score.named >= 29
+    assert score.sized >= 28
+    assert score.false_alarms <= 1
+    assert sum(mixed_sizes.count_false_alarms(model, pictures=24, side=128).values()) <= 2
+
+
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_digits_of_half_to_four_times_the_size_of_training_are_found_named_and_measured(real_originals, real_sources):

@@ -28,7 +28,7 @@ console.log(JSON.stringify(pictures.map(({ rgba, width, height }) => {
   const x = numbers.fitDrawing(grey, 28, 28);
   return {
     grey: listed(grey), drawing: listed(x), sizes: sizes.map((size) => listed(numbers.atSize(x, size))),
-    judged: listed(numbers.atUsualSize(numbers.readLight(grey), ...judged)),
+    judged: listed(numbers.atUsualSize(numbers.readLight(grey), judged)),
   };
 })));
 """
@@ -45,7 +45,7 @@ const answers = new Answers(async (name, { data, height, width }) => {
   const found = await sessions[name].run({ images: new ort.Tensor("float32", data, [1, 1, height, width]) });
   return { logits: found.logits.data, sizes: found.sizes?.data, dims: found.logits.dims.slice(1) };
 }, told);
-if (!told.finder) answers.judge = async () => ({}); // not part of this test
+if (!told.finder) answers.judge = async () => ({}); // which takes another network
 const said = [];
 for (const { rgba, width, height } of pictures) {
   const grey = toGrey(Uint8Array.from(Buffer.from(rgba, "base64")), width, height);
@@ -100,7 +100,7 @@ def demo():
 
 
 def test_pictures_become_what_the_networks_get(tmp_path, demo):
-    judged = [finder.JUDGED_SIDE, finder.JUDGED_MARGIN]
+    judged = {"height": finder.JUDGED_HEIGHT, "width": finder.JUDGED_WIDTH, "margin": finder.JUDGED_MARGIN}
     found = in_node(tmp_path, NUMBERS, {"pictures": list(map(rgba, pictures())), "sizes": SIZES, "judged": judged})
     for image, one in zip(pictures(), found, strict=True):
         content = to_bytes(image)
@@ -191,7 +191,7 @@ def test_digits_are_found_alike_and_verdicts_are_the_same(folder, demo):
         for mine, other in zip(found["objects"], own["objects"], strict=True):
             assert mine == {key: pytest.approx(value, abs=6e-3) for key, value in other.items()}
         maps, others = found["map"], own["map"]
-        for key in ("height", "width", "stride"):
+        for key in ("height", "width", "stride", "offset"):
             assert maps[key] == others[key]
         np.testing.assert_allclose(maps["odds"], others["odds"], atol=2e-3)
         np.testing.assert_allclose(maps["sizes"], others["sizes"], atol=2e-2)

@@ -8,7 +8,30 @@ const { roundTo } = numbers;
 
 export class Answers {
   constructor(run, told) {
-    [this.run, this.told] = [run, told];
+    let last = Promise.resolve();
+    this.run = (name, image) => { // one after the other: a network answers one question at a time
+      const next = last.then(() => run(name, image));
+      last = next.catch(() => {});
+      return next;
+    };
+    this.told = told;
+    this.known = new WeakMap(); // what does not depend on the size, by picture: a slider asks again and again
+  }
+
+  know(grey) {
+    if (!this.known.has(grey)) {
+      const x = numbers.fitDrawing(grey, ...this.told.size);
+      const found = { x, usual: this.findUsual(x), judged: this.judge(grey) };
+      for (const part of [found.usual, found.judged]) part.catch(() => this.known.delete(grey)); // asked anew next time
+      this.known.set(grey, found);
+    }
+    return this.known.get(grey);
+  }
+
+  async findUsual(x) { // the size that each way finds in the picture as it was given
+    const found = [];
+    for (const way of this.told.ways) found.push(way.scales.length > 1 ? (await this.hear(way, x)).size : null);
+    return found;
   }
 
   async hear(way, x) { // joined logits, the size that was found, and what each channel says
@@ -23,17 +46,16 @@ export class Answers {
   }
 
   async answer(grey, size) {
-    const x = this.read(grey), shown = numbers.atSize(x, size), ways = [];
+    const { x, usual, judged } = this.know(grey), shown = numbers.atSize(x, size), before = await usual, ways = [];
     let last = null;
-    for (const way of this.told.ways) {
+    for (const [w, way] of this.told.ways.entries()) {
       last = await this.hear(way, shown);
-      const usual = last.size === null ? null : (await this.hear(way, x)).size;
       const chances = numbers.softmax(last.logits);
       const top = chances.map((chance, label) => ({ label, probability: roundTo(chance, 4) }));
       top.sort((a, b) => chances[b.label] - chances[a.label]);
       ways.push({
         key: way.key, name: way.name, scales: way.scales, top: top.slice(0, MOST_NAMED),
-        found: last.size && roundTo(last.size, 3), measured: last.size && roundTo(last.size / usual, 3),
+        found: last.size && roundTo(last.size, 3), measured: last.size && roundTo(last.size / before[w], 3),
         logits: last.logits,
       });
     }
@@ -45,16 +67,12 @@ export class Answers {
         label: chances.indexOf(best), probability: roundTo(best, 4), share: roundTo(last.shares[c], 4),
       };
     });
-    return { shown, usual: [x.width, x.height], inverted: x.inverted, ways, channels, ...(await this.judge(grey)) };
-  }
-
-  read(grey) {
-    return numbers.fitDrawing(grey, ...this.told.size);
+    return { shown, usual: [x.width, x.height], inverted: x.inverted, ways, channels, ...(await judged) };
   }
 
   async judge(grey) { // one digit, several, or nothing that is one
-    const { side, margin } = this.told.finder.judged;
-    const { objects } = await this.search(numbers.atUsualSize(numbers.readLight(grey), side, margin));
+    const usual = numbers.atUsualSize(numbers.readLight(grey), this.told.finder.judged);
+    const { objects } = await this.search(usual);
     const labels = objects.sort((a, b) => a.column - b.column).map(({ label }) => label);
     if (!labels.length) return { verdict: "unknown", note: UNKNOWN };
     if (labels.length === 1) return { verdict: "one", note: "" };
@@ -62,7 +80,7 @@ export class Answers {
   }
 
   async curve(grey) { // how sure each way is of a class at each size
-    const x = this.read(grey), { sizes } = this.told.network, said = [];
+    const { x } = this.know(grey), { sizes } = this.told.network, said = [];
     for (const size of sizes) {
       const shown = numbers.atSize(x, size), heard = [];
       for (const way of this.told.ways) heard.push(await this.hear(way, shown));
@@ -101,6 +119,7 @@ export class Answers {
       probability: roundTo(chances(at)[label + 1], 4),
     }));
     const odds = Array.from({ length: places }, (_, at) => roundTo(1 - chances(at)[0], 3));
-    return { objects, map: { height, width, stride, sizes: Array.from(sizes, (size) => roundTo(size, 2)), odds } };
+    const rounded = Array.from(sizes, (size) => roundTo(size, 2));
+    return { objects, map: { height, width, stride, offset, sizes: rounded, odds } };
   }
 }

@@ -58,7 +58,7 @@ function toDataUri({ data, height, width }) {
 
 const told = () => once(fetched, "networks.json", () => fetchJson("networks.json"));
 const grey = (picture) => once(read, picture, () => decode(picture));
-const answers = async () => new Answers(run, await told());
+const answers = () => once(fetched, "answers", async () => new Answers(run, await told()));
 
 export const filters = () => once(fetched, "filters.json", () => fetchJson("filters.json"));
 export const network = async () => (await told()).network;

@@ -25,7 +25,6 @@ from scalesteer import fold
 from scalesteer.app.demo import DemoModel, finder
 from scalesteer.channels import ScaleChannels
 from scalesteer.export import export
-from scalesteer.models import network_of
 
 ROOT = Path(__file__).parents[2]
 OWN = Path(__file__).parent
@@ -74,18 +73,18 @@ def describe(demo: DemoModel) -> dict[str, Any]:
         if len(scales) > 1 and (model.border or model.multiple > 1 or model.calibration or model.join != "logsumexp"):
             raise ValueError(f"the page does not know the border, multiple, calibration or join of {key}.")
         ways.append({"key": key, "name": name, "scales": scales, "file": "rival" if key == "rival" else "digits"})
-    stride, offset = network_of(demo.others.finder.model).grid
+    judged = {"height": finder.JUDGED_HEIGHT, "width": finder.JUDGED_WIDTH, "margin": finder.JUDGED_MARGIN}
     return {
         "network": demo.describe(),
         "size": list(size),
         "ways": ways,
         "finder": {
             "extent": finder.FRAME,
-            "stride": stride,
-            "offset": offset,
+            "stride": demo.others.finder.stride,
+            "offset": demo.others.finder.offset,
             "threshold": finder.THRESHOLD,
             "most_side": finder.MOST_SIDE,
-            "judged": {"side": finder.JUDGED_SIDE, "margin": finder.JUDGED_MARGIN},
+            "judged": judged,
         },
     }
 

@@ -136,7 +136,7 @@ function cubic(distance) { // Keys' function, a = -1/2
   return d < 2 ? 2 - 4 * d + 2.5 * d * d - 0.5 * d ** 3 : 0;
 }
 
-function matrix(length, count) { // for each pixel of the result the first pixel that it reads, and the weights from there
+function matrix(length, count) { // for each pixel of the result the first pixel that it reads, and its weights
   const step = length / count, spread = Math.max(1, step);
   return Array.from({ length: count }, (_, i) => {
     const place = Math.min(length - 0.5, Math.max(-0.5, step / 2 - 0.5 + step * i));
@@ -195,8 +195,8 @@ export function atSize(image, size) { // a larger picture, or a smaller one on b
   return size > 1 ? x : pad(x, (image.height - h) >> 1, (image.width - w) >> 1, image.height, image.width);
 }
 
-export function atUsualSize(light, side, margin) { // what is drawn, cut out, at a size at which digits are found
-  const box = inked(light), factor = side / Math.max(box.height, box.width);
+export function atUsualSize(light, { height, width, margin }) { // what is drawn, at a size at which digits are found
+  const box = inked(light), factor = Math.min(height / box.height, width / box.width);
   const [h, w] = [box.height, box.width].map((length) => Math.max(1, roundHalfEven(length * factor)));
   return pad(clamp(resize(box, h, w)), margin, margin, h + 2 * margin, w + 2 * margin);
 }
