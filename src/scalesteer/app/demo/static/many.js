@@ -4,7 +4,7 @@ import { find } from "./backend.js";
 import { $, element, percent, viridis } from "./page.js";
 import { Pad, drawSample } from "./pad.js";
 
-const SIDE = 256, FRAME = 28, SMALLEST = 0.5, LARGEST = 4; // sizes relative to training, as the colours show them
+const SIDE = 256, FRAME = 28, SMALLEST = 0.5, LARGEST = 4, TAG = 46; // sizes relative to training, as the colours show them; the width of a label
 let pad = null, samples = [], asked = 0, busy = false, waiting = null, begun = false;
 
 const shareOf = (size) => Math.log(size / SMALLEST) / Math.log(LARGEST / SMALLEST);
@@ -57,8 +57,9 @@ function show(found) {
   for (const one of found.objects) {
     const x = one.column - one.side / 2, y = one.row - one.side / 2, dark = shareOf(one.size) > 0.55;
     part("rect", { x, y, width: one.side, height: one.side, stroke: colour(one.size) });
-    part("rect", { class: "tag", x, y: Math.max(0, y - 13), width: 46, height: 13, fill: colour(one.size) });
-    part("text", { x: x + 3, y: Math.max(10, y - 3), fill: dark ? "#000" : "#fff" }, `${one.label}  ${one.size.toFixed(1)} ×`);
+    const tag = Math.max(0, Math.min(x, width - TAG));
+    part("rect", { class: "tag", x: tag, y: Math.max(0, y - 13), width: TAG, height: 13, fill: colour(one.size) });
+    part("text", { x: tag + 3, y: Math.max(10, y - 3), fill: dark ? "#000" : "#fff" }, `${one.label}  ${one.size.toFixed(1)} ×`);
   }
   const canvas = $("map"), context = canvas.getContext("2d");
   canvas.width = found.map.width;

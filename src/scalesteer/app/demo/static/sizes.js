@@ -188,11 +188,11 @@ function plot() { // how sure each is, against the size
 }
 
 function gain() { // in plain words, also where there is nothing to gain
-  const last = curve.ways.at(-1), known = (way) => way.chances[chosen].filter((share) => share > 0.5).length;
+  const mean = (way) => way.chances[chosen].reduce((sum, share) => sum + share, 0) / curve.sizes.length;
   if (curve.ways.length === 1) return "";
-  const others = Math.max(...curve.ways.slice(0, -1).map(known));
-  if (known(last) > others) return `Looking several times knows it at ${known(last)} of ${curve.sizes.length} sizes, the others at up to ${others}.`;
-  return "For this picture several looks gain nothing.";
+  const several = mean(curve.ways.at(-1)), best = Math.max(...curve.ways.slice(0, -1).map(mean));
+  if (several < best + 0.01) return "For this picture, looking several times gains nothing.";
+  return `In the mean over these sizes, looking several times is ${percent(several)} sure, the best of the others ${percent(best)}.`;
 }
 
 function resized() {
