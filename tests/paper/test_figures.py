@@ -119,6 +119,7 @@ def test_a_layer_without_steering_is_refused():
 
 
 def test_plots_are_those_that_the_networks_suffice_for(runs, cache, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path / "none")
     monkeypatch.setattr(plots, "MODULES", (distortion,))  # drawing the others has tests of its own, and takes a minute
     kept = {"figures/distortion.png"}
     monkeypatch.setattr(figures, "FIGURES", {name: figures.FIGURES[name] for name in ("filter-bank", "centrality")})
@@ -129,9 +130,11 @@ def test_plots_are_those_that_the_networks_suffice_for(runs, cache, tmp_path, ca
         assert all((tmp_path / place).stat().st_size < 3e5 for place in expected)
 
 
-def test_figures_that_compare_two_networks_need_both(runs):
-    assert figures.of_networks(figures.Trained()) == {}
+def test_figures_that_compare_two_networks_need_both(runs, tmp_path, monkeypatch):
     alone = {f"figures/{name}.png" for name in ("layer", "filter-bank", "winning-scales", "scale-tracking")}
     assert set(figures.of_networks(figures.Trained(runs["ss"]))) == alone
+    assert set(figures.of_networks(figures.Trained())) == alone  # the SS-CNN of the package
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    assert figures.of_networks(figures.Trained()) == {}
     both = alone | {f"figures/{name}.png" for name in ("filters", "feature-maps", "centrality", "entanglement")}
     assert set(figures.of_networks(figures.Trained(runs["ss"], runs["lsi"]))) == both
