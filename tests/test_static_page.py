@@ -61,6 +61,14 @@ for (const { rgba, width, height } of pictures) {
 console.log(JSON.stringify(said));
 """
 
+ASK = """async () => {
+const { answer } = await import("./backend.js"), canvas = document.createElement("canvas");
+canvas.width = canvas.height = 28;
+const ink = canvas.getContext("2d");
+ink.fillStyle = "white";
+ink.fillRect(13, 4, 3, 20);
+return answer(await new Promise((done) => canvas.toBlob(done)), 2); }"""
+
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 
 
@@ -174,14 +182,44 @@ def compare_answers(demo, picture, size, said):
         )
 
 
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, runtime):
+    """The whole page, as `make page` builds it."""
+    folder = tmp_path_factory.mktemp("page")
+    build.build(folder, runtime)
+    return folder
+
+
 @pytest.mark.slow
-def test_digits_are_found_alike_and_verdicts_are_the_same(folder, demo):
-    build.write_looks(demo, folder)
-    build.write_finder(demo.others.finder.model, folder / "finder.onnx")
+def test_the_whole_page_runs_in_a_browser_without_a_server(page):
+    """All three tabs answer, and the policy of the page is not broken."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    with served(page) as address, sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        view, troubles = browser.new_page(), []
+        view.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
+        view.on("pageerror", lambda error: troubles.append(str(error)))
+        view.goto(address)
+        view.wait_for_function("() => document.body.dataset.ready", timeout=120_000)
+        for tab, proof in (("steering", "#filter-view"), ("sizes", "#answers > *"), ("many", "#objects > *")):
+            view.click(f"#tab-{tab}")
+            view.wait_for_selector(proof, timeout=120_000, state="attached")
+        said = view.evaluate(ASK)
+        browser.close()
+    assert said["picture"].startswith("data:image/png;base64,")
+    assert said["ways"][-1]["top"][0]["label"] == 1
+    assert troubles == []
+
+
+@pytest.mark.slow
+def test_digits_are_found_alike_and_verdicts_are_the_same(page, demo):
     images = [*pictures(), scene()]
     given = {"pictures": list(map(rgba, images)), "sizes": [1.0], "told": build.describe(demo), "curve": False}
     verdicts = set()
-    for image, one in zip(images, in_node(folder, ANSWERS, given), strict=True):
+    for image, one in zip(images, in_node(page, ANSWERS, given), strict=True):
         content = to_bytes(image)
         expected = demo.answer(demo.read(content), 1.0)
         assert [one["sizes"][0][key] for key in ("verdict", "note")] == [expected["verdict"], expected["note"]]
@@ -204,39 +242,6 @@ def scene():
     for side, place in ((90, (5, 5)), (40, (120, 20)), (28, (150, 110))):
         canvas.paste(seven.resize((side, side)), place)
     return canvas
-
-
-@pytest.mark.slow
-def test_the_whole_page_runs_in_a_browser_without_a_server(tmp_path, runtime):
-    """All three tabs answer, and the policy of the page is not broken."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("needs chromium")
-    build.build(tmp_path / "page", runtime)
-    with served(tmp_path / "page") as address, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium)
-        page, troubles = browser.new_page(), []
-        page.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.goto(address)
-        page.wait_for_selector("body[data-ready=yes]", timeout=120_000)
-        for tab, proof in (("steering", "#filter-view"), ("sizes", "#answers > *"), ("many", "#objects > *")):
-            page.click(f"#tab-{tab}")
-            page.wait_for_selector(proof, timeout=120_000, state="attached")
-        said = page.evaluate("""async () => {
-            const { answer } = await import("./backend.js"), canvas = document.createElement("canvas");
-            canvas.width = canvas.height = 28;
-            const ink = canvas.getContext("2d");
-            ink.fillStyle = "white";
-            ink.fillRect(13, 4, 3, 20);
-            const blob = await new Promise((done) => canvas.toBlob(done));
-            return answer(blob, 2);
-        }""")
-        assert said["picture"].startswith("data:image/png;base64,")
-        assert said["ways"][-1]["top"][0]["label"] == 1
-        browser.close()
-    assert troubles == []
 
 
 def served(folder):

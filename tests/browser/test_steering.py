@@ -92,9 +92,7 @@ def test_the_response_is_a_correlation_with_zeros_beyond_the_border(page):
 
 
 def follows(page):
-    return {
-        kind: float(page.inner_text(f".bar[data-kind={kind}] output")) for kind in ("steered", "resized", "fixed")
-    }
+    return {kind: float(page.inner_text(f".bar[data-kind={kind}] output")) for kind in ("steered", "resized", "fixed")}
 
 
 def test_a_filter_grows_with_the_picture_and_one_that_does_not_loses_it(page):
