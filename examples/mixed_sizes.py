@@ -170,7 +170,7 @@ def make_stroke(rng: np.random.Generator, side: int, width: float, length: float
     start, along = points[:-1], points[1:] - points[:-1]
     share = ((grid - start) * along).sum(-1) / (along**2).sum(-1)
     nearest = start + share.clamp(0, 1)[..., None] * along  # on each piece of the path, (side, side, pieces, 2)
-    far = (grid - nearest).norm(dim=-1).amin(-1)
+    far: Tensor = (grid - nearest).norm(dim=-1).amin(-1)
     return ((width + 1) / 2 - far).clamp(0, 1)
 
 

@@ -10,7 +10,8 @@ from tests.browser.conftest import allowed
 SCALES = (1.0, 1.2, 9 / 7, 1.7, 17 / 7, 3.0)
 # The browser's own program, with the numbers that it was sent.
 DATA = """
-const { filters } = await import("/backend.js"), { bytes } = await import("/page.js"), steer = await import("/steer.js");
+const { filters } = await import("/backend.js"), { bytes } = await import("/page.js");
+const steer = await import("/steer.js");
 const data = await filters();
 data.table.values = new Float32Array(bytes(data.table.values).buffer);
 const own = (data.coefficients[preset] ?? data.coefficients.paper), basis = data.presets[preset];
@@ -92,9 +93,7 @@ def test_the_response_is_a_correlation_with_zeros_beyond_the_border(page):
 
 
 def follows(page):
-    return {
-        kind: float(page.inner_text(f".bar[data-kind={kind}] output")) for kind in ("steered", "resized", "fixed")
-    }
+    return {kind: float(page.inner_text(f".bar[data-kind={kind}] output")) for kind in ("steered", "resized", "fixed")}
 
 
 def test_a_filter_grows_with_the_picture_and_one_that_does_not_loses_it(page):

@@ -124,12 +124,14 @@ def test_plots_are_those_that_the_networks_suffice_for(runs, cache, tmp_path, ca
     monkeypatch.setattr(figures, "FIGURES", {name: figures.FIGURES[name] for name in ("filter-bank", "centrality")})
     more = {"figures/filter-bank.png"}
     for flags, expected in (((), kept), (("--ss", str(runs["ss"])), kept | more)):
+        monkeypatch.setattr(figures, "list_pretrained", list)  # without the network that comes with the package
         assert commands.app.main(["plots", "--output", str(tmp_path), *flags], prog="paper") == 0
         assert set(capsys.readouterr().out.split()) == {str(tmp_path / place) for place in expected}
         assert all((tmp_path / place).stat().st_size < 3e5 for place in expected)
 
 
-def test_figures_that_compare_two_networks_need_both(runs):
+def test_figures_that_compare_two_networks_need_both(runs, monkeypatch):
+    monkeypatch.setattr(figures, "list_pretrained", list)  # without the network that comes with the package
     assert figures.of_networks(figures.Trained()) == {}
     alone = {f"figures/{name}.png" for name in ("layer", "filter-bank", "winning-scales", "scale-tracking")}
     assert set(figures.of_networks(figures.Trained(runs["ss"]))) == alone
