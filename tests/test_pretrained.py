@@ -27,6 +27,7 @@ from scalesteer.models import set_input_statistics
 from scalesteer.pretrained import PretrainedError, from_pretrained, save_pretrained
 
 LEAN = {"widths": (2, 3, 4)}
+TRAINED = [name for name in scalesteer.list_pretrained() if "run" in pretrained.read_config(name)]  # by our training
 
 
 def network(**options):
@@ -405,13 +406,29 @@ def test_a_shipped_network_is_small_and_has_a_card(name):
     folder = pretrained.SHIPPED / name
     assert (folder / "model.safetensors").stat().st_size < 1_000_000
     card = (folder / "README.md").read_text()
-    for word in ("- Data: ", "- Command: `scalesteer train ", "- Commit: ", "- Test error: ", "| size"):
+    for word in ("- Data: ", "SHA-256", "- Command: `", "- Commit: ", "- Test"):
         assert word in card
-    model = training.load_model(Path(name))
-    command = re.search("- Command: `scalesteer (.*?)`", card)[1]
-    assert cli.app.parse(command.split()).made == training.read_run(Path(name))
-    assert model.task.num_classes == from_pretrained(name).task.num_classes
     assert "-dirty" not in card
+    assert training.load_model(Path(name)).task == from_pretrained(name).task
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_card_of_a_shipped_network_has_the_command_that_made_it(name):
+    card = (pretrained.SHIPPED / name / "README.md").read_text()
+    command = re.search("- Command: `scalesteer (train .*?)`", card)[1]
+    assert cli.app.parse(command.split()).made == training.read_run(Path(name))
+    assert "- Test error: " in card
+    assert "| size" in card
+
+
+def test_the_rival_is_the_network_for_digits_trained_at_one_size():
+    digits, rival = (training.read_run(Path(name)) for name in ("digits", "digits-resized"))
+    assert rival.network == replace(digits.network, channels=())
+    assert rival.training.resize is not None
+    assert replace(rival.training, epochs=0, resize=None, resize_resampler="antialias") == replace(
+        digits.training, epochs=0
+    )
+    assert rival.data == digits.data
 
 
 def test_a_shipped_network_needs_torch_and_numpy_alone(monkeypatch):
@@ -427,23 +444,27 @@ def card_error(name):
 
 
 @pytest.mark.real_data
-def test_digits_are_read_with_the_error_that_is_claimed(real_cache):
-    model = training.load_model(Path("digits"))
-    images = training.load(training.read_run(Path("digits")), "test").first(1000)
-    assert training.evaluate(model, [images])["error"] < card_error("digits") + 0.01
+@pytest.mark.parametrize(
+    ("name", "count", "slack"),
+    [("digits", 1000, 0.01), ("digits-resized", 1000, 0.015), ("ss-cnn-mnist-scale", 300, 0.03)],
+)
+def test_digits_are_read_with_the_error_that_is_claimed(name, count, slack, real_cache):
+    model = training.load_model(Path(name))
+    images = training.load(training.read_run(Path(name)), "test").first(count)
+    assert training.evaluate(model, [images])["error"] < card_error(name) + slack
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", scalesteer.list_pretrained())
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_shipped_network_has_the_error_that_is_claimed(name, real_cache):
-    model = training.load_model(Path(name))
+    model, few = training.load_model(Path(name)), name.startswith("ss-cnn")  # which takes minutes for all of its images
     try:
-        images = training.read_run(Path(name)).data.open().load("test")
-        error = training.evaluate(model, images)["error"]
+        parts = training.read_run(Path(name)).data.open().load("test")
+        error = training.evaluate(model, [part.first(5000) for part in parts][:1] if few else parts)["error"]
     except files.DataError as problem:
         pytest.skip(f"its images are not here: {problem}")
-    assert error == pytest.approx(card_error(name), abs=5e-4)  # weights of half precision, rounded
+    assert error == pytest.approx(card_error(name), abs=8e-3 if few else 5e-4)  # weights of half precision, rounded
 
 
 # The Hub
