@@ -151,7 +151,8 @@ def test_a_picture_can_be_opened_and_what_is_none_is_named(page):
 DROP = """async ([data]) => {
 const file = new File([Uint8Array.from(data)], "seven.png", { type: "image/png" }), sent = new DataTransfer();
 sent.items.add(file);
-document.querySelector("#pad-sizes .drop").dispatchEvent(new DragEvent("drop", { dataTransfer: sent, bubbles: true, cancelable: true })); }"""
+const event = new DragEvent("drop", { dataTransfer: sent, bubbles: true, cancelable: true });
+document.querySelector("#pad-sizes .drop").dispatchEvent(event); }"""
 
 
 def test_a_picture_can_be_dropped(page):
@@ -242,7 +243,8 @@ def test_noise_is_nothing_that_the_network_knows(page, model):
 MOVES = """async () => {
 const slider = document.getElementById("size"), view = document.getElementById("view"), times = [];
 for (let i = 0; i < 21; i++) {
-  const begun = performance.now(), loaded = new Promise((seen) => { view.addEventListener("load", seen, { once: true }); });
+  const begun = performance.now();
+  const loaded = new Promise((seen) => { view.addEventListener("load", seen, { once: true }); });
   slider.value = String(0.5 + 0.05 * i);
   slider.dispatchEvent(new Event("input"));
   await loaded;

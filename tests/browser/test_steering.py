@@ -10,7 +10,8 @@ from tests.browser.conftest import allowed
 SCALES = (1.0, 1.2, 9 / 7, 1.7, 17 / 7, 3.0)
 # The browser's own program, with the numbers that it was sent.
 DATA = """
-const { filters } = await import("/backend.js"), { bytes } = await import("/page.js"), steer = await import("/steer.js");
+const { filters } = await import("/backend.js"), { bytes } = await import("/page.js");
+const steer = await import("/steer.js");
 const data = await filters();
 data.table.values = new Float32Array(bytes(data.table.values).buffer);
 const own = (data.coefficients[preset] ?? data.coefficients.paper), basis = data.presets[preset];
