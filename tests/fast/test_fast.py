@@ -83,6 +83,16 @@ def test_auto_needs_fewer_taps_in_training():
         assert choose_backend(sizes) == "direct"
 
 
+@pytest.mark.parametrize(("channels", "in_training", "without_gradients"), [(3, 0, 0), (6, 1, 0), (12, 1, 1)])
+def test_auto_transforms_responses_back_if_there_are_many_channels(channels, in_training, without_gradients):
+    filters = Filters(torch.empty(8, channels, 0, requires_grad=True), None, (7, 9, 13, 15))
+    axes, names = Geometry(channels).axes(64, 64, filters.sizes), ("direct", "fast")
+    assert fast.choose_backend(axes, filters) == "fast"
+    assert fast.choose_backend(axes, filters, responses=True) == names[in_training]
+    with torch.no_grad():
+        assert fast.choose_backend(axes, filters, responses=True) == names[without_gradients]
+
+
 def test_the_reference_has_the_numbers_of_taps_of_the_rule():
     text = " ".join(fast.__doc__.split())
     numbers = choice.LEAST_TAPS_TRAINING, choice.LEAST_TAPS, choice.LEAST_TAPS_CUDA
