@@ -93,10 +93,12 @@ def test_auto_transforms_responses_back_if_there_are_many_channels(channels, in_
         assert fast.choose_backend(axes, filters, responses=True) == names[without_gradients]
 
 
-def test_the_reference_has_the_numbers_of_taps_of_the_rule():
+def test_the_reference_has_the_numbers_of_the_rule():
     text = " ".join(fast.__doc__.split())
     numbers = choice.LEAST_TAPS_TRAINING, choice.LEAST_TAPS, choice.LEAST_TAPS_CUDA
     assert "from {} taps on in training, {} in inference, {} on CUDA".format(*numbers) in text
+    channels = choice.LEAST_CHANNELS_TRAINING, choice.LEAST_CHANNELS
+    assert "need {} input channels in training, {} in inference".format(*channels) in text
 
 
 def test_pieces_are_of_about_one_size_and_never_too_large():
