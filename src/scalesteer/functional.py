@@ -6,6 +6,7 @@ scales never lie in memory together. The fast algorithm for the same numbers is 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -122,7 +123,9 @@ def _make_arrangement(
     if backend == "auto" and torch.onnx.is_in_onnx_export():
         backend = "direct"  # ONNX has no products between frequencies
     if backend == "auto":
-        backend = fast.choose_backend(axes, filters, reduce is None and len(filters.sizes) > 1)
+        images = x.shape[0] if isinstance(x.shape[0], int) else sys.maxsize  # a symbol may not decide
+        maximum = reduce is not None and len(filters.sizes) > 1
+        backend = fast.choose_backend(axes, filters, None if maximum else images)
     return (height, width), axes, backend
 
 
