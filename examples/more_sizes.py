@@ -3,8 +3,8 @@
     python examples/more_sizes.py
 
 It was trained on digits shrunk to 0.3 to 1 times their size. Here it looks at digits that it never saw, from a half to
-four times their size: once, and at several sizes of the image, as the page of `scalesteer demo` does. Beside it is a
-rival, `digits-resized`: the same network, trained at one size with random resizing. Nothing is trained. It takes a
+four times their size: once, and at several sizes of the image, as the page of `scalesteer demo` does. Beside it a
+rival, `digits-resized`, the same network trained at one size with random resizing. Nothing is trained. It takes a
 minute or two on a CPU.
 """
 

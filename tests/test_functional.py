@@ -424,6 +424,16 @@ def test_auto_gives_the_numbers_of_both(monkeypatch):
         assert largest_difference(build("auto")(x), expected) < 1e-10
 
 
+@pytest.mark.parametrize(("count", "scales", "expected"), [(3, 1, "direct"), (4, 1, "fast"), (3, 6, "fast")])
+def test_auto_counts_images_where_nothing_is_shared_between_scales(count, scales, expected, monkeypatch):
+    used, max_over_scales = [], fast.max_over_scales
+    monkeypatch.setattr(fast, "max_over_scales", lambda *a: used.append("fast") or max_over_scales(*a))
+    layer = ScaleSteerableConv2d(16, 4, 13, padding="same", scales=PAPER_SCALES[:scales], basis="paper")
+    with torch.no_grad():
+        layer(torch.randn(count, 16, 24, 24))
+    assert (used or ["direct"]) == [expected]
+
+
 @pytest.mark.parametrize(("least", "kernel_size", "scales"), [(10**6, 7, PAPER_SCALES), (0, 3, (1.0,))])
 @pytest.mark.parametrize("training", [True, False])
 def test_auto_may_measure_what_its_rule_only_estimates(least, kernel_size, scales, training, monkeypatch):

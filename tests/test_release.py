@@ -60,8 +60,8 @@ def source(tmp_path_factory):
 
 
 def test_both_distributions_are_small(wheel, source):
-    for built in (Path(wheel.filename), source):  # with the weights of all networks
-        assert built.stat().st_size < 2_000_000
+    for one in (Path(wheel.filename), source):  # with the weights of all networks
+        assert one.stat().st_size < 2_000_000
 
 
 def test_the_source_distribution_has_the_package_and_what_its_pages_need(source):

@@ -8,21 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalesteer import _checks
 from scalesteer.answers import REFUSALS, Output, check_output, find_refused, read, refuse
-from scalesteer.fast import being_traced
-from scalesteer.fast.memory import being_captured, holds_numbers
+from scalesteer.fast import has_fixed_shapes
 from scalesteer.joining import JOINS, Calibration, Join, check_calibration, find_size, join
 from scalesteer.joint import at_sizes, find_batch_layer
 from scalesteer.nn import evaluation_mode, twin
 from scalesteer.places import Grid, check_grid, on_one_grid
-from scalesteer.resize import canvas_size, image_size, resize
+from scalesteer.resize import BORDERS, canvas_size, extend, image_size, resize
 
 BorderMode = Literal["zeros", "replicate", "reflect"]
-BORDERS = {"zeros": "constant", "replicate": "replicate", "reflect": "reflect"}  # as `F.pad` calls them
 
 
 class ScaleChannels(nn.Module):
@@ -153,10 +150,7 @@ class ScaleChannels(nn.Module):
 
     @property
     def cost(self) -> float:
-        """Time and memory relative to the network on the image alone: the sum of the areas of all channels.
-
-        This is without a border, whose share depends on the size of the image: see :meth:`pixels`.
-        """
+        """Time and memory relative to the network on the image alone, without borders: the sum of all areas."""
         return sum(scale**2 for scale in self.scales)
 
     def pixels(self, height: int, width: int) -> float:
@@ -218,7 +212,7 @@ class ScaleChannels(nn.Module):
         image = image_size(x)
         canvases = [self._canvas(image, scale) for scale in self.scales]
         stays = self._draw(x)
-        if self.sure is not None and self.sure < 1 and not self.net.training and not _has_fixed_shapes(x):
+        if self.sure is not None and self.sure < 1 and not self.net.training and not has_fixed_shapes(x):
             answers, stays = self._answers_until_sure(x, canvases, self.sure)
         else:
             answers = self._answers(x, canvases, stays)
@@ -261,25 +255,13 @@ class ScaleChannels(nn.Module):
         """Which images each channel is shown to, `(S, B)`; None if all are. Drawn without waiting for a GPU."""
         if not (self.training and self.net.training and self.drop):  # the network may be shared, and is in one mode
             return None
-        drawn = torch.rand(len(self.scales), len(x), device=x.device if _has_fixed_shapes(x) else None)
+        drawn = torch.rand(len(self.scales), len(x), device=x.device if has_fixed_shapes(x) else None)
         return (drawn >= self.drop) | (drawn == drawn.amax(0))
 
     def _image(self, x: Tensor, canvas: tuple[int, int], channel: int) -> Tensor:
         """What a channel shows."""
         as_it_is = self.scales[channel] == self.multiple == 1
-        return self._extend(x if as_it_is else resize(x, canvas), self._borders[channel])
-
-    def _extend(self, image: Tensor, border: int) -> Tensor:
-        """The image of a channel with its border."""
-        if not border:
-            return image
-        if self.border_mode == "reflect" and min(image.shape[-2:]) <= border:
-            shown = f"{image.shape[-2]} x {image.shape[-1]}"
-            raise ValueError(
-                f"`border` (got {border}) must be smaller than the images of all channels (one is {shown}) to "
-                'mirror them: take a smaller one, leave out the smallest `scales`, or border_mode="replicate".'
-            )
-        return F.pad(image, (border,) * 4, mode=BORDERS[self.border_mode])
+        return extend(x if as_it_is else resize(x, canvas), self._borders[channel], self.border_mode)
 
     def _reference_map(self, x: Tensor) -> tuple[int, int] | None:
         """Height and width of the network's map of the image itself, without which one other map has no known grid."""
@@ -299,7 +281,7 @@ class ScaleChannels(nn.Module):
 
     def _answers(self, x: Tensor, canvases: list[tuple[int, int]], stays: Tensor | None) -> list[Tensor]:
         """What the network says of the image in each channel; zeros where a channel is not shown an image."""
-        if stays is None or _has_fixed_shapes(x):
+        if stays is None or has_fixed_shapes(x):
             images = [self._image(x, canvas, channel) for channel, canvas in enumerate(canvases)]
             return self._run(images, range(len(images)))
         rows = [mask.nonzero().flatten().to(x.device) for mask in stays]  # of the batch, for each channel
@@ -364,8 +346,3 @@ class ScaleChannels(nn.Module):
         parts += [f"calibration={self.calibration}"] if self.calibration is not None else []
         parts += [f"sure={self.sure:.4g}"] if self.sure is not None else []
         return ", ".join(parts + ([f"grid={self.grid}"] if self.grid else []))
-
-
-def _has_fixed_shapes(x: Tensor) -> bool:
-    """Whether what is recorded now runs again with the same shapes."""
-    return being_traced() or being_captured(x.device) or not holds_numbers(x)

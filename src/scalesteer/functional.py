@@ -6,6 +6,7 @@ scales never lie in memory together. The fast algorithm for the same numbers is 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,20 +99,22 @@ def _arrange(
     The border is what the largest window needs, unless it is of zeros, which are beyond every image anyway.
     """
     if fast.being_traced() or not holds_numbers(x):  # sizes may be symbols
-        return _make_arrangement(x, filters, geometry, backend)
+        return _make_arrangement(x, filters, geometry, reduce, backend)
     timed = backend == "auto" and fast.benchmark and not (x.is_meta or being_captured(x.device))
     training = torch.is_grad_enabled() and filters.weights.requires_grad
     shapes = x.shape, filters.weights.shape, filters.sizes, filters.symmetric
-    options = geometry, backend, training, x.device, (reduce, x.dtype, x.requires_grad) if timed else None
+    options = geometry, reduce, backend, training, x.device, (x.dtype, x.requires_grad) if timed else None
 
     def make() -> Arrangement:
         chosen = _time_backends(x, filters, geometry, reduce) if timed else backend
-        return _make_arrangement(x, filters, geometry, chosen)
+        return _make_arrangement(x, filters, geometry, reduce, chosen)
 
     return _arrangements.get_or_make((*shapes, *options), make)
 
 
-def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: str) -> Arrangement:
+def _make_arrangement(
+    x: Tensor, filters: Filters, geometry: Geometry, reduce: Literal["max"] | None, backend: str
+) -> Arrangement:
     axes, mode = geometry.axes(x.shape[-2], x.shape[-1], filters.sizes), geometry.padding_mode
     height, width = (0, 0) if mode == "zeros" else (max(0, axis.beyond[0]) for axis in axes)
     if height > 0 or width > 0:
@@ -119,7 +122,11 @@ def _make_arrangement(x: Tensor, filters: Filters, geometry: Geometry, backend: 
         axes = axes[0].padded(height), axes[1].padded(width)
     if backend == "auto" and torch.onnx.is_in_onnx_export():
         backend = "direct"  # ONNX has no products between frequencies
-    return (height, width), axes, fast.choose_backend(axes, filters) if backend == "auto" else backend
+    if backend == "auto":
+        images = x.shape[0] if isinstance(x.shape[0], int) else sys.maxsize  # a symbol may not decide
+        maximum = reduce is not None and len(filters.sizes) > 1
+        backend = fast.choose_backend(axes, filters, None if maximum else images)
+    return (height, width), axes, backend
 
 
 def _time_backends(x: Tensor, filters: Filters, geometry: Geometry, reduce: Literal["max"] | None) -> str:

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from scalesteer.fast import being_exported, being_traced
 from scalesteer.fast.memory import Cache, holds_numbers
 from scalesteer.geometry import no_autocast
 
+BORDERS = {"zeros": "constant", "replicate": "replicate", "reflect": "reflect"}  # as `F.pad` calls them
 PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
 Kernel = Callable[[Tensor], Tensor]  # the weight of a pixel by its distance from the place that is read
 
@@ -74,6 +76,19 @@ def canvas_size(image: tuple[int, int], scale: float, multiple: int = 1) -> tupl
             " pixels: leave out the smallest `scales` or give larger images."
         )
     return height, width
+
+
+def extend(image: Tensor, border: int, mode: str) -> Tensor:
+    """The image of a channel with as many more pixels on all four sides, which show what `mode` says."""
+    if not border:
+        return image
+    if mode == "reflect" and min(image.shape[-2:]) <= border:
+        shown = f"{image.shape[-2]} x {image.shape[-1]}"
+        raise ValueError(
+            f"`border` (got {border}) must be smaller than the images of all channels (one is {shown}) to "
+            'mirror them: take a smaller one, leave out the smallest `scales`, or border_mode="replicate".'
+        )
+    return F.pad(image, (border,) * 4, mode=BORDERS[mode])
 
 
 def halve(x: Tensor) -> Tensor:

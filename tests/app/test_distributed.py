@@ -229,8 +229,9 @@ def test_process_that_is_lost_ends_the_others_with_a_message(together, cache, tm
     other = 1 - victim
     assert ended([both[other]]) == [2]  # at once, not after fifteen minutes
     who = f"process {other} stops, since another of the 2 ended or does not answer"
-    said = (tmp_path / f"log-{other}").read_text()
-    assert re.fullmatch(rf"scalesteer: {who} \(.*Connection.*\); repeat the command to go on\.\n", said)
+    *epochs, said = (tmp_path / f"log-{other}").read_text().splitlines()
+    assert re.fullmatch(rf"scalesteer: {who} \(.*Connection.*\); repeat the command to go on\.", said)
+    assert all(line.startswith("scalesteer: epoch ") for line in epochs)
 
 
 def test_run_that_is_in_use_is_told_by_all(together, cache, tiny, tmp_path):
@@ -254,7 +255,8 @@ def test_first_process_writes_and_a_finished_run_returns_at_once(together, cache
     for _ in range(2):
         assert ended(together(ranks.command, flags(config, tmp_path), tmp_path / "log")) == [0, 0]
     assert (tmp_path / "log-1").read_text() == ""
-    said = (tmp_path / "log-0").read_text().splitlines()
+    epoch, *said = (tmp_path / "log-0").read_text().splitlines()
+    assert epoch.startswith("scalesteer: epoch 1 of 1: ")
     assert len(said) == 2
     assert said[0] == said[1]
     result = json.loads((tmp_path / "runs" / config.name / "result.json").read_text())

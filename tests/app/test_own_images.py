@@ -510,8 +510,9 @@ def test_a_folder_that_changes_while_a_run_starts_shifts_no_labels(pictures, tmp
     config = configure(root, epochs=1, image_size=(16, 16), channels=())
     whole = train(config, tmp_path / "whole", device="cpu")
 
-    def read_after_change(spec, part, *arguments):
-        if part == "val" and not changed:  # after the training pictures were read
+    def read_then_change(spec, part, *arguments):
+        block = read(spec, part, *arguments)
+        if part == "train" and not changed:
             changed.append(part)
             first = root / CLASSES[0]
             if change == "add":
@@ -520,10 +521,10 @@ def test_a_folder_that_changes_while_a_run_starts_shifts_no_labels(pictures, tmp
                 first.rename(root / "z, the last class now")
             else:
                 shutil.rmtree(first)
-        return read(spec, part, *arguments)
+        return block
 
     monkeypatch.setenv("SCALESTEER_CACHE", str(tmp_path / "empty"))
-    monkeypatch.setattr(folder, "_load_block", read_after_change)
+    monkeypatch.setattr(folder, "_load_block", read_then_change)
     if change != "add":
         with pytest.raises(files.DataError, match="pictures were changed, moved or removed while they were read"):
             train(config, tmp_path / "run", device="cpu")

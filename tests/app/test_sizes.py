@@ -264,6 +264,13 @@ def test_predict_command_looks_at_several_sizes(cache, trained, capsys, tmp_path
     assert told["size"] == pytest.approx(float(size), abs=1e-3)
 
 
+@pytest.mark.parametrize("sizes", [(1, 100_000), range(1, 34)])
+def test_sizes_that_take_too_much_memory_are_refused(trained, capsys, sizes):
+    assert cli.main(["predict", str(trained), "photo.png", "--channels", *map(str, sizes)]) == 2
+    said = f"`channels` must be at most 32 numbers up to 16 (got {len(sizes)}, the largest {sizes[-1]})."
+    assert capsys.readouterr().err == f"scalesteer: {said}\n"
+
+
 def test_export_command_writes_a_network_that_looks_at_several_sizes(cache, trained, capsys, tmp_path):
     words = ("export", trained, "--to", "folder", "--channels", 0.5, 1, "--join", "max")
     assert cli.main([*map(str, words), "--output", str(tmp_path / "out")]) == 0

@@ -1,26 +1,11 @@
 """The demo's page in a real browser: Debian's chromium, or another that CHROMIUM names, by Playwright."""
 
-import os
-import shutil
-import threading
-
 import pytest
 
-from scalesteer.app.demo import DemoModel, DemoServer
+from scalesteer.app.demo import DemoModel
+from tests.browser.serving import CHROMIUM, MINUTES, WATCH, Serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-MINUTES = 60_000  # Playwright counts milliseconds
-WATCH = """setInterval(() => { // how far sliders have been, also those that move by themselves
-  for (const slider of document.querySelectorAll("input[type=range]")) {
-    slider.farthest = Math.max(slider.farthest ?? -Infinity, Number(slider.value));
-  }
-}, 20);"""
-
-
-def allowed(milliseconds):
-    """What this machine may take for it, with all else that it does."""
-    return milliseconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")
@@ -31,21 +16,6 @@ def browser():
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
-
-
-class Serving:
-    """A server in a thread, until :meth:`stop`."""
-
-    def __init__(self, model):
-        self.server = DemoServer(model)
-        self.url = self.server.url
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-
-    def stop(self):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.close()
 
 
 @pytest.fixture(scope="session")

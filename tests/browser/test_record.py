@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from docs.page import record
-from tests.browser.conftest import CHROMIUM
+from tests.browser.serving import CHROMIUM
 
 
 def test_the_moving_picture_grows_there_and_back(model, tmp_path, capsys, monkeypatch):

@@ -7,7 +7,7 @@ from PIL import Image
 
 from scalesteer.app.demo import DemoModel
 from tests.app.drawings import draw_seven, to_bytes
-from tests.browser.conftest import Serving, allowed
+from tests.browser.serving import Serving, allowed
 
 SEVEN = ((0.26, 0.24), (0.74, 0.24), (0.58, 0.52), (0.46, 0.84))
 PAD = "#pad-sizes canvas"
@@ -282,5 +282,6 @@ def test_garments_have_samples_and_two_tabs(visit):
         settled(page)
         assert page.locator("#answers .way").count() == 3
         assert page.inner_text("#answers .way:last-child .named").split()[0] in page.inner_text("#truth")
+        page.close()  # or it would ask a server that has gone
     finally:
         serving.stop()

@@ -5,7 +5,7 @@ import pytest
 
 from scalesteer import harmonics
 from scalesteer.basis import LogRadialBasis
-from tests.browser.conftest import allowed
+from tests.browser.serving import allowed
 
 SCALES = (1.0, 1.2, 9 / 7, 1.7, 17 / 7, 3.0)
 # The browser's own program, with the numbers that it was sent.

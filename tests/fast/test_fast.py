@@ -83,10 +83,34 @@ def test_auto_needs_fewer_taps_in_training():
         assert choose_backend(sizes) == "direct"
 
 
-def test_the_reference_has_the_numbers_of_taps_of_the_rule():
+@pytest.mark.parametrize(
+    ("images", "sizes", "channels", "in_training", "without_gradients"),
+    [
+        (4, (7, 9, 13, 15), 3, "direct", "direct"),
+        (4, (7, 9, 13, 15), 6, "fast", "direct"),
+        (4, (7, 9, 13, 15), 12, "fast", "fast"),
+        (4, (13,), 1, "fast", "fast"),
+        (3, (13,), 64, "direct", "direct"),
+    ],
+)
+def test_auto_transforms_responses_back_for_several_images_and_channels(
+    images, sizes, channels, in_training, without_gradients
+):
+    filters = Filters(torch.empty(8, channels, 0, requires_grad=True), None, sizes)
+    axes = Geometry(channels).axes(64, 64, filters.sizes)
+    assert fast.choose_backend(axes, filters) == "fast"
+    assert fast.choose_backend(axes, filters, images) == in_training
+    with torch.no_grad():
+        assert fast.choose_backend(axes, filters, images) == without_gradients
+
+
+def test_the_reference_has_the_numbers_of_the_rule():
     text = " ".join(fast.__doc__.split())
     numbers = choice.LEAST_TAPS_TRAINING, choice.LEAST_TAPS, choice.LEAST_TAPS_CUDA
     assert "from {} taps on in training, {} in inference, {} on CUDA".format(*numbers) in text
+    more = choice.LEAST_IMAGES, choice.LEAST_CHANNELS_TRAINING, choice.LEAST_CHANNELS
+    said = "also need {} images, and those of several scales need {} input channels in training, {} in inference"
+    assert said.format(*more) in text
 
 
 def test_pieces_are_of_about_one_size_and_never_too_large():

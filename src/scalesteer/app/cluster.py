@@ -2,7 +2,6 @@
 
 import logging
 import os
-import platform
 import signal
 import socket
 import time
@@ -18,8 +17,7 @@ from scalesteer.app.memory import keep_memory
 from scalesteer.app.run import BusyError, RunError, train
 
 RETRIES = 20  # of a run whose process or machine dies; each goes on from the run's last checkpoint
-# An NFS server keeps a dead machine's locks until its lease ends, often after 90 seconds.
-BUSY_WAIT_S, BUSY_STEP_S = 150.0, 2.0
+BUSY_WAIT_S, BUSY_STEP_S = 150.0, 2.0  # an NFS server keeps a dead machine's locks, often for 90 seconds
 CONNECT_WAIT_S, CANCEL_WAIT_S = 10.0, 10.0  # a run that is told to stop saves a checkpoint within three seconds
 LOCAL = {"address": "local", "include_dashboard": False, "object_store_memory": 80_000_000}  # almost its least
 PASSED_ON = ("SCALESTEER_CACHE", "SCALESTEER_DATA", "SCALESTEER_COMMIT")  # variables that hold for the workers too
@@ -43,8 +41,7 @@ def ray_outcomes(
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(train_in_worker)
         options = {"device": "cuda" if gpus else "cpu", "data_dir": data_dir and data_dir.absolute()}
         here = scalesteer.__version__, {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder := folder.absolute()).mkdir(parents=True, exist_ok=True)
         pending = {task.remote(run.to_dict(), folder / run.name, options, *here): run for run in runs}
         try:
             while pending:
@@ -82,7 +79,7 @@ def train_in_worker(
         except RunError as error:
             return "problem", str(error)
         except (ValueError, TypeError, ImportError, OSError) as error:  # of this machine: no data, disk or package
-            return "stop", f"on {platform.node()}: {error}"
+            return "stop", f"on {socket.gethostname()}: {error}"
 
 
 def _outcome(ray: Any, reference: Any) -> dict[str, Any] | RunError:

@@ -4,8 +4,10 @@ Gradients are averaged (`DistributedDataParallel`) and batch normalisation sees 
 same with any number of processes.
 """
 
+import atexit
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,10 +60,10 @@ class Processes:
 
     def largest(self, number: int) -> int:
         """The largest of the processes' numbers."""
-        numbers = [number] * self.count
+        numbers = torch.tensor(number)
         if self.count > 1:
-            dist.all_gather_object(numbers, number)
-        return max(numbers)
+            dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers)
 
     def first(self, make: Callable[[], Any], *errors: type[ValueError]) -> Any:
         """What the first process makes, on all of them; if it fails with one of `errors`, all do."""
@@ -87,9 +89,10 @@ def started() -> Processes:
     return Processes(rank, count) if rank >= 0 and count > 1 else ALONE
 
 
-# The last group. Its end waits for threads that may need Python's lock. Python gives that away if it lets go of the
-# group last, `DistributedDataParallel` does not: both would wait for ever.
+# The last group. Its threads let go of tensors late, and need Python's lock for it. Its end waits for them: if Python
+# lets go of the group last, it gives the lock away, `DistributedDataParallel` does not, and both would wait for ever.
 _kept: list[Any] = []
+atexit.register(lambda: time.sleep(0.5 if _kept else 0))  # a thread that wants the lock later aborts the process
 
 
 @contextmanager
@@ -105,10 +108,8 @@ def joined() -> Iterator[Processes]:
         _kept[:] = [dist.group.WORLD]
         yield processes
     except BaseException as error:
-        for (
-            group
-        ) in _kept:  # perhaps in the middle of a message: its end would wait for the others' part, so it has none
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        for group in _kept:  # perhaps with a message on its way: its end would wait for the others' part
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # so it never ends
         lost = isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL"))
         if not (lost and isinstance(error, RuntimeError)):
             raise

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scalesteer import files, list_pretrained
-from scalesteer.app.config import Run
+from scalesteer.app.config import LARGEST_SCALE, Run
 from scalesteer.app.loop import as_tested, make_model, use_sizes_of_epoch, with_channels
 from scalesteer.channels import ScaleChannels
 from scalesteer.models import DATASETS, list_models, list_options, network_of
@@ -19,6 +19,7 @@ from scalesteer.models.external import is_external
 from scalesteer.models.registered import BUILDERS
 from scalesteer.pretrained import (
     HOW_TO_NAME_IT,
+    MOST_VALUES,
     WEIGHTS,
     PretrainedError,
     check_memory,
@@ -85,6 +86,9 @@ def look_at(model: nn.Module, channels: tuple[float, ...] | None, join: Any = No
     if channels is not None and "channels" not in list_options(name):
         suited = ", ".join(other for other in list_models() if "channels" in list_options(other))
         raise ValueError(f"`channels` (got {channels}) applies to {suited} only (got model={name!r}).")
+    if channels and (len(channels) > MOST_VALUES or channels[-1] > LARGEST_SCALE):
+        got = f"got {len(channels)}, the largest {channels[-1]:g}"
+        raise ValueError(f"`channels` must be at most {MOST_VALUES} numbers up to {LARGEST_SCALE} ({got}).")
     if not isinstance(model, ScaleChannels):
         if channels is None and join is not None:
             raise ValueError(f"`join` (got {join!r}) needs `channels`, the sizes to look at.")

@@ -27,7 +27,8 @@ Which scale wins is in :mod:`maximum`, what is kept for the next call in :mod:`m
   torch's TF32.
 - Small filters leave little to gain. ``backend="auto"`` counts the taps of all scales (six of the paper's have 934,
   one 7 x 7 has 49), divided by the strides, and takes "fast" from 100 taps on in training, 106 in inference, 30 on
-  CUDA. Near these numbers the other backend may be up to twice as fast: `benchmark` times both.
+  CUDA. On a CPU, responses without a maximum also need 4 images, and those of several scales need 6 input channels in
+  training, 12 in inference. Near these numbers the other backend may be up to twice as fast: `benchmark` times both.
 - `torch.compile` sees each pass as one operator (``torch.ops.scalesteer.max_over_scales`` and its backward), so that
   compiled programs contain the fast path, also as CUDA graphs. `torch.export` writes the operator only for layers
   with ``backend="fast"``. With "auto", in the files of `scalesteer export`, under `torch.func` and for second
@@ -49,6 +50,7 @@ from scalesteer.fast.choice import choose_backend, pick_engine, tiles_of, works_
 from scalesteer.fast.engine import Engine
 from scalesteer.fast.memory import (
     Cache,
+    being_captured,
     cast,
     has_reliable_version,
     holds_numbers,
@@ -109,6 +111,11 @@ transformed._dynamo_marked_constant = being_exported._dynamo_marked_constant = T
 def being_traced() -> bool:
     """Whether operations are only recorded: by a compiler, or by what :func:`transformed` knows."""
     return torch.compiler.is_compiling() or transformed()
+
+
+def has_fixed_shapes(x: Tensor) -> bool:
+    """Whether what is recorded now runs again with the same shapes."""
+    return being_traced() or being_captured(x.device) or not holds_numbers(x)
 
 
 def needs_plain_operations(x: Tensor, backend: str) -> bool:

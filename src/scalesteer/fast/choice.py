@@ -20,6 +20,9 @@ from scalesteer.geometry import Axes, Filters
 # CPU without gradients (a layer of 105 is slower, one of 106 faster) and in training (at 92 most are slower, at 130 all
 # faster), on two kinds of AMD EPYC; on CUDA (9 slower, 34 faster).
 LEAST_TAPS, LEAST_TAPS_TRAINING, LEAST_TAPS_CUDA = 106, 100, 30
+# Responses without their maximum are each transformed back. On a CPU few images or input channels are not worth it
+# (group-resnet takes up to 1.7 times as long for one image; four scales of one to three channels, up to 2.9 times).
+LEAST_IMAGES, LEAST_CHANNELS_TRAINING, LEAST_CHANNELS = 4, 6, 12
 FEW_CHANNELS, FEW_CHANNELS_CUDA = 2, 4  # the most for products with pixels; on CUDA measured for one, else counted
 FEW_TAPS = 400  # on a CPU the most for them, channels times taps of the largest window, unless filters are symmetric
 TILE, TILE_REACHES = 32, 4  # a tile has at least 32 outputs along an axis, or 4 times the reach; the optimum is flat
@@ -28,18 +31,23 @@ MOST_PIXELS = 1 << 19  # a CUDA grid has at most 65,535 programs along an axis: 
 KERNELS_RUN_ON = {"cuda"}  # tests add the CPU, where Triton interprets the kernels
 
 
-def choose_backend(axes: Axes, filters: Filters) -> str:
+def choose_backend(axes: Axes, filters: Filters, images: int | None = None) -> str:
     """Choose "fast" where filters have many taps, otherwise "direct".
 
     Taps are counted over all scales, the sum of the squares of the windows' sizes. A stride divides them: only a direct
-    convolution does less work then.
+    convolution does less work then. `images`: how many, if there is no maximum over several scales.
     """
     rows, columns = axes
     if isinstance(rows.length, torch.SymInt) or isinstance(columns.length, torch.SymInt):
         return "direct"  # frequencies of a size that is not known yet take many operations
-    least = LEAST_TAPS_TRAINING if torch.is_grad_enabled() and filters.weights.requires_grad else LEAST_TAPS
+    training = torch.is_grad_enabled() and filters.weights.requires_grad
+    least = LEAST_TAPS_TRAINING if training else LEAST_TAPS
     if filters.weights.device.type == "cuda":
         least = LEAST_TAPS_CUDA
+    elif images is not None:
+        channels = LEAST_CHANNELS_TRAINING if training else LEAST_CHANNELS
+        if images < LEAST_IMAGES or (len(filters.sizes) > 1 and filters.weights.shape[1] < channels):
+            return "direct"
     return "fast" if sum(filters.areas) >= least * rows.stride * columns.stride else "direct"
 
 
