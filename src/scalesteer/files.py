@@ -31,6 +31,7 @@ EXTRAS = {"huggingface_hub": "hub", "matplotlib": "paper", "onnx": "export", "on
 EXTRAS |= {
     "onnxscript": "export",
     "ray": "cluster",
+    "tifffile": "microscopy",
     "timm": "timm",
     "torchvision": "timm",
     "tensorboard": "tensorboard",

@@ -92,7 +92,7 @@ class DemoModel:
         """
         if not content.startswith(FORMATS):
             raise PictureError("the picture must be a PNG or JPEG file.")
-        pixels, inverted, _ = self.read_file(io.BytesIO(content))
+        pixels, inverted, *_ = self.read_file(io.BytesIO(content))
         height, width = pixels.shape[-2:]
         self._check_work(height, width, self.model)
         if pixels.max() == pixels.min():
