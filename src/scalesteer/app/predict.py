@@ -208,9 +208,9 @@ def _answer(
         try:
             answers, won = classify(model, images)
         except ValueError as error:
-            if network_of(model).task.image_size is not None:
+            if network_of(model).task.image_size is not None and not isinstance(error, PictureError):
                 raise
-            # A network for any size, which needs more pixels than these.
+            # A channel that would enlarge them too much; or a network for any size, which needs more pixels than these.
             found = " x ".join(map(str, shape[-2:]))
             said |= {i: PictureError(f"{held[i][0]} ({found} pixels) cannot be used: {error}") for i in rows}
             continue
