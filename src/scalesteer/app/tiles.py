@@ -45,12 +45,24 @@ def tiled(model: nn.Module, height: int, width: int) -> nn.Module:
     if reach is None:
         return model
     parts = twin(network)
-    parts.features = Tiles(network.features, network.stride, reach)  # type: ignore[assignment]
+    parts.features = Tiles(_Prepared(network), network.stride, reach)  # type: ignore[assignment]
+    parts.prepare = lambda x: x  # type: ignore[method-assign]
     if not isinstance(model, ScaleChannels):
         return parts
     looking = twin(model)
     looking.net = parts
     return looking
+
+
+class _Prepared(nn.Module):
+    """The features of a network, from images that are not prepared yet: that takes copies."""
+
+    def __init__(self, network: PooledNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.features(self.network.prepare(x))  # type: ignore[no-any-return]
 
 
 class Tiles(nn.Module):
