@@ -50,8 +50,8 @@ for region in regions[:5]:
 
 # %%
 figure, (above, below) = plt.subplots(2, 1, figsize=(6, 4), layout="constrained")
-above.imshow(x[0, 0], cmap="gray")
-below.imshow(np.where(labels > 0, sizes[0], np.nan), cmap="viridis")
+above.imshow(x[0, 0].numpy(), cmap="gray")
+below.imshow(np.where(labels > 0, sizes[0].numpy(), np.nan), cmap="viridis")
 above.set_title("cells of 0.6, 1 and 2.5 times the trained size", fontsize=9)
 below.set_title(f"{len(regions)} regions, coloured by their estimated size", fontsize=9)
 for axis in (above, below):

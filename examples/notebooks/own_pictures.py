@@ -16,6 +16,7 @@ from scalesteer.app import load_model, make_run, train
 from scalesteer.app.predict import describe, predict_files
 from scalesteer.app.suggest import suggest
 from scalesteer.export import export
+from scalesteer.models import network_of
 
 place = Path(mkdtemp())
 photos = place / "photos"
@@ -77,7 +78,9 @@ for shape in ("ring", "square", "triangle"):
         draw(shape, size, rng, side=64).save(others[-1])
 right = 0
 for path, said in predict_files(model, others):
-    record = describe(path, said, model.task.classes)
+    if isinstance(said, Exception):  # a file that cannot be used
+        continue
+    record = describe(path, said, network_of(model).task.classes)
     right += path.name.startswith(record["class"])
     print(f"{path.name:<16} {record['class']:<9} {record['confidence']:4.0%}")
 

@@ -149,8 +149,8 @@ def _find_window(network: nn.Module, multiple: int) -> int | None:
         x = torch.zeros(1, task.in_chans, side, side, device=parameter.device, dtype=parameter.dtype)
         x[..., side // 2, side // 2] = math.nan
         touched = network(x).isnan().any(1)[0]
-        stride = side / touched.shape[-1]
-        rows = (stride * touched.nonzero()).tolist()
+        stride: float = side / touched.shape[-1]
+        rows: list[list[float]] = (stride * touched.nonzero()).tolist()
         if not rows:
             return None
         first, last = min(map(min, rows)), max(map(max, rows)) + stride
