@@ -2,9 +2,10 @@
 
     python examples/equal_time.py --output equal-time.json
 
-For each seed a folder is made as by examples/own_images.py, of other photographs, of four classes of CIFAR-10. `scalesteer train` learns from it,
-without a flag. Then examples/random_resizing.py gets as much CPU time as that command took from start to end, which
-includes validation, the fit of the join and the test. Both have the same network, on one thread. Twenty minutes.
+For each seed a folder is made as by examples/own_images.py, of other photographs, of four classes of CIFAR-10.
+`scalesteer train` learns from it, without a flag. Then examples/random_resizing.py gets as much CPU time as that
+command took from start to end, which includes validation, the fit of the join and the test. Both have the same network,
+on one thread. Twenty minutes.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from scalesteer import ScaleChannels, from_pretrained
 from scalesteer.app.device import commit
 from scalesteer.app.evaluation import rank_correlation
 from scalesteer.datasets import ImageSet, load_split
+from scalesteer.datasets.icons import draw_icon
 from scalesteer.datasets.packages import fetch_package
 from scalesteer.files import write_atomically
 from scalesteer.fitting import Looks, calibration_error, choose, look, weigh_sure
@@ -67,12 +68,12 @@ def network_alone(model: nn.Module) -> nn.Module:
 
 def icons(count: int, train: int, draw: torch.Generator) -> Iterator[Pictures]:
     """Icons of 20 pixels in any colour on grounds of another: to train with, to validate and to test."""
-    pool = fetch_package("fontawesome")
-    shapes = resize(torch.from_numpy(pool.images).float().view(-1, 1, *pool.images.shape[-2:]) / 255, (20, 20))
+    texts = [text.tobytes().rstrip(b"\0").decode() for text in fetch_package("fontawesome").images]
+    shapes = torch.from_numpy(np.stack([draw_icon(text, 20) for text in texts]))[:, None] / 255  # (36, 1, 20, 20)
     for number in (train, count, count):
         labels = torch.arange(number) % len(shapes)
         ground = torch.rand(number, 3, 1, 1, generator=draw).expand(-1, -1, CANVAS, CANVAS)
-        yield paste(shapes[labels].clamp(0, 1), ground, draw), labels
+        yield paste(shapes[labels], ground, draw), labels
 
 
 def textured(count: int, train: int, draw: torch.Generator, digits: Callable[[str], ImageSet]) -> Iterator[Pictures]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from examples.own_images import TEST_SIZES, TRAIN_SIZES, paste, texture
 from scalesteer import ScaleChannels
-from scalesteer.app import evaluate, load_model, make_run, train, with_channels
+from scalesteer.app import load_model, make_run, train
 from scalesteer.app.device import commit
 from scalesteer.app.memory import keep_memory
 from scalesteer.datasets import ImageSet
@@ -35,7 +35,8 @@ from scalesteer.datasets.icons import draw_icon
 from scalesteer.datasets.packages import fetch_package
 from scalesteer.datasets.sources import fetch
 from scalesteer.files import write_atomically
-from scalesteer.fitting import fit_join
+from scalesteer.fitting import choose, look
+from scalesteer.joining import Join, join
 
 Pixels = NDArray[np.uint8]
 Draw = Callable[[int, float, np.random.Generator], Pixels]  # which thing, how large: a picture (C, H, W)
@@ -140,35 +141,37 @@ def ways(epochs: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def by_size(model: torch.nn.Module, trial: ImageSet) -> list[float]:
+def by_size(logits: Tensor, trial: ImageSet) -> list[float]:
     """Errors in %, from the smallest size to the largest."""
-    return [100 * row["error"] for row in evaluate(model.eval(), trial)["by_scale"]]
+    wrong = (logits.argmax(1) != trial.labels).double().view(len(TEST_SIZES), -1)
+    return (100 * wrong.mean(1)).tolist()
 
 
-def looks(model: torch.nn.Module, parts: Mapping[str, ImageSet]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The ways in which a trained network may look at pictures."""
+def errors_by_join(model: torch.nn.Module, parts: Mapping[str, ImageSet]) -> dict[str, list[float]]:
+    """Errors of a trained network alone, with its join, and with others, fitted on the pictures for validation."""
     if not isinstance(model, ScaleChannels):
         raise TypeError(f"`model` must be a ScaleChannels (got {type(model).__name__}).")
-    yield "alone", model.net
-    yield "as trained", model
-    yield "plain join", with_channels(model.net, model.scales, "logsumexp")
-    x, labels = parts["val"].take(slice(None))
-    others: dict[str, tuple[tuple[float, ...], Any]] = {
-        "softmax": (model.scales, "softmax"),
-        "confident": (model.scales, "confident"),
-        "mean": (model.scales, "mean"),
-        "0.71 to 1.41": ((0.71, 1.0, 1.41), "logsumexp"),
-        "0.71 to 2": ((0.71, 1.0, 1.41, 2.0), "logsumexp"),
+    trial, calibration = parts["trial"], model.calibration
+    x, _ = trial.take(slice(None))
+    z = torch.cat([model.ask_channels(some) for some in x.split(50)], 1)  # (5, N, classes)
+    known = look(model, *parts["val"].take(slice(None)), TEST_SIZES)
+    found = {"alone": by_size(z[model.scales.index(1.0)], trial)}
+    found["as trained"] = by_size(join(z, model.join, None, calibration), trial)
+    found["plain join"] = by_size(join(z, "logsumexp", None), trial)
+    others: dict[str, tuple[slice, Join]] = {
+        "softmax": (slice(None), "softmax"),
+        "confident": (slice(None), "confident"),
+        "mean": (slice(None), "mean"),
+        "0.71 to 1.41": (slice(1, 4), "logsumexp"),
+        "0.71 to 2": (slice(1, 5), "logsumexp"),
     }
-    for name, (scales, join) in others.items():
-        other = with_channels(model.net, scales, join)
-        fit_join(other, x, labels, TEST_SIZES)
-        yield f"fitted, {name}", other
+    for name, (rows, kind) in others.items():
+        fit = choose(known._replace(z=known.z[rows], scales=known.scales[rows]), kind)
+        found[f"fitted, {name}"] = by_size(join(z[rows], kind, None, fit.calibration), trial)
+    return found
 
 
-def measure(
-    kind: Kind, settings: dict[str, Any], parts: Mapping[str, ImageSet], folder: Path, every: bool
-) -> dict[str, Any]:
+def measure(kind: Kind, settings: dict[str, Any], parts: Mapping[str, ImageSet], folder: Path) -> dict[str, Any]:
     """Train in one way, and count errors on pictures of every size."""
     data = {"train": Items(parts["train"]), "val": Items(parts["val"]), "test": Items(parts["val"])}
     run = make_run(images="trial", image_size=(kind.side, kind.side), grey=kind.grey, tuning=True, **settings)
@@ -176,12 +179,7 @@ def measure(
     result = train(run, folder, device="cpu", data=data)
     seconds = time.process_time() - clock
     model = load_model(folder)
-    wanted = looks(model, parts)
-    errors = {
-        name: by_size(one, parts["trial"])
-        for name, one in wanted
-        if every or name in ("alone", "as trained", "plain join")
-    }
+    errors = errors_by_join(model, parts)
     return {"cpu_seconds": seconds, "epochs": settings["epochs"], "join": result["join"]["about"], "errors": errors}
 
 
@@ -207,11 +205,11 @@ def main() -> None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 settings = {"epochs": options.epochs, "seed": options.seed} | settings
-                row |= measure(kind, settings, parts, Path(folder), "one size, resized" in way)
+                row |= measure(kind, settings, parts, Path(folder))
             found.append(row | {"counts": options.counts, "torch": torch.__version__, "commit": commit()})
             print(name, "|", way, f"{row['cpu_seconds']:.0f} s, {row['join']}")
-            for look, errors in row["errors"].items():
-                print(f"  {look:<24}", *(f"{error:5.1f}" for error in errors), flush=True)
+            for name_of_join, errors in row["errors"].items():
+                print(f"  {name_of_join:<24}", *(f"{error:5.1f}" for error in errors), flush=True)
             write_atomically(options.output, (json.dumps(found, indent=1) + "\n").encode())
 
 
