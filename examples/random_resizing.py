@@ -33,9 +33,9 @@ def main(pictures: str, seconds: float, low: float = 0.5, high: float = 2.0, see
     set_input_statistics(model, images.std, images.mean)
     change = Augmentation(resize=(low, high), beyond="border")
     optimizer, start, epochs = torch.optim.AdamW(model.parameters(), weight_decay=0.01), time.process_time(), 0
-    while (progress := (time.process_time() - start) / (seconds - start)) < 1:
+    while (progress := (time.process_time() - start) / seconds) < 1:
         for rows in torch.randperm(len(images)).split(128)[: len(images) // 128]:
-            progress = min(1.0, (time.process_time() - start) / (seconds - start))
+            progress = min(1.0, (time.process_time() - start) / seconds)
             part = progress / 0.3 if progress < 0.3 else 1 + (progress - 0.3) / 0.7  # one cycle: up, then down to zero
             optimizer.param_groups[0]["lr"] = 0.005 * (1 - math.cos(math.pi * part)) / 2
             x, labels = images.take(rows)
@@ -44,7 +44,7 @@ def main(pictures: str, seconds: float, low: float = 0.5, high: float = 2.0, see
             loss.backward()
             optimizer.step()
         epochs += 1
-    used = time.process_time()
+    used = time.process_time() - start
     rows = evaluate(model.eval(), test)["by_scale"]
     errors = {f"{row['from']:.3g}": 100 * row["error"] for row in rows}
     print(json.dumps({"errors": errors, "epochs": epochs, "cpu_seconds": used}))

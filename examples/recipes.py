@@ -134,8 +134,8 @@ def ways(epochs: int) -> dict[str, dict[str, Any]]:
         "one size, resized by 0.5 to 2": {},
         "one size, resized by 0.71 to 1.41": {"resize": (0.71, 1.41)},
         "one size, not resized": {"resize": (1.0, 1.0)},
-        "channels in the last sixth": late | {"epochs": round(0.62 * epochs)},
         "channels in the last epoch": late | {"epochs": (e := round(0.84 * epochs)), "one_size_epochs": e - 1},
+        "channels in the last sixth": late | {"epochs": round(0.62 * epochs)},
         "channels in every epoch, not resized": late
         | {"epochs": round(0.21 * epochs), "one_size_epochs": 0, "channels_lr": 0.0, "resize": (1.0, 1.0)},
     }
