@@ -33,6 +33,7 @@ from paper import (
     conversions,
     datasets,
     distortion,
+    equal,
     examples,
     group,
     masks,
