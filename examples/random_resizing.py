@@ -51,4 +51,5 @@ def main(pictures: str, seconds: float, low: float = 0.5, high: float = 2.0, see
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(float, sys.argv[2:5]), *map(int, sys.argv[5:]))
+    numbers = [float(word) for word in sys.argv[2:]]
+    main(sys.argv[1], *numbers[:3], seed=int(numbers[3]) if len(numbers) > 3 else 0)

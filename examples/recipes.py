@@ -4,8 +4,8 @@
 
 The kinds are photographs of CIFAR-10 on textures, icons in colour on textures, and grey digits. Training shows things
 at 0.84 to 1.19 times a usual size; errors are counted at 0.5 to 2 times that size, on pictures that are neither for
-training nor for validation, nor in any test of this project. Numbers of epochs are chosen so that all ways take about
-the same time; the time that each took is written down. A quarter of an hour on one core.
+training nor for validation. Numbers of epochs are chosen so that all ways take about the same time; the time that each
+took is written down. A quarter of an hour on one core.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Kind(NamedTuple):
     """Pictures of one kind."""
 
     draw: Draw
-    labels: Pixels  # of all things
+    labels: NDArray[Any]  # of all things
     grey: bool = False
     side: int = 64
 

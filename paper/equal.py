@@ -11,6 +11,7 @@ from paper.cells import Summary, between
 from paper.markdown import GAP, table, view
 
 OURS, RIVAL = "scalesteer train", "random resizing by 0.5 to 2"
+SIDES = {"ours": OURS, "rival": RIVAL, "lowest": "the same, the epoch of the lowest validation error"}
 RANGES = ("smaller", "inside", "larger")  # than training showed
 WAYS = {  # a row of the table: how it was trained, how it looks at pictures
     "resized by 0.5 to 2; the network alone": ("one size, resized by 0.5 to 2", "alone"),
@@ -54,9 +55,9 @@ def _differences(where: str) -> list[float]:
 
 @view
 def equal_time(side: str, where: str) -> str:
-    """The mean error in % of "ours" or the "rival" inside training's sizes, at smaller or at larger ones."""
-    rows = _sides()[OURS if side == "ours" else RIVAL].values()
-    return f"{fmean(by_range(row['errors'])[where] for row in rows):.1f}"
+    """The mean error in % of one of `SIDES` inside training's sizes, at smaller or larger ones, or over all five."""
+    rows = [row["errors"] for row in _sides()[SIDES[side]].values()]
+    return f"{fmean(fmean(own.values()) if where == 'all' else by_range(own)[where] for own in rows):.1f}"
 
 
 @view
@@ -68,20 +69,26 @@ def equal_time_table() -> str:
     for name, runs in sides.items():
         errors = [f"{fmean(run['errors'][size] for run in runs.values()):.1f}" for size in sizes]
         means = [f"{fmean(by_range(run['errors'])[where] for run in runs.values()):.1f}" for where in RANGES]
-        epochs, seconds = (fmean(run[key] for run in runs.values()) for key in ("epochs", "cpu_seconds"))
-        rows.append([f"`{name}`" if name == OURS else name, *errors, *means, f"{epochs:.0f}", f"{seconds:.0f} s"])
+        epochs = fmean(run["epochs"] for run in runs.values())
+        known = [run["cpu_seconds"] for run in runs.values() if run["cpu_seconds"] is not None]
+        seconds = f"{fmean(known):.0f} s" if known else GAP
+        rows.append([f"`{name}`" if name == OURS else name, *errors, *means, f"{epochs:.0f}", seconds])
     found = {where: _differences(where) for where in RANGES}
     count = len(found["inside"])
-    intervals = [between(Summary.of(own)) if count > 1 else (own[0], own[0]) for own in found.values()]
-    shown = [f"{low:+.1f} to {high:+.1f}" for low, high in intervals]
-    rows.append(["difference, 95 %", *[GAP] * len(sizes), *shown, GAP, GAP])
+    if count > 1:
+        shown = ["{:+.1f} to {:+.1f}".format(*between(Summary.of(own))) for own in found.values()]
+    else:  # one folder has no interval
+        shown = [f"{own[0]:+.1f}" for own in found.values()]
+    rows.append(["difference, 95 %" if count > 1 else "difference", *[GAP] * len(sizes), *shown, GAP, GAP])
     head = ["error in %, photographs of size", *sizes, *RANGES, "epochs", "CPU time"]
     one = next(iter(sides[OURS].values()))
     train, val, test = one["counts"]
-    about = f"{count} folders of {train} photographs for training, {val} for validation and {test} for testing, each of"
+    about = f"{count} folders" if count > 1 else "One folder"
     about += (
-        f" these at five sizes; Student's intervals of the differences, folder by folder; torch {one['torch']}, commit"
+        f", {train} photographs for training, {val} for validation, {test} for testing, each of these at five sizes;"
     )
+    about += " Student's intervals of the differences, folder by folder;" if count > 1 else ""
+    about += f" torch {one['torch']}, commit"
     about += f" {one['commit'][:7]}; `python -m examples.equal_time`."
     return f"{table([head, *rows])}\n\n{about}"
 
@@ -106,7 +113,7 @@ def recipes() -> str:
     seconds = [row["cpu_seconds"] for row in found]
     train, val, trial = found[0]["counts"]
     about = f"{train} pictures for training, {val} for validation, {trial} to count errors on, each at five sizes; one"
-    about += f" seed; {min(seconds):.0f} to {max(seconds):.0f} s of CPU time; torch {found[0]['torch']}, commit"
+    about += f" seed; {min(seconds):.0f} to {max(seconds):.0f} s of CPU time each; torch {found[0]['torch']}, commit"
     about += f" {found[0]['commit'][:7]}; `python -m examples.recipes`."
     return f"{table([['error in %, smaller / inside / larger', *kinds], *rows])}\n\n{about}"
 

@@ -391,5 +391,5 @@ def test_coloured_icons_to_train_with_are_of_all_classes_and_unlike_each_other(d
     (x, labels), *_ = fewer_channels.icons(40, 72, torch.Generator().manual_seed(0))
     assert labels.tolist() == [*range(36)] * 2
     inked = ((x - x[..., :1, :1]).abs().amax(1) > 0.1).sum((1, 2)).view(2, 36)  # pixels unlike the ground
-    assert (inked.double().mean(0).diff() > 0).float().mean() > 0.6  # the bars grow wider
+    assert inked.diff(dim=1).min() >= 0  # the bars grow wider
     assert inked[:, -1].min() > 5 * inked[:, 0].max()
