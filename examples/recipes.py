@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from examples.own_images import TEST_SIZES, TRAIN_SIZES, paste, texture
+from examples.own_images import CANVAS, TEST_SIZES, TRAIN_SIZES, paste, texture
 from scalesteer import ScaleChannels
 from scalesteer.app import load_model, make_run, train
 from scalesteer.app.device import commit
@@ -41,7 +41,7 @@ from scalesteer.joining import Join, join
 Pixels = NDArray[np.uint8]
 Draw = Callable[[int, float, np.random.Generator], Pixels]  # which thing, how large: a picture (C, H, W)
 FIVE = (0.5, 0.71, 1.0, 1.41, 2.0)
-SMALL = 48  # side of pictures of icons and digits
+SMALL = 48  # side of pictures of digits
 
 
 class Kind(NamedTuple):
@@ -54,11 +54,11 @@ class Kind(NamedTuple):
 
 
 def icon(masks: Pixels, number: int, size: float, rng: np.random.Generator) -> Pixels:
-    """An icon of 24 pixels times `size`, in a colour unlike the texture that it lies on."""
-    side = round(24 * size)
+    """An icon of 32 pixels times `size`, in a colour unlike the texture that it lies on."""
+    side = round(32 * size)
     mask = np.asarray(Image.fromarray(masks[number]).resize((side, side), Image.Resampling.BOX)) / 255
-    ground = np.asarray(texture(rng).crop((0, 0, SMALL, SMALL)), np.float64)
-    left, top = rng.integers(0, SMALL - side + 1, 2).tolist()
+    ground = np.asarray(texture(rng), np.float64)
+    left, top = rng.integers(0, CANVAS - side + 1, 2).tolist()
     below = ground[top : top + side, left : left + side]
     colour = (below.mean((0, 1)) + 128 + rng.uniform(-50, 50, 3)) % 256
     below += mask[..., None] * (colour - below)
@@ -74,9 +74,9 @@ def digit(images: Pixels, number: int, size: float, rng: np.random.Generator) ->
     return np.asarray(picture)
 
 
-def draw_icons(side: int = 4 * SMALL) -> Pixels:
-    """The icons of Font Awesome, `(36, side, side)`, white on black."""
-    texts = fetch_package("fontawesome").images
+def draw_icons(side: int = 256) -> Pixels:
+    """Twelve icons of Font Awesome, `(12, side, side)`, white on black."""
+    texts = fetch_package("fontawesome").images[::3]
     return np.stack([draw_icon(text.tobytes().rstrip(b"\0").decode(), side) for text in texts])
 
 
@@ -89,7 +89,7 @@ def kinds(digits: Path | None, icons: int) -> Iterator[tuple[str, Kind]]:
     )
     masks = draw_icons()
     shown = np.arange(icons) % len(masks)
-    yield "icons", Kind(lambda n, size, rng: icon(masks, shown[n], size, rng), shown, side=SMALL)
+    yield "icons", Kind(lambda n, size, rng: icon(masks, shown[n], size, rng), shown)
     mnist = fetch("mnist", digits)
     yield "digits", Kind(lambda n, size, rng: digit(mnist.images, n, size, rng), mnist.labels, True, SMALL)
 
