@@ -77,11 +77,9 @@ def equal_time_table() -> str:
         rows.append([f"`{name}`" if name == OURS else name, *errors, *means, f"{epochs:.0f}", seconds])
     found = {where: _differences(where) for where in RANGES}
     count = len(found["inside"])
-    if count > 1:
+    if count > 1:  # one folder has no interval
         shown = ["{:+.1f} to {:+.1f}".format(*between(Summary.of(own))) for own in found.values()]
-    else:  # one folder has no interval
-        shown = [f"{own[0]:+.1f}" for own in found.values()]
-    rows.append(["difference, 95 %" if count > 1 else "difference", *[GAP] * len(sizes), *shown, GAP, GAP])
+        rows.append(["difference, 95 %", *[GAP] * len(sizes), *shown, GAP, GAP])
     head = ["error in %, photographs of size", *sizes, *RANGES, "epochs", "CPU time"]
     one = next(iter(sides[OURS].values()))
     train, val, test = one["counts"]
