@@ -62,10 +62,12 @@ def test_every_block_of_your_own_images_runs(shell):
     assert float(done.stdout.split()[2]) < 20  # half by chance
     done = shell(kept)
     assert done.returncode == 0, done.stderr
-    *files, error, cats, dogs = done.stdout.splitlines()
-    assert {"config.json", "metrics.jsonl", "model.safetensors", "result.json", "split.csv"} <= set(files)
+    *files, error, cats, dogs, means, certainty = done.stdout.splitlines()
+    assert {"config.json", "metrics.jsonl", "model", "result.json", "split.csv"} <= set(files)
     assert error.startswith("test error ")
     assert [cats.split()[0], dogs.split()[0]] == ["cats", "dogs"]
+    assert means.startswith("mean over classes: precision ")
+    assert certainty.startswith("calibration error ")
     for commands in others:
         done = shell(commands)
         assert done.returncode == 0, done.stderr

@@ -263,7 +263,7 @@ def best_epoch(history: Sequence[Mapping[str, float]], one_size_epochs: int | No
     if "val_images" not in lowest:
         return lowest
     error = lowest["val_error"]
-    most = error + math.sqrt(error * (1 - error) / lowest["val_images"])
+    most = error + math.sqrt(error * (1 - error) / max(1, lowest["val_images"]))
     return [entry for entry in history[one_size_epochs or 0 :] or history if entry["val_error"] <= most][-1]
 
 
