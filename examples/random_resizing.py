@@ -51,5 +51,5 @@ def main(pictures: str, seconds: float, low: float = 0.5, high: float = 2.0, see
 
 
 if __name__ == "__main__":
-    numbers = [float(word) for word in sys.argv[2:]]
-    main(sys.argv[1], *numbers[:3], seed=int(numbers[3]) if len(numbers) > 3 else 0)
+    seconds, low, high, seed = [*map(float, sys.argv[2:]), *(0.5, 2.0, 0)[len(sys.argv) - 3 :]]
+    main(sys.argv[1], seconds, low, high, int(seed))
