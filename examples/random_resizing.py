@@ -51,5 +51,6 @@ def main(pictures: str, seconds: float, low: float = 0.5, high: float = 2.0, see
 
 
 if __name__ == "__main__":
-    seconds, low, high, seed = [*map(float, sys.argv[2:]), *(0.5, 2.0, 0)[len(sys.argv) - 3 :]]
+    given = [float(word) for word in sys.argv[2:]]
+    seconds, low, high, seed = given + [0.5, 2.0, 0.0][len(given) - 1 :]
     main(sys.argv[1], seconds, low, high, int(seed))
