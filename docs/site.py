@@ -28,6 +28,7 @@ from sphinx.cmd.build import build_main
 from sphinx.environment import BuildEnvironment
 
 import scalesteer
+from docs import notebooks
 from scalesteer import models
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +38,9 @@ ENTRY = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\)", flags=re.M)  # a line of a tab
 MODELS = ("flat", "pooled", "group", "network")
 APP = ("config", "suggest", "folder", "pictures", "predict", "maps", "report", "sweep", "demo")  # what users may call
 
-LOOK_IT_UP = "\n## Look it up\n\n- [Examples](examples.md)\n- [Reference](reference/index.rst)\n"  # on the site only
+LOOK_IT_UP = (
+    "\n## Look it up\n\n{notebooks}- [Examples](examples.md)\n- [Reference](reference/index.rst)\n"  # on the site only
+)
 INDEX = """Reference
 =========
 
@@ -166,10 +169,17 @@ def write(file: Path, content: str | bytes) -> None:
 def gather(pages: Path) -> None:
     """Writes all pages of the site, as Sphinx wants them, into a new folder."""
     shutil.rmtree(pages, ignore_errors=True)
+    programs = notebooks.programs()
+    for program in programs:
+        text = notebooks.page(program.with_suffix(".ipynb"), pages / "notebooks", ".")
+        link = f"{REPOSITORY}/blob/main/{program.relative_to(ROOT).with_suffix('.ipynb')}"
+        write(pages / "notebooks" / f"{program.stem}.md", f"{text}\n[This page as a notebook]({link})\n")
     for page, place in sources().items():
         text = moved(page.read_text(), page, place, pages)
         if place == "index.md":
-            text += LOOK_IT_UP
+            names = [(notebooks.cells(file.read_text())[0].text.partition("\n")[0][2:], file.stem) for file in programs]
+            listed = "".join(f"- [{title}](notebooks/{name}.md)\n" for title, name in names)
+            text += LOOK_IT_UP.format(notebooks=listed)
         write(pages / place, text + sidebar(text) if page.name == "README.md" else text)
     write(pages / "examples.md", moved(examples(), ROOT / "docs/examples.md", "examples.md", pages))
     for name, text in reference().items():

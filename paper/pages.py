@@ -33,6 +33,7 @@ from paper import (
     conversions,
     datasets,
     distortion,
+    equal,
     examples,
     group,
     masks,
@@ -46,7 +47,7 @@ from paper.markdown import VIEWS
 from scalesteer.files import write_atomically
 
 MODULES = (
-    *(anysize, claims, conversions, datasets, distortion, examples, group, masks, measures),
+    *(anysize, claims, conversions, datasets, distortion, equal, examples, group, masks, measures),
     *(quickstart, report, reproduced, speed),
 )
 """Whose views the markers can name."""

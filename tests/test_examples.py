@@ -12,13 +12,25 @@ import torch
 from torch import nn
 
 import scalesteer
-from examples import cells, convert_resnet, fewer_channels, mixed_sizes, more_sizes, own_images
+from examples import (
+    badges,
+    cells,
+    convert_resnet,
+    equal_time,
+    fewer_channels,
+    mixed_sizes,
+    more_sizes,
+    own_images,
+    recipes,
+)
 from examples.mixed_sizes import FRAME, OFFSET, SIDE, STRIDE, Digit
+from scalesteer import ScaleChannels
 from scalesteer.app import cli
 from scalesteer.app.folder import FolderSpec, load_folder, scan_folder
 from scalesteer.app.pictures import read_picture
 from scalesteer.datasets import load_split
 from scalesteer.datasets.packages import fetch_package
+from scalesteer.datasets.sources import Pool
 from scalesteer.files import DataError
 from scalesteer.instances import find_regions
 
@@ -363,3 +375,69 @@ def test_fewer_channels_cost_less_than_all_and_are_chosen_without_the_test(fille
     again = fewer_channels.measure(trial._replace(test=trial.val))
     assert again["sure"] == found["sure"]  # another test changes no choice
     assert again["fit"] == found["fit"]
+
+
+def test_the_pictures_of_recipes_show_things_at_the_sizes_that_they_say():
+    whole = np.full((20, 40, 40), 255, np.uint8)
+    kind = recipes.Kind(lambda n, size, rng: recipes.digit(whole, n, size, rng), np.arange(20) % 4, True, recipes.SMALL)
+    parts = recipes.draw_parts(kind, (10, 4, 6), seed=0)
+    assert [len(part) for part in parts.values()] == [10, 4, 30]
+    for part in parts.values():
+        sides = (part.images > 0).flatten(1).sum(1).sqrt()
+        assert torch.allclose(sides, 24 * part.scales, atol=0.51)
+    assert parts["trial"].labels.view(5, 6).unique(dim=0).shape == (1, 6)  # the same things at every size
+    drawn = recipes.icon(whole, 0, 1.0, np.random.default_rng(0))
+    assert (drawn.shape, drawn.dtype) == ((3, 64, 64), np.uint8)
+
+
+def test_errors_of_recipes_are_counted_for_the_network_alone_and_each_join(tmp_path):
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 255, (40, 28, 28)).astype(np.uint8)
+    kind = recipes.Kind(
+        lambda n, size, rng: recipes.digit(patterns, n, size, rng), np.arange(40) % 2, True, recipes.SMALL
+    )
+    found = recipes.measure(kind, {"epochs": 1, "seed": 0}, recipes.draw_parts(kind, (12, 22, 4), 0), tmp_path)
+    assert {"alone", "as trained", "plain join", "fitted, softmax", "fitted, 0.71 to 1.41"} < found["errors"].keys()
+    assert all(len(errors) == 5 and 0 <= min(errors) <= max(errors) <= 100 for errors in found["errors"].values())
+    assert found["cpu_seconds"] > 0
+    assert [recipes.ways(24)[way]["epochs"] for way in recipes.ways(24) if "last" in way] == [20, 15]
+
+
+def test_both_sides_train_for_as_long_on_a_folder(tmp_path):
+    rng = np.random.default_rng(0)
+    photos, labels = rng.integers(0, 255, (240, 3, 32, 32)).astype(np.uint8), np.arange(240, dtype=np.uint8) % 2
+    own_images.write_pictures(photos, labels, tmp_path / "photos", counts=(150, 40, 4))
+    rows = equal_time.compare(tmp_path / "photos", tmp_path / "runs", 0, ["--epochs", "2"], ((0.5, 2.0),))
+    ours, rival = rows
+    assert [row["side"] for row in rows] == ["scalesteer train", "random resizing by 0.5 to 2"]
+    assert set(ours["errors"]) == set(rival["errors"]) == {"0.5", "0.707", "1", "1.41", "2"}
+    assert ours["epochs"] == 2
+    assert rival["cpu_seconds"] == pytest.approx(ours["cpu_seconds"], rel=0.5)  # it ends with an epoch
+
+
+@pytest.fixture
+def drawings(monkeypatch):
+    """Thirty-six bars, each wider than the one before, in place of the icons."""
+    texts = [f'<svg viewBox="0 0 40 40"><path d="M2 2h{1 + i}v36h-{1 + i}z"/></svg>'.encode() for i in range(36)]
+    images = np.frombuffer(b"".join(text.ljust(80, b"\0") for text in texts), np.uint8).reshape(36, 80)
+    for module in (badges, fewer_channels):
+        monkeypatch.setattr(module, "fetch_package", lambda source: Pool(None, images, np.arange(36, dtype=np.uint8)))
+
+
+def test_badges_are_small_pictures_of_twelve_classes(drawings, tmp_path):
+    assert badges.write_badges(tmp_path, {"train": 24, "test": 12}) == 36
+    assert len(list(tmp_path.glob("train/*"))) == 12
+    sides = [read_picture(path, 3, (64, 64)).shape for path in tmp_path.glob("*/*/*.png")]
+    assert set(sides) == {(3, 64, 64)}
+    mask = np.zeros((200, 200), np.uint8)
+    drawn = [badges.badge(mask, np.random.default_rng(seed)) for seed in range(40)]
+    widths = {picture.width for picture in drawn}
+    assert 36 <= min(widths) < 40 < 46 < max(widths) <= 50
+    assert len({picture.tobytes() for picture in drawn}) == 40
+
+
+def test_coloured_icons_to_train_with_are_of_all_classes_and_unlike_each_other(drawings):
+    (x, labels), *_ = fewer_channels.icons(40, 24, torch.Generator().manual_seed(0))
+    assert labels.tolist() == [*range(12)] * 2
+    inked = ((x - x[..., :1, :1]).abs().amax(1) > 0.1).sum((1, 2)).view(2, 12)  # pixels unlike the ground
+    assert inked.diff(dim=1).min() > 0  # the bars grow wider

@@ -44,7 +44,9 @@ LIBRARY = (
 )
 DATASETS = ({"datasets"},)
 APP = (
-    {"app.settings", "app.pictures", "app.memory"},
+    {"app.settings", "app.stacks", "app.memory", "app.lists"},
+    {"app.levels", "app.reading"},
+    {"app.pictures"},
     {"app.data", "app.drawings", "app.folder"},
     {"app.batchnorm", "app.given", "app.loggers"},
     {"app.config", "app.device", "app.distributed", "app.augment"},

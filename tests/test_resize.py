@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import scalesteer.resize as module
 from scalesteer.resize import matrix, multiply, resize, triangle
 from tests.test_channels import spots
 
@@ -54,3 +55,15 @@ def test_matrices_made_in_inference_mode_serve_training_later():
         resize(x, (7, 19))
     resize(x, (7, 19)).square().sum().backward()
     assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("size", [(150, 900), (301, 201), (700, 403), (33, 1200)])
+def test_a_large_image_is_resized_in_pieces_to_the_same_numbers(size, monkeypatch):
+    x = torch.rand(1, 2, 301, 403, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = resize(x, size)
+    monkeypatch.setattr(module, "LARGE", 100)
+    monkeypatch.setattr(module, "PIECE", 64)
+    found = resize(x, size)
+    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+    assert found.is_contiguous()
+    assert not torch.equal(found, whole)  # by another way indeed

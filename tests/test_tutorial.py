@@ -62,10 +62,12 @@ def test_every_block_of_your_own_images_runs(shell):
     assert float(done.stdout.split()[2]) < 20  # half by chance
     done = shell(kept)
     assert done.returncode == 0, done.stderr
-    *files, error, cats, dogs = done.stdout.splitlines()
-    assert {"config.json", "metrics.jsonl", "model.safetensors", "result.json", "split.csv"} <= set(files)
+    *files, error, cats, dogs, means, certainty = done.stdout.splitlines()
+    assert {"config.json", "metrics.jsonl", "model", "result.json", "split.csv"} <= set(files)
     assert error.startswith("test error ")
     assert [cats.split()[0], dogs.split()[0]] == ["cats", "dogs"]
+    assert means.startswith("mean over classes: precision ")
+    assert certainty.startswith("calibration error ")
     for commands in others:
         done = shell(commands)
         assert done.returncode == 0, done.stderr
@@ -93,7 +95,7 @@ def test_the_readmes_commands_for_pictures_of_ones_own_run(shell):
     for command in commands:
         (run, *_) = [*(shell.folder / "runs").glob("photos-*"), None]
         command = command.replace("runs/NAME", f"runs/{run.name}") if run else command
-        done = shell(command.replace(" photos --model", " photos --epochs 2 --model"))  # for less time
+        done = shell(command.replace("train photos", "train photos --epochs 2"))  # for less time
         assert done.returncode == 0, done.stderr
         assert done.stdout
     assert len((shell.folder / "out.csv").read_text().splitlines()) == 61

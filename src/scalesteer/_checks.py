@@ -105,6 +105,24 @@ def interval(name: str, value: Any) -> tuple[float, float]:
     return numbers[0], numbers[1]
 
 
+def planes(name: str, value: Any) -> tuple[int, ...]:
+    """Up to three numbers of planes, counted from 0."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"`{name}` must be a sequence of integers (got {value!r}).")
+    numbers = tuple(integer(f"{name}[{i}]", v, minimum=0) for i, v in enumerate(value))
+    if not 1 <= len(numbers) <= 3:
+        raise ValueError(f"`{name}` must be one to three integers, grey or red, green and blue (got {numbers}).")
+    return numbers
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    number = real(name, value)
+    if number <= 0:
+        raise ValueError(f"`{name}` must be positive (got {number}).")
+    return number
+
+
 def ascending(name: str, value: Any) -> tuple[float, ...]:
     """Return positive, strictly ascending numbers as a tuple of floats."""
     numbers = reals(name, value)

@@ -281,6 +281,9 @@ class ScaleChannels(nn.Module):
 
     def _answers(self, x: Tensor, canvases: list[tuple[int, int]], stays: Tensor | None) -> list[Tensor]:
         """What the network says of the image in each channel; zeros where a channel is not shown an image."""
+        if (stays is None or has_fixed_shapes(x)) and find_batch_layer(self.net) is None:  # one after the other
+            shown = enumerate(canvases)
+            return [self._run([self._image(x, canvas, i)], [i])[0] for i, canvas in shown]
         if stays is None or has_fixed_shapes(x):
             images = [self._image(x, canvas, channel) for channel, canvas in enumerate(canvases)]
             return self._run(images, range(len(images)))

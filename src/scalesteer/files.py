@@ -32,6 +32,7 @@ EXTRAS |= {
     "onnxscript": "export",
     "ray": "cluster",
     "starlette": "demo",
+    "tifffile": "microscopy",
     "timm": "timm",
     "torchvision": "timm",
     "tensorboard": "tensorboard",

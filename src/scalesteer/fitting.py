@@ -166,18 +166,22 @@ def fit_numbers(looks: Looks, kind: str, known_share: float) -> Calibration:
     z, labels = looks.z.double().flatten(1, 2), looks.labels.repeat(sizes)  # (S, F N, classes), (F N,)
     numbers = torch.zeros(2, channels, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([numbers], max_iter=100, line_search_fn="strong_wolfe")
+    best, least = numbers.detach().clone(), math.inf
 
     def loss() -> Tensor:
+        nonlocal best, least
         optimizer.zero_grad()
         joined = merge(scores(z, kind, _Numbers(numbers[0].exp(), numbers[1])), kind, None)
         losses = F.cross_entropy(joined, labels, reduction="none").view(sizes, pictures)
         total = weights @ losses.mean(1) + RIDGE * numbers.square().sum()
         total.backward()
+        if float(total.detach()) < least:  # where the loss jumps, as of "confident", the last step may lead anywhere
+            best, least = numbers.detach().clone(), float(total.detach())
         return total
 
     with torch.enable_grad():
         optimizer.step(loss)
-    logs, biases = numbers.detach()
+    logs, biases = best
     return Calibration(tuple(logs.exp().tolist()), tuple((biases - biases.mean()).tolist()))
 
 

@@ -126,10 +126,38 @@ def label_regions(inside: NDArray[np.bool_], gap: int = 0) -> tuple[NDArray[Any]
         >>> label_regions(np.array([[1, 0, 0, 1], [0, 1, 0, 1]], bool))[2].tolist()
         [0, 1, 0, 1]
     """
-    wide = F.max_pool2d(torch.from_numpy(inside).double()[None], 2 * gap + 1, 1, gap)  # (1, H, W)
-    label, before = torch.arange(1.0, wide.numel() + 1).view_as(wide) * wide, wide
-    while not label.equal(before):  # each pixel takes the largest label around it, then that pixel's own label
-        before, label = label, F.max_pool2d(label, 3, 1, 1) * wide
-        label = torch.cat([label.new_zeros(1), label.flatten()])[label.long()]
-    rows, columns = np.nonzero(inside)
-    return rows, columns, np.unique(label[0].numpy()[inside], return_inverse=True)[1]
+    wide = inside
+    if gap:
+        spread = F.max_pool2d(torch.from_numpy(inside).float()[None], 2 * gap + 1, 1, gap)
+        wide = spread[0].numpy() > 0
+    height, width = wide.shape
+    # Runs of pixels along rows, as places in a flat picture whose rows have a pixel outside on both sides.
+    flat = np.zeros((height, width + 2), np.int8)
+    flat[:, 1:-1] = wide
+    edges = np.flatnonzero(np.diff(flat.reshape(-1)))
+    starts, ends = edges[::2] + 1, edges[1::2] + 1
+    # A run touches those in the next row that begin before its end and end behind its start.
+    first = np.searchsorted(ends, starts + width + 2)
+    counts = np.maximum(np.searchsorted(starts, ends + width + 2, "right") - first, 0)
+    above = np.repeat(np.arange(len(starts)), counts)
+    below = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+    labels = _join_pairs(len(starts), above, below)
+    flat[...] = 0
+    flat[:, 1:-1] = inside
+    places = np.flatnonzero(flat.reshape(-1))
+    numbers = labels[np.searchsorted(starts, places, "right") - 1]
+    return places // (width + 2), places % (width + 2) - 1, np.unique(numbers, return_inverse=True)[1]
+
+
+def _join_pairs(count: int, one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """For each of `count` things the smallest of those that it is joined with, through any number of pairs."""
+    labels = np.arange(count)
+    while True:
+        least = np.minimum(labels[one], labels[other])
+        before = labels.copy()
+        np.minimum.at(labels, labels[one], least)  # the label's own label falls, and with it all that have it
+        np.minimum.at(labels, labels[other], least)
+        while not np.array_equal(labels, labels[labels]):
+            labels = labels[labels]
+        if np.array_equal(before, labels):
+            return labels

@@ -381,8 +381,11 @@ def read_task(told: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> 
     task = Task(**told)
     size = None if task.image_size is None else _checks.pair("image_size", task.image_size, minimum=1)
     ends = None if task.value_range is None else _checks.interval("value_range", task.value_range)
-    task = task._replace(image_size=size, classes=tuple(task.classes), value_range=ends)
-    for name in ("scale", "object_size"):
+    shares = None if task.percentiles is None else _checks.interval("percentiles", task.percentiles)
+    planes = None if task.planes is None else _checks.planes("planes", task.planes)
+    task = task._replace(image_size=size, classes=tuple(task.classes), value_range=ends, percentiles=shares)
+    task = task._replace(planes=planes)
+    for name in ("scale", "object_size", "pixel_size"):
         if getattr(task, name) is not None and not _checks.real(name, getattr(task, name)) > 0:
             raise ValueError(f"`{name}` must be positive (got {getattr(task, name)})")
     names = {name for name in task.classes if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME}

@@ -24,6 +24,7 @@ from scalesteer.geometry import no_autocast
 
 BORDERS = {"zeros": "constant", "replicate": "replicate", "reflect": "reflect"}  # as `F.pad` calls them
 PARTS = 2**6 * 3**2 * 5**6 * 7  # of a scale, to compute sizes: decimals and simple fractions are whole numbers of them
+LARGE, PIECE = 2048, 256  # a side, in pixels, from which an image is resized in pieces; places of a piece
 Kernel = Callable[[Tensor], Tensor]  # the weight of a pixel by its distance from the place that is read
 
 
@@ -38,10 +39,35 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
         torch.Size([1, 1, 2, 9])
     """
     matrices = []
+    if not (x.requires_grad or being_traced()) and holds_numbers(x) and max(*x.shape[-2:], *size) > LARGE:
+        return _resize_axis(_resize_axis(x, 3, size[1]), 2, size[0])
     for length, count in zip(x.shape[-2:], size, strict=True):
         step = length / count
         matrices.append(None if equal(length, count) else matrix(x, step / 2 - 0.5, step, count, length, cubic))
     return multiply(x, *matrices)
+
+
+def _resize_axis(x: Tensor, axis: int, count: int) -> Tensor:
+    """Images with another height (axis 2) or width (3), in pieces: of a long line each place reads a few pixels."""
+    length = x.shape[axis]
+    if length == count:
+        return x
+    step, shape = length / count, list(x.shape)
+    shape[axis] = count
+    y = x.new_empty(shape)
+    for begin in range(0, count, PIECE):
+        end = min(count, begin + PIECE)
+        start, reach = step * (begin + 0.5) - 0.5, 2 * max(1.0, step) + 1
+        low, high = max(0, int(start - reach)), min(length, int(start + step * (end - begin) + reach) + 1)
+        work: dict[str, Any] = {"dtype": torch.float64, "device": x.device}
+        places = (start + step * torch.arange(end - begin, **work)).clamp(-0.5, length - 0.5)
+        weights = weigh(places, torch.arange(low, high, **work), cubic, max(1.0, step))
+        part = x.narrow(axis, low, high - low)
+        part = part.to(torch.promote_types(x.dtype, torch.float32))
+        weights = weights.to(part.dtype)
+        with no_autocast(x.device):
+            y.narrow(axis, begin, end - begin).copy_(part @ weights.mT if axis == 3 else weights @ part)
+    return y
 
 
 def border_colour(x: Tensor) -> Tensor:

@@ -176,6 +176,9 @@ def test_every_field_changes_the_identity():
         "grey": True,
         "class_weights": True,
         "value_range": (0, 4095),
+        "percentiles": (1, 99),
+        "planes": (0, 2),
+        "pixel_size": 0.325,
     }
     resized = {"resize_resampler": "bilinear", "beyond": "mirror"}
     assert {*paper, *any_size, *own, *resized} | {"pretrained", "channels_lr"} == set(USUAL)

@@ -531,14 +531,14 @@ def test_many_pictures_are_kept_in_several_files_with_the_same_result(tmp_path, 
 def read_or_die(path):
     if path.name == "4.png" and multiprocessing.parent_process() is not None:
         os._exit(1)
-    return module._read_one(FolderSpec("x", 16), path)
+    return module._read_one(FolderSpec("x", 16), (path, 0.0))
 
 
 def test_what_a_dying_process_has_not_read_is_read_in_this_one(tmp_path, caplog):
     paths = [paint(tmp_path / f"{i}.png", 20 * i) for i in range(8)]
     paths[2].write_bytes(b"x")
     state = torch.get_rng_state()
-    results = list(module._read(paths, read_or_die, 1))
+    results = list(module.read_all(paths, read_or_die, 1))
     assert [isinstance(result, str) for result in results] == [path == paths[2] for path in paths]
     for path, pixels in zip(paths, results, strict=True):
         assert isinstance(pixels, str) or np.array_equal(pixels, read_picture(path, 3, (16, 16)))
@@ -574,7 +574,7 @@ def test_a_script_that_cannot_be_begun_again_reads_in_its_own_process(tmp_path):
 
 def test_few_bytes_are_read_without_other_processes(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "_read", lambda paths, read, workers: asked.append(workers) or map(read, paths))
+    monkeypatch.setattr(module, "read_all", lambda paths, read, workers: asked.append(workers) or map(read, paths))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     root = make(tmp_path, parts=PARTS, count=2)
     load_folder(FolderSpec(str(root)), "train")

@@ -251,6 +251,7 @@ def test_every_option_of_a_run_is_tried_here():
         "grey",
         "value_range",
     }  # on real pictures: test_own_images.py and test_folder.py
+    tried_elsewhere |= {"percentiles", "planes", "pixel_size"}  # test_stacks.py
     assert set(USUAL) - tried_elsewhere == set(CHANGES)
 
 

@@ -119,7 +119,8 @@ def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(t
     assert about["task"] == {
         "in_chans": 3, "num_classes": 3, "image_size": [32, 32], "classes": list(CLASSES), "fit": "pad",
         "ground": "surroundings",
-        "value_range": None, "scale": scale, "object_size": None,
+        "value_range": None, "scale": scale, "object_size": None, "percentiles": None, "planes": None,
+        "pixel_size": None,
     }  # fmt: skip
     data = result["environment"]["data"]
     assert data["classes"] == list(CLASSES)

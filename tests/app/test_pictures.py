@@ -446,7 +446,7 @@ def png(width, height, bits, colour, rows):
 @pytest.mark.parametrize(
     ("width", "height", "message"),
     [
-        (50_000, 50_000, r"more than 64 megapixels .*2500000000 pixels"),
+        (50_000, 50_000, r"more than 64 megapixels \(2,500 of them\): cut it into pieces"),
         (8_000, 8_001, r"it has 8,000 x 8,001 pixels, and the limit is 64 megapixels"),
         (8_000, 8_000, r"cannot be read: (?!.*limit)"),  # within the limit, but its pixels are missing
     ],
@@ -575,7 +575,7 @@ def test_the_factor_is_by_how_much_a_picture_was_resized(tmp_path, size):
     Image.new("RGB", size, "red").save(path)
     expected = {"pad": min(1, 64 / size[0], 32 / size[1]), "resize": max(64 / size[0], 32 / size[1])}
     for fit in ("pad", "crop", "resize", "keep"):
-        pixels, factor = read_scaled(path, 3, (32, 64), fit)
+        pixels, factor, _ = read_scaled(path, 3, (32, 64), fit)
         assert factor == pytest.approx(expected.get(fit, 1.0), rel=0.02)  # a JPEG's draft has whole pixels
         assert find_factor(path, (32, 64), fit) == pytest.approx(expected.get(fit, 1.0))
         assert pixels.shape[1:] == ((max(32, size[1]), max(64, size[0])) if fit == "keep" else (32, 64))

@@ -206,6 +206,19 @@ def test_channels_may_come_in_with_a_learning_rate_of_their_own():
     assert loop.learning_rate(whole, 0.75) == loop.learning_rate(changed(SMALL, epochs=12, lr=0.01).training, 0.75)
 
 
+def test_the_epoch_that_is_kept_was_not_merely_lucky_with_few_pictures():
+    errors = (0.5, 0.2, 0.3, 0.23, 0.25)
+    history = [{"epoch": i, "val_error": error, "val_loss": 1.0} for i, error in enumerate(errors)]
+    counted = [entry | {"val_images": 100} for entry in history]  # 0.2 is sure to 0.04
+    assert loop.best_epoch(history, 0)["epoch"] == 1
+    assert loop.best_epoch(counted, 0)["epoch"] == 3
+    assert loop.best_epoch([entry | {"val_images": 10_000} for entry in history], 0)["epoch"] == 1
+    assert loop.best_epoch(counted, 4)["epoch"] == 4
+    for count in range(1, 6):  # what an epoch decides when it ends holds at the end of all
+        kept = loop.best_epoch(counted[:count], 0)
+        assert kept["epoch"] in (count - 1, loop.best_epoch(counted[: max(1, count - 1)], 0)["epoch"])
+
+
 def test_first_epochs_may_look_at_the_images_own_size_only(cache, tmp_path, trained):
     config = changed(SMALL, epochs=3, channels=(0.5, 1), one_size_epochs=2)
     result = train(config, tmp_path / "a", device="cpu")

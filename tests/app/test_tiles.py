@@ -1,12 +1,18 @@
 """Large pictures in tiles: the numbers of the whole picture, whatever the network."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from scalesteer import create_model
+from examples.cells import UNet
+from scalesteer import create_model, register_model
 from scalesteer.app import tiles
-from scalesteer.app.maps import without_readout
+from scalesteer.app.maps import answer_maps, without_readout
+from scalesteer.app.predict import predict_files
+from scalesteer.models import network_of
 from scalesteer.models.pooled import MODELS
+from scalesteer.models.scaled import ScaledNetwork
 
 
 def make(name, **options):
@@ -68,8 +74,67 @@ def test_small_pictures_and_other_networks_are_left_as_they_are(monkeypatch):
     assert tiles.tiled(other, 2000, 2000) is other
 
 
+def test_a_channel_that_would_enlarge_a_picture_beyond_memory_is_refused(monkeypatch, tmp_path):
+    model = make("pooled-cnn", channels=(1.0, 2.0)).float()
+    monkeypatch.setattr(tiles, "MOST_PIXELS", 80**2)
+    monkeypatch.setattr(tiles, "MOST_ENLARGED", 200**2)
+    assert tiles.tiled(model, 100, 100) is not model
+    Image.new("RGB", (101, 100)).save(tmp_path / "a.png")
+    network_of(model).task = network_of(model).task._replace(ground="surroundings")
+    ((_, said),) = predict_files(model, [tmp_path / "a.png"])
+    assert "the channel of scale 2 would enlarge it to 0 megapixels" in str(said)
+
+
 def test_a_window_that_is_the_whole_picture_has_no_tiles():
     model = make("pooled-cnn")
     model.features.append(torch.nn.Softmax(2))
     assert tiles.find_reach(model) is None
     assert tiles.tiled(model, 2000, 2000) is model
+
+
+@pytest.mark.parametrize("scales", [None, (0.5, 0.75, 1.0, 1.5)])
+def test_a_users_network_makes_the_maps_of_the_whole_picture_in_pieces(scales, monkeypatch):
+    torch.manual_seed(0)
+    register_model("pieced-unet", lambda num_classes: UNet(4))
+    model = create_model("pieced-unet", in_chans=1, num_classes=2)
+    if scales:
+        model = ScaledNetwork(model, scales, multiple=4, grid=(1, 0))
+    pixels = torch.randint(0, 256, (400, 320), dtype=torch.uint8).numpy()
+    network_of(model).head.weight.data *= 30
+    model.eval()
+    whole = answer_maps(model, pixels)
+    monkeypatch.setattr(tiles, "MOST_PIXELS", 300**2 if scales else 160**2)
+    monkeypatch.setattr(tiles, "ALIGNED", 4)
+    seen = []
+    network_of(model).register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[-2:].numel()))
+    found = answer_maps(model, pixels)
+    assert len(tiles.cut(model, 400, 320)) > 4
+    assert max(seen) <= 300**2
+    assert found.labels.shape == whole.labels.shape == pixels.shape
+    assert np.abs(found.confidences - whole.confidences).max() < 1e-5
+    assert (found.labels != whole.labels).mean() < 1e-4
+    assert found.stride == 1
+    assert (found.sizes is None) == (scales is None)
+    if scales:
+        assert np.abs(np.log(found.sizes / whole.sizes)).max() < 1e-4
+    monkeypatch.setattr(tiles, "_find_window", lambda network, multiple: -2)  # pieces that overlap too little
+    monkeypatch.setattr(tiles, "ALIGNED", 1)
+    short = answer_maps(model, pixels)
+    assert np.abs(short.confidences - whole.confidences).max() > 1e-3
+
+
+def test_a_network_that_sees_all_of_a_picture_has_pieces_too(monkeypatch):
+    class Mean(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(1, 2, 1)
+
+        def forward(self, x):
+            return self.conv(x - x.mean((2, 3), keepdim=True))
+
+    register_model("mean-of-all", lambda num_classes: Mean())
+    model = create_model("mean-of-all", in_chans=1, num_classes=2).eval()
+    monkeypatch.setattr(tiles, "MOST_PIXELS", 128**2)
+    maps = answer_maps(model, torch.randint(0, 256, (300, 200), dtype=torch.uint8).numpy())
+    assert maps.labels.shape == (300, 200)
+    assert np.isfinite(maps.confidences).all()

@@ -31,7 +31,7 @@ app = Commands("Image classifiers that also work at sizes of objects that traini
 app.known["data"] = data
 
 PLACEHOLDERS = {"images": "FOLDER|CSV", "image_size": "HEIGHT WIDTH", "sizes": "TRAIN VAL TEST", "channels": "SCALE..."}
-PLACEHOLDERS["value_range"] = "BLACK WHITE"
+PLACEHOLDERS |= {"value_range": "BLACK WHITE", "percentiles": "LOW HIGH", "planes": "PLANE..."}
 PLACEHOLDERS |= dict.fromkeys(("resize", "scale_range", "train_sizes"), "LOW HIGH")
 PLACEHOLDERS |= dict.fromkeys(("model", "basis", "readout"), "NAME")
 PLACEHOLDERS |= {"test_sizes": "SIZE...", "test_channels": "SCALE...", "scales": "SCALE...", "orders": "K..."}

@@ -8,13 +8,24 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from scalesteer._text import printable
 from scalesteer.app.commands import Commands, Positional, arg, percent
-from scalesteer.app.flags import MODEL, Channels, Checkpoint, Device, Join, Originals, OwnNetwork, Part, ValueRange
+from scalesteer.app.flags import (
+    MODEL,
+    Channels,
+    Checkpoint,
+    Device,
+    Join,
+    Originals,
+    OwnNetwork,
+    Part,
+    PixelSize,
+    ValueRange,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,6 +85,7 @@ class Evaluate:
 
     def run(self) -> None:
         from scalesteer import app as training
+        from scalesteer.app.folder import FolderSpec
         from scalesteer.models import network_of
 
         model, run = _load(self.checkpoint, self.own_network), training.read_run(self.checkpoint)
@@ -89,7 +101,10 @@ class Evaluate:
                     f"{self.checkpoint} does not say which pictures it was trained on: "
                     "give the run's own directory, or --images."
                 )
-            images: Any = run.data.open(self.data_dir, task.classes).load(part)
+            data = run.data
+            if isinstance(data, FolderSpec):  # the list may have another median by now
+                data = replace(data, pixel_size=task.pixel_size)
+            images: Any = data.open(self.data_dir, task.classes).load(part)
         else:
             images = self._other_pictures(task, run)
         precision = "float32" if run is None else run.training.precision
@@ -134,8 +149,9 @@ class Evaluate:
             and os.path.realpath(str(self.images)) == os.path.realpath(trained)
         ):
             log.warning("%s: the model was trained on some of these pictures; --part test has others", self.images)
-        grey, ends = task.in_chans == 1, self.value_range or task.value_range
-        spec = FolderSpec(str(self.images), task.image_size, task.fit, grey, ends)
+        levels = (self.value_range, None) if self.value_range else (task.value_range, task.percentiles)
+        grey, more = task.in_chans == 1, (task.planes, task.pixel_size)
+        spec = FolderSpec(str(self.images), task.image_size, task.fit, grey, *levels, *more)
         return [load_folder(spec, self.part, classes=task.classes)]
 
 
@@ -173,6 +189,7 @@ class Predict:
     channels: Channels = None
     join: Join = None
     value_range: ValueRange = None
+    pixel_size: PixelSize = None
     own_network: OwnNetwork = None
     device: Device = "auto"
 
@@ -192,7 +209,10 @@ class Predict:
         model = training.look_at(_load(self.checkpoint, self.own_network), self.channels, self.join)
         model = model.to(training.pick_device(self.device))
         network = network_of(model)
-        network.task = network.task._replace(value_range=self.value_range or network.task.value_range)
+        if self.value_range is not None:
+            network.task = network.task._replace(value_range=self.value_range, percentiles=None)
+        if self.pixel_size is not None and network.task.pixel_size is None:
+            raise ValueError(f"`pixel_size` (got {self.pixel_size}) is for a model that was trained with pixel sizes.")
         if maps.makes_maps(model) != (self.masks is not None):
             raise ValueError(f"`masks` (got {self.masks}) is for a network that makes maps, and such a one needs it.")
         if self.masks is not None:
@@ -201,10 +221,11 @@ class Predict:
         classes = network.task.classes
         dense = None if self.save_maps is None else maps.without_readout(model)
         names, failed, shown = predicting.find_files(self.pictures), 0, list[predicting.Prediction]()
-        read = predicting.reader(model, self.fit)
+        read = predicting.reader(model, self.fit, self.pixel_size)
+        found = predicting.predict_files(model, names, self.fit, self.pixel_size)
         with contextlib.ExitStack() as stack:
             table = None if self.csv is None else stack.enter_context(_table(self.csv, predicting.columns(model)))
-            for path, said in files.show_progress(predicting.predict_files(model, names, self.fit), len(names)):
+            for path, said in files.show_progress(found, len(names)):
                 try:
                     if isinstance(said, PictureError):
                         raise said
@@ -240,7 +261,7 @@ class Predict:
         files.check_writable(folder)
         names, failed, count = predicting.find_files(self.pictures), 0, 0
         with _table(folder / "objects.csv", masks.COLUMNS) as write:
-            found = masks.find_masks(model, names)
+            found = masks.find_masks(model, names, own_pixel_size=self.pixel_size)
             for path, image, regions in files.show_progress(found, len(names)):
                 if isinstance(regions, PictureError):
                     log.error("%s", printable(str(regions)))

@@ -44,8 +44,8 @@ LARGEST_BLUR = 32  # in pixels
 NEEDS = dict.fromkeys(("basis", "scales", *BASIS), "basis")
 NEEDS |= dict.fromkeys(("channels", "drop", "border", "one_size_epochs", "test_channels", "multiple"), "channels")
 NEEDS |= {name: name for name in ("upsample", "kernel_size", "readout", "widths", "dropout", "pretrained")}
-# How your own pictures are trained, by default (docs/evidence/recipe.md says what else was tried): at one size, resized
-# at random; tested at several. With `channels` the last epochs train in these, gently.
+# How your own pictures are trained, by default (docs/evidence/photographs.md says what else was tried): at one size,
+# resized at random; tested at several. With `channels` the last epochs train in these, gently.
 OWN_MODEL, OWN_RESIZE, OWN_CHANNELS = "pooled-deep", (0.5, 2.0), (0.5, 0.71, 1.0, 1.41, 2.0)
 OWN_DROP, OWN_SHARE, OWN_RATE = 0.4, 1 / 6, 0.2  # the last two: of the epochs and of the learning rate, with channels
 PLAIN: dict[str, Any] = {

@@ -15,6 +15,14 @@ ValueRange = Annotated[
         "model was trained, or 0 and the largest number of 16 bits.",
     ),
 ]
+PixelSize = Annotated[
+    float | None,
+    arg(
+        metavar="SIZE",
+        help="Size of a pixel of these pictures, in the unit of training (micrometres); by default what their files "
+        "say (OME, ImageJ). For a model that was trained with pixel sizes.",
+    ),
+]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; by default the GPU if there is one.")]
 Originals = Annotated[
     Path | None,

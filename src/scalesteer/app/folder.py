@@ -11,15 +11,12 @@ import hashlib
 import io
 import math
 import os
-import signal
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,24 +24,24 @@ import numpy as np
 import torch
 
 from scalesteer import files
-from scalesteer._checks import boolean, choice, interval, pair
+from scalesteer._checks import boolean, choice, pair, planes, positive
+from scalesteer.app.levels import check_levels
+from scalesteer.app.lists import MOST_NAMED, PART_NAMES, Found, name_some, read_list, to_sentences
 from scalesteer.app.pictures import SUFFIXES, PictureError, find_factor, read_picture, walk
+from scalesteer.app.reading import processors, read_all
 from scalesteer.datasets.scale import PARTS
 from scalesteer.datasets.sources import Images
 from scalesteer.datasets.tensors import ImageSet
 from scalesteer.files import DataError, log
 from scalesteer.models.network import FITS, LONGEST_NAME, Task
 
-PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SHARE = 0.15  # of the pictures, for validation and as many for testing, where they have no folder of their own
 MOST_BYTES = 8 << 30  # of all packed pictures
 MOST_CLASSES = 10_000
 FEW_PICTURES = 200  # whose headers say by how much pictures are resized
 RECIPE = 2  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
-WORKERS = 4  # processes that read pictures, where there are as many processors
 WORKER_BYTES = 32 << 20  # fewer bytes are read sooner than such processes start
 _BLOCK_BYTES = 256 << 20  # of packed pictures in one file of the cache
-_MOST_NAMED = 20  # files in one message
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,11 @@ class FolderSpec:
         fit: How a picture comes onto the canvas: "pad", "crop" or "resize"; see :func:`.pictures.read_picture`.
         grey: One channel instead of three.
         value_range: The numbers in a file that are black and white, where they have more than 8 bits.
+        percentiles: Instead, the percentiles of a picture's own numbers that are black and white.
+        planes: Which planes of a file are red, green and blue, or grey, counted from 0.
+        pixel_size: Of a pixel of the images, in micrometres or another unit: a picture whose pixels have another size,
+            by a column ``pixel_size`` of the list or by OME's or ImageJ's words in its file, is resized before it is
+            fitted. By default the median of the column, if there is one.
 
     >>> FolderSpec("photos", image_size=96).shape
     (3, 96, 96)
@@ -70,6 +72,9 @@ class FolderSpec:
     fit: str = "pad"
     grey: bool = False
     value_range: tuple[float, float] | None = None
+    percentiles: tuple[float, float] | None = None
+    planes: tuple[int, ...] | None = None
+    pixel_size: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.images, (str, os.PathLike)) or not os.fspath(self.images):
@@ -77,13 +82,22 @@ class FolderSpec:
         size = pair("image_size", self.image_size, minimum=1)
         vars(self).update(images=os.path.normpath(self.images), image_size=size, grey=boolean("grey", self.grey))
         choice("fit", self.fit, FITS)
-        if self.value_range is not None:
-            vars(self).update(value_range=interval("value_range", self.value_range))
+        how, ends = check_levels(self.value_range, self.percentiles)
+        vars(self).update({"value_range" if how == "range" else how: ends})
+        for name, check in (("planes", planes), ("pixel_size", positive)):
+            if getattr(self, name) is not None:
+                vars(self)[name] = check(name, getattr(self, name))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one image: `(3, H, W)`, or `(H, W)` if it is grey."""
         return self.image_size if self.grey else (3, *self.image_size)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the numbers of a file are read, for :func:`.pictures.read_picture`."""
+        names = ("value_range", "percentiles", "planes", "pixel_size")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def name(self) -> str:
@@ -110,6 +124,7 @@ class Picture(NamedTuple):
     size: float  # of the object, 1 if nobody says
     stamp: tuple[int, int]  # bytes, and nanoseconds of the last change
     group: str = ""  # of pictures that stay in one part
+    pixel_size: float = 0.0  # 0 if the list does not say
 
 
 class Folder(NamedTuple):
@@ -127,15 +142,14 @@ class Folder(NamedTuple):
         """What the pictures ask of a network."""
         names = self.known or self.classes
         spec = self.spec
-        return Task(
-            1 if spec.grey else 3, len(names), spec.image_size, names, spec.fit, "surroundings", spec.value_range
-        )
+        task = Task(1 if spec.grey else 3, len(names), spec.image_size, names, spec.fit, "surroundings")
+        return task._replace(**spec.options)
 
     def usual_scale(self) -> float | None:
         """The factor by which pictures for training are resized, in the median of a few hundred, by their headers."""
-        paths = [picture.path for picture in self.pictures if picture.part == "train"]
-        few = paths[:: max(1, len(paths) // FEW_PICTURES)]
-        found = [find_factor(path, self.spec.image_size, self.spec.fit) for path in few]
+        trained, spec = [picture for picture in self.pictures if picture.part == "train"], self.spec
+        few = trained[:: max(1, len(trained) // FEW_PICTURES)]
+        found = [find_factor(p.path, spec.image_size, spec.fit, spec.pixel_size, p.pixel_size or None) for p in few]
         known = [factor for factor in found if factor is not None]
         return float(np.median(known)) if known else None
 
@@ -147,7 +161,8 @@ class Folder(NamedTuple):
         """Which picture belongs to which part, and how large its object is if a list says so, as a CSV file."""
         text, usual = io.StringIO(), Picture._field_defaults | {"size": 1.0}
         rows = csv.writer(text, lineterminator="\n")
-        more = [name for name in ("size", "group") if any(getattr(p, name) != usual[name] for p in self.pictures)]
+        names = ("size", "group", "pixel_size")
+        more = [name for name in names if any(getattr(p, name) != usual[name] for p in self.pictures)]
         rows.writerow(("path", "label", "part", "bytes", *more))
         told = ((p.name, p.label, p.part, p.stamp[0], *(getattr(p, name) for name in more)) for p in self.pictures)
         rows.writerows(sorted(told))
@@ -186,7 +201,8 @@ def load_folder(
     names = folder.classes if classes is None else tuple(classes)
     if unknown := sorted(set(folder.classes) - set(names)):
         raise DataError(
-            f"{spec.images} has classes that the model does not know: {_some(unknown)}; it knows {_some(names)}."
+            f"{spec.images} has classes that the model does not know: {name_some(unknown)}; "
+            f"it knows {name_some(names)}."
         )
     for note in folder.notes if part in ("train", None) else ():
         log.warning("%s: %s", spec.images, note)
@@ -203,7 +219,7 @@ def load_folder(
         count += len(tensors["images"])
         broken |= {start + int(row): reason for row, reason in meta["about"]["broken"].items()}
         digests.append(meta["digest"])
-    for reason in list(broken.values())[:_MOST_NAMED]:
+    for reason in list(broken.values())[:MOST_NAMED]:
         log.warning("%s", reason)
     if broken:
         purpose = f" for {part}" if part else ""
@@ -231,23 +247,26 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
     if not is_folder and not os.path.isfile(root):
         why = "neither of them" if os.path.exists(root) else "not there"
         raise DataError(f"`images` must be a folder of pictures or a CSV file (got {spec.images}, which is {why}).")
-    found = list(_from_folder(root, notes) if is_folder else _from_list(root, notes))
-    given = {part for _, _, _, part, _, _ in found if part}
+    found = list(_from_folder(root, notes) if is_folder else read_list(root, notes))
+    given = {entry[3] for entry in found if entry[3]}
     drawn = [part for part in PARTS if part not in given]
     if given and "train" in drawn and not known_classes:
         raise DataError(f"{spec.images} names pictures for {', '.join(sorted(given))}, but none for train.")
     keyed = []
-    for path, name, label, part, size, group in found:
+    for path, name, label, part, size, group, own in found:
         key = _draw_key(name)
         if part in (None, "train"):
             part = _draw_part((_draw_key(group) if group else key) / 2**64, [p for p in drawn if p != "train"])
-        keyed.append((key, Picture(path, name, _class_name(label), part, size, _stamp(path), group)))
+        keyed.append((key, Picture(path, name, _class_name(label), part, size, _stamp(path), group, own)))
     keyed.sort(key=lambda entry: (entry[0], entry[1].name))
     pictures, rescued = _train_each_class([picture for _, picture in keyed], drawn)
     _check_groups(pictures)
     if not known_classes:
         what = "group" if any(picture.group for picture in pictures) else "picture"
-        notes += _sentence(f"Classes drawn out of training, of which one {what} was put back", rescued)
+        notes += to_sentences(f"Classes drawn out of training, of which one {what} was put back", rescued)
+    if not known_classes and spec.pixel_size is None and (sizes := [p.pixel_size for p in pictures if p.pixel_size]):
+        spec = replace(spec, pixel_size=float(np.median(sizes)))
+        notes.append(f"Pictures are resized to pixels of {spec.pixel_size:g}, the median of the column pixel_size.")
     classes = tuple(sorted({picture.label for picture in pictures}))
     if len(classes) < 2 - known_classes:
         what = f"pictures of {len(classes)} class{'es' * (not classes)}"
@@ -330,13 +349,10 @@ def _check_groups(pictures: Sequence[Picture]) -> None:
             raise DataError(f"the pictures of a group must be in one part (group {picture.group!r} is in {both}).")
 
 
-Found = tuple[str, str, str, str | None, float, str]  # path, name, label, part if it is given, size, group
-
-
 def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
     """The pictures in class folders, or in class folders of train, val and test."""
     found, folders, again = walk(root)
-    notes += _sentence("Links to folders that were found already, not followed", again)
+    notes += to_sentences("Links to folders that were found already, not followed", again)
     tops = {folder.split("/")[0] for folder in folders}
     named = {top: PART_NAMES[top.lower()] for top in tops if top.lower() in PART_NAMES}
     depth = 2 if "train" in named.values() and len(set(named.values())) > 1 else 1
@@ -354,57 +370,14 @@ def _from_folder(root: str, notes: list[str]) -> Iterator[Found]:
         elif is_picture:
             used.add("/".join(above[:depth]))
             part = named[above[0]] if depth == 2 else None
-            yield os.path.join(root, place), place, above[depth - 1], part, 1.0, ""
+            yield os.path.join(root, place), place, above[depth - 1], part, 1.0, "", 0.0
         else:
             strange.append(place)
     levels = {folder: folder.split("/") for folder in folders}
     empty = [f for f, parts in levels.items() if len(parts) == depth and parts[0] in asked and f not in used]
-    notes += _sentence("Folders without pictures, which are no classes", empty)
-    notes += _sentence("Pictures in no class folder, left out", outside)
-    notes += _sentence(f"Files left out, since they do not end in {', '.join(SUFFIXES)}", strange)
-
-
-def _from_list(path: str, notes: list[str]) -> Iterator[Found]:
-    """The pictures that a CSV file names."""
-    seen: dict[str, tuple[int, str]] = {}
-    repeated: list[str] = []
-    try:
-        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            rows = csv.DictReader(file, strict=True)
-            if missing := {"path", "label"} - set(rows.fieldnames or ()):
-                rule = "the first line must name the columns path and label (part, size and group may follow)"
-                got = f"got {', '.join(rows.fieldnames or ())[:200]!r}, without {' and '.join(sorted(missing))}"
-                raise DataError(f"{path}: {rule} ({got}).")
-            for row in rows:
-                place = f"{path}, line {rows.line_num}"
-                name, label, part, size, group = _read_row(row, place)
-                picture = os.path.join(os.path.dirname(path), os.path.expanduser(name))
-                line, before = seen.setdefault(os.path.normpath(picture), (rows.line_num, label))
-                if before != label:
-                    raise DataError(f"{place}: {name} has the label {label!r}, and {before!r} in line {line}.")
-                if line == rows.line_num:
-                    yield picture, name, label, part, size, group
-                else:
-                    repeated.append(name)
-    except (OSError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a list of pictures: {error}.") from error
-    notes += _sentence("Pictures that are in the list more than once, and count once", repeated)
-
-
-def _read_row(row: dict[str, Any], place: str) -> tuple[str, str, str | None, float, str]:
-    """Path, label, part, size and group of one line of a list."""
-    name, label, part, group = ((row.get(column) or "").strip() for column in ("path", "label", "part", "group"))
-    if not name or not label:
-        raise DataError(f"{place}: path and label must not be empty.")
-    if "part" in row and part.lower() not in PART_NAMES:
-        raise DataError(f"{place}: part must be train, val or test (got {part!r}).")
-    try:
-        size = float(row["size"]) if "size" in row else 1.0
-        if not 0 < size < float("inf"):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise DataError(f"{place}: size must be a positive number (got {row['size']!r}).") from None
-    return os.path.normpath(name).replace(os.sep, "/"), label, PART_NAMES.get(part.lower()), size, group
+    notes += to_sentences("Folders without pictures, which are no classes", empty)
+    notes += to_sentences("Pictures in no class folder, left out", outside)
+    notes += to_sentences(f"Files left out, since they do not end in {', '.join(SUFFIXES)}", strange)
 
 
 def _check_kept(
@@ -414,22 +387,12 @@ def _check_kept(
     lost = sorted(set(classes) - {picture.label for picture in kept})
     purpose = f" for {part}" if part else ""
     if not kept or (part == "train" and lost):
-        what = f"no pictures of {_some(lost)}" if kept else "no pictures"
+        what = f"no pictures of {name_some(lost)}" if kept else "no pictures"
         why = f", after {len(broken):,} that cannot be read ({next(iter(broken.values()))})" if broken else ""
         advice = "add pictures, or divide them yourself into folders train, val and test" if part else "add pictures"
         raise DataError(f"{spec.images} has {what}{purpose}{why}: {advice}.")
     if lost:
-        log.warning("%s", _sentence(f"Classes without pictures{purpose}, of which nothing is known", lost)[0])
-
-
-def _sentence(what: str, names: Sequence[str]) -> list[str]:
-    """What holds for how many files, and some of them by name; nothing if there are none."""
-    return [f"{what} ({len(names):,}): {_some(sorted(names))}."] if names else []
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first names, and dots if there are more."""
-    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+        log.warning("%s", to_sentences(f"Classes without pictures{purpose}, of which nothing is known", lost)[0])
 
 
 # Reading
@@ -441,12 +404,15 @@ def _load_block(
     """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`."""
     chosen = pictures[rows.start : rows.stop]
     stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in chosen]
-    digest = files.combined_digest([stamps, spec.image_size, spec.fit, spec.grey, spec.value_range, RECIPE])
+    told = [stamps, spec.image_size, spec.fit, spec.grey, spec.value_range, RECIPE]
+    if more := {name: value for name, value in spec.options.items() if name != "value_range"}:
+        told += [more, [picture.pixel_size for picture in chosen]]
+    digest = files.combined_digest(told)
 
     def make() -> files.Content:
-        paths = [picture.path for picture in chosen]
+        paths = [(picture.path, picture.pixel_size) for picture in chosen]
         few = sum(picture.stamp[0] for picture in chosen) < WORKER_BYTES
-        read = _read(paths, partial(_read_one, spec), (0 if few else _processors()) if workers is None else workers)
+        read = read_all(paths, partial(_read_one, spec), (0 if few else processors()) if workers is None else workers)
         doing = f"reading {part}"
         packed, broken, count = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[str, str](), 0
         for row, result in enumerate(files.show_progress(read, len(pictures), doing, rows.start)):
@@ -456,41 +422,20 @@ def _load_block(
                 packed[count], count = torch.from_numpy(result), count + 1
         if changed := sorted(picture.name for picture in chosen if _stamp(picture.path) != picture.stamp):
             many = f"{len(changed):,} pictures were changed, moved or removed while they were read"
-            raise DataError(f"{spec.images}: {many} ({_some(changed)}): repeat the command when the folder is at rest.")
+            raise DataError(
+                f"{spec.images}: {many} ({name_some(changed)}): repeat the command when the folder is at rest."
+            )
         return {"images": packed[:count]}, {"key": digest, "broken": broken}
 
     path = files.cache_dir() / "folders" / f"{part}-{digest[:24]}.safetensors"
     return files.cached(path, "", lambda meta: bool(meta["about"]["key"] == digest), make)
 
 
-def _read_one(spec: FolderSpec, path: str) -> Images | str:
-    """A picture, or in its place what is wrong with it."""
+def _read_one(spec: FolderSpec, source: tuple[str, float]) -> Images | str:
+    """A picture, by its path and the size of its pixels, or in its place what is wrong with it."""
+    path, own = source
     try:
-        return read_picture(path, 1 if spec.grey else 3, spec.image_size, spec.fit, value_range=spec.value_range)
+        return read_picture(path, 1 if spec.grey else 3, spec.image_size, spec.fit, own_pixel_size=own or None,
+                            **spec.options)  # fmt: skip
     except PictureError as error:
         return str(error)
-
-
-def _read(paths: Sequence[str], read: Callable[[str], Images | str], workers: int) -> Iterator[Images | str]:
-    """All pictures in their order. If processes cannot be had or die, the rest is read in this one."""
-    files.require("PIL.Image")  # told here, once
-    done = 0
-    if workers:
-        # A fork would inherit the threads' locks; and an interrupt is for this process to handle.
-        spawn, quiet = get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
-        pool = ProcessPoolExecutor(workers, spawn, initializer=signal.signal, initargs=quiet)
-        try:
-            for result in pool.map(read, paths, chunksize=8):
-                yield result
-                done += 1
-        except (OSError, RuntimeError, AssertionError) as error:  # the last: daemons may not start processes
-            log.warning("processes that read pictures failed (%s): going on with one.", " ".join(str(error).split()))
-        finally:
-            pool.shutdown(cancel_futures=True)
-    yield from map(read, paths[done:])
-
-
-def _processors() -> int:
-    """Processes to read with, 0 where this one does as well alone."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(WORKERS, count) if count > 1 else 0

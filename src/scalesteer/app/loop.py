@@ -134,6 +134,7 @@ def fit(
             return _failed(f"the loss on validation data became {val['loss']} after step {after}", state), None
         entry = {"epoch": state.epoch, "loss": float(np.mean(losses)), "val_loss": val["loss"]}
         entry |= {"val_error": val["error"], "seconds": round(state.seconds, 3)}
+        entry |= {"val_images": val["images"]} if isinstance(run.data, FolderSpec) else {}
         state.history.append(entry)
         if best_epoch(state.history, training.one_size_epochs) is entry:
             state.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -247,6 +248,26 @@ def _class_weights(images: ImageSet) -> Tensor:
 
 
 def best_epoch(history: Sequence[Mapping[str, float]], one_size_epochs: int | None) -> Mapping[str, float]:
+    """The epoch whose weights are kept.
+
+    Of own pictures, which may be few for validation (`val_images` of an entry), it is the last one whose error there is
+    at most a standard error above the lowest: an early epoch that is lower by less was lucky. Of a dataset it is
+    :func:`lowest_epoch`.
+
+    Example:
+        >>> history = [{"val_error": e, "val_loss": 1.0, "val_images": 100} for e in (0.5, 0.2, 0.3, 0.22)]
+        >>> best_epoch(history, 0)["val_error"]
+        0.22
+    """
+    lowest = lowest_epoch(history, one_size_epochs)
+    if "val_images" not in lowest:
+        return lowest
+    error = lowest["val_error"]
+    most = error + math.sqrt(error * (1 - error) / max(1, lowest["val_images"]))
+    return [entry for entry in history[one_size_epochs or 0 :] or history if entry["val_error"] <= most][-1]
+
+
+def lowest_epoch(history: Sequence[Mapping[str, float]], one_size_epochs: int | None) -> Mapping[str, float]:
     """The epoch with the lowest error on validation data, then the lowest loss; on a tie the earlier one.
 
     The first `one_size_epochs` did not look at all sizes yet, and count only if there are no others.
@@ -259,7 +280,7 @@ def out_of_patience(history: Sequence[Mapping[str, float]], training: Training) 
     """Whether the best epoch lies so many epochs back that the training ends."""
     if training.patience is None or len(history) <= (training.one_size_epochs or 0):
         return False
-    return len(history) - 1 - best_epoch(history, training.one_size_epochs)["epoch"] >= training.patience
+    return len(history) - 1 - lowest_epoch(history, training.one_size_epochs)["epoch"] >= training.patience
 
 
 def _failed(problem: str, state: State) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from scalesteer._text import printable
-from scalesteer.app.tiles import tiled
+from scalesteer.app.tiles import cut, tiled
 from scalesteer.channels import ScaleChannels
 from scalesteer.files import require
 from scalesteer.models import network_of
@@ -25,6 +25,7 @@ SIDE, GAP, LINE = 384, 18, 19  # largest side of a panel, space between panels, 
 MOST_NAMES = 12  # in a legend
 RAMP = ((38, 34, 98), (32, 110, 142), (48, 164, 120), (168, 206, 80), (250, 226, 96))  # colours from small to large
 INK = (40, 40, 40)
+_SMALL: dict[str, Any] = {"i": np.int16, "f": np.float32}  # kinds of numbers in maps of large pictures
 # Of the system, for letters that Pillow's own font does not have.
 FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "Arial Unicode.ttf")
 
@@ -32,9 +33,9 @@ FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf",
 class Maps(NamedTuple):
     """What a model says at each place, `(h, w)` each."""
 
-    labels: NDArray[np.int64]
-    confidences: NDArray[np.float64]
-    sizes: NDArray[np.float64] | None  # that answered, if the model has scale channels
+    labels: NDArray[Any]  # whole numbers
+    confidences: NDArray[Any]
+    sizes: NDArray[Any] | None  # that answered, if the model has scale channels
     ends: tuple[float, float]  # of these sizes
     stride: int  # pixels of the picture from one place to the next
     classes: int
@@ -76,16 +77,39 @@ def makes_maps(model: nn.Module) -> bool:
 def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
     """What a model :func:`without_readout` says of a picture, `(H, W)` or `(3, H, W)`, at every place."""
     network, (height, width) = network_of(dense), pixels.shape[-2:]
+    if isinstance(network, PooledNetwork):
+        return _answer_whole(tiled(dense, height, width), pixels, network.stride)
+    pieces = cut(dense, height, width)
+    if len(pieces) == 1:
+        return _answer_whole(dense, pixels)
+    whole: list[NDArray[Any]] = []
+    for down, across in pieces:
+        found = _answer_whole(dense, pixels[..., down.low : down.high, across.low : across.high])
+        parts = [part for part in found[:3] if part is not None]
+        if not whole:
+            whole = [np.empty((height // found.stride, width // found.stride), _SMALL[p.dtype.kind]) for p in parts]
+        for target, part in zip(whole, parts, strict=True):
+            (top, low, end), (left, start, right) = (
+                (p.begin // found.stride, (p.begin - p.low) // found.stride, p.end // found.stride)
+                for p in (down, across)
+            )
+            target[top:end, left:right] = part[low : low + end - top, start : start + right - left]
+    return Maps(whole[0], whole[1], whole[2] if len(whole) > 2 else None, *found[3:])
+
+
+def _answer_whole(dense: nn.Module, pixels: NDArray[np.uint8], stride: int | None = None) -> Maps:
+    """What a model says of a picture that it looks at at once."""
+    height, width = pixels.shape[-2:]
     x = _zeros(dense, height, width)
-    x += torch.from_numpy(pixels).to(x.device).float().view_as(x) / 255
-    sizes, ends, looking = None, (1.0, 1.0), tiled(dense, height, width)
+    x += torch.from_numpy(np.ascontiguousarray(pixels)).to(x.device).float().view_as(x) / 255
+    sizes, ends = None, (1.0, 1.0)
     if isinstance(dense, ScaleChannels):
-        logits, found = looking(x, return_scales=True)
+        logits, found = dense(x, return_scales=True)
         sizes, ends = found[0].double().cpu().numpy(), (1 / dense.scales[-1], 1 / dense.scales[0])
     else:
-        logits = looking(x)
+        logits = dense(x)
     confidences, labels = (part.cpu().numpy() for part in logits[0].double().softmax(0).max(0))
-    stride = network.stride if isinstance(network, PooledNetwork) else max(1, round(height / logits.shape[-2]))
+    stride = stride or max(1, round(height / logits.shape[-2]))
     return Maps(labels, confidences, sizes, ends, stride, logits.shape[1])
 
 

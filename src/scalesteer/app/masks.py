@@ -21,10 +21,15 @@ MOST_OBJECTS = (1 << 16) - 1  # that an image of labels of 16 bits can tell apar
 
 
 def find_masks(
-    model: nn.Module, paths: Mapping[Path, str], *, background: int = 0, least: int = 1
+    model: nn.Module,
+    paths: Mapping[Path, str],
+    *,
+    background: int = 0,
+    least: int = 1,
+    own_pixel_size: float | None = None,
 ) -> Iterator[tuple[Path, NDArray[np.int32], list[Region] | PictureError]]:
     """Of each picture an image of labels `(H, W)`, in its own pixels, and its objects; or why it cannot be used."""
-    read = reader(model)
+    read = reader(model, own_pixel_size=own_pixel_size)
     for path in paths:
         try:
             pixels = read(path).pixels

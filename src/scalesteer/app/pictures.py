@@ -6,14 +6,17 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalesteer import _checks
+from scalesteer.app.levels import Levels, check_levels, merged, to_colours, to_eight_bits
+from scalesteer.app.stacks import About, find_about, read_stack
 from scalesteer.files import require
 from scalesteer.models.network import FITS
 
@@ -38,11 +41,10 @@ MOST_BYTES = 1 << 30  # more than 64 megapixels take in any format; some formats
 MOST_SCANS = 32  # of a JPEG, each of which takes the time of a whole picture; programs that write JPEG make up to 14
 MOST_PAGES = 64  # of a TIFF file, that are looked at: one picture and its copies in other sizes
 # Tags of a TIFF file.
-_SUBFILE_TYPE, _BITS_PER_SAMPLE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES = 254, 258, 262, 270, 277
-_TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 322, 323, 338, 339
+_SUBFILE_TYPE, _DESCRIPTION, _SAMPLES, _TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES = 254, 270, 277, 322, 323, 338
 _ORIENTATION, _LYING = 274, 5  # of a camera: from this value on height and width change places
-_REDUCED_OR_MASK, _UNKNOWN, _SIGNED, _FLOAT = 1 | 4, 0, 2, 3  # values of them
-_ADVICE = "give the numbers that are black and white (--value-range, as 0 4095), or save it with 8 bits"
+_REDUCED_OR_MASK, _UNKNOWN = 1 | 4, 0  # values of them
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such files begin
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
 
 log = logging.getLogger("scalesteer.datasets")
@@ -52,15 +54,24 @@ class PictureError(ValueError):
     """A file that cannot be used as a picture; the message names it and says what is wrong."""
 
 
+class Scaled(NamedTuple):
+    """A picture that was read."""
+
+    pixels: NDArray[np.uint8]  # (H, W) or (3, H, W)
+    factor: float  # by which it was resized for its canvas
+    zoom: float = 1.0  # by which it was resized before, for the size of its pixels
+
+
+class _PlanesError(ValueError):
+    """A TIFF file that does not hold one picture alone."""
+
+
 def read_picture(
     path: str | os.PathLike[str] | BinaryIO,
     channels: int,
     size: tuple[int, int] | None = None,
     fit: str = "pad",
-    *,
-    value_range: tuple[float, float] | None = None,
-    contrast: bool = False,
-    most_pixels: int = MOST_PIXELS,
+    **options: Any,
 ) -> NDArray[np.uint8]:
     """The pixels of a picture file, upright, fitted to a canvas.
 
@@ -68,7 +79,8 @@ def read_picture(
     refused, but for copies of the picture in other sizes. The rotation that a camera noted is done, transparent parts
     are laid over black, and 16 bits are scaled to 8. Without `value_range`, numbers of which white is not known are
     refused: fractions, signed ones, those of 32 bits, and those of 16 bits that are all small. Colour profiles are not
-    applied. The file's header is checked before anything is decoded.
+    applied. The file's header is checked before anything is decoded. With tifffile, the planes of a stack by OME or
+    ImageJ are a picture's channels, if they are not of several depths or times.
 
     Args:
         path: The file, or one that is open to be read as bytes.
@@ -80,8 +92,16 @@ def read_picture(
             enlarges or shrinks it, with its aspect kept, until it covers the canvas, and cuts out the centre. Resizing
             is anti-aliased, by the cubic function of :func:`scalesteer.resize.resize`. ``"keep"`` is ``"pad"``, but a
             larger picture keeps its scale and its size.
+        options: Of :func:`read_scaled`.
+
+    Keyword Args:
         value_range: The numbers that are black and white, where they have more than 8 bits, are signed or fractions:
-            those between are scaled, those beyond are cut off. By default 0 and the largest number of 16 bits.
+            those between are scaled, those beyond are cut off. By default 0 and the largest number of 16 bits, or of
+            those bits that OME says are used.
+        percentiles: Instead, which percentiles of a picture's own numbers are black and white, in each plane.
+        planes: Which planes, counted from 0, are red, green and blue, or grey.
+        pixel_size: Resize the picture so that its pixels have this size, in micrometres.
+        own_pixel_size: The size that they have; by default what OME or ImageJ wrote.
         contrast: Lay transparent parts over white instead, if what is seen is dark.
         most_pixels: A picture with more is refused.
 
@@ -99,9 +119,7 @@ def read_picture(
         ...     read_picture(file.name, 3).shape, read_picture(file.name, 1, (64, 64)).shape
         ((3, 100, 300), (64, 64))
     """
-    return read_scaled(path, channels, size, fit, value_range=value_range, contrast=contrast, most_pixels=most_pixels)[
-        0
-    ]
+    return read_scaled(path, channels, size, fit, **options).pixels
 
 
 def read_scaled(
@@ -111,41 +129,105 @@ def read_scaled(
     fit: str = "pad",
     *,
     value_range: tuple[float, float] | None = None,
+    percentiles: tuple[float, float] | None = None,
+    planes: Sequence[int] | None = None,
+    pixel_size: float | None = None,
+    own_pixel_size: float | None = None,
     contrast: bool = False,
     most_pixels: int = MOST_PIXELS,
-) -> tuple[NDArray[np.uint8], float]:
-    """As :func:`read_picture`; and the factor by which the picture was resized."""
+) -> Scaled:
+    """As :func:`read_picture`; and the factors by which the picture was resized."""
     if channels not in (1, 3):
         raise ValueError(f"`channels` must be 1 (grey) or 3 (colour) (got {channels!r}).")
     canvas = None if size is None else _checks.pair("size", size, minimum=1)
     _checks.choice("fit", fit, (*FITS, "keep"))
-    ends = None if value_range is None else _checks.interval("value_range", value_range)
-    pil, ops = require("PIL.Image"), require("PIL.ImageOps")
+    levels = check_levels(value_range, percentiles)
+    pil, mode = require("PIL.Image"), "L" if channels == 1 else "RGB"
     try:
-        # Pillow warns of what is refused here anyway, and of metadata that is not used.
-        with warnings.catch_warnings(action="ignore"), pil.open(_regular_file(path), formats=FORMATS) as image:
-            _find_only_picture(image)
-            tags = getattr(image, "tag_v2", {})
-            _check_area(image, tags, most_pixels)
-            if image.format in ("JPEG", "MPO"):
-                _check_scans(image.fp)
-            sides = sorted(image.size)
-            if canvas is not None and fit in (
-                "pad",
-                "resize",
-            ):  # a JPEG is decoded ten times as fast at an eighth of its size
-                image.draft(None, (2 * max(canvas), 2 * max(canvas)))
-            deep = ";16" in str(image.tile)  # the numbers in the file have 16 bits
-            if image.format != "PPM":  # which says nothing of rotation, and is not decoded yet
-                ops.exif_transpose(image, in_place=True)
-            eight = _to_eight_bits(pil, image, tags, deep, ends)
-            plain = _flatten(pil, eight, "L" if channels == 1 else "RGB", contrast)
-            drafted = sorted(plain.size)[1] / sides[1]
-            factor = 1.0 if canvas is None else drafted * _factor(plain.size, canvas, fit)
-            pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
+        with warnings.catch_warnings(action="ignore"):  # of what is refused here anyway, and of metadata
+            try:
+                draft = canvas if fit in ("pad", "resize") and pixel_size is None else None
+                eight, about, drafted = _read_eight_bits(pil, path, draft, levels, planes, most_pixels)
+            except (_PlanesError, pil.UnidentifiedImageError) as error:
+                if not _is_stack(path, error, planes):
+                    raise
+                values, about = read_stack(os.fspath(path), planes, most_pixels)  # type: ignore[arg-type]
+                if planes is None and isinstance(error, _PlanesError) and len(values) == 1:  # a file that is cut off
+                    raise
+                eight, drafted = to_colours(pil, values, levels, about), 1.0
+            plain = _flatten(pil, eight, mode, contrast)
+        zoom = find_zoom(about, own_pixel_size, pixel_size)
+        plain = _zoomed(pil, plain, zoom, most_pixels)
+        factor = 1.0 if canvas is None else drafted * _factor(plain.size, canvas, fit)
+        pixels = np.asarray(plain if canvas is None else _fit(pil, plain, canvas, fit))
     except Exception as error:  # damaged files make Pillow raise nearly anything, also SyntaxError and struct.error
         raise PictureError(f"{picture_name(path)} cannot be read: {_explain(pil, error)}.") from error
-    return pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1)), factor
+    pixels = pixels.copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return Scaled(pixels, factor, zoom)
+
+
+def find_zoom(about: About, given: float | None, wanted: float | None) -> float:
+    """By how much a picture is resized so that its pixels have the size that is wanted."""
+    if wanted is None:
+        return 1.0
+    own = given or about.pixel_size
+    if own is None:
+        raise ValueError("the size of its pixels is not known: its list may have a column `pixel_size`, or `predict` "
+                         "a flag --pixel-size")  # fmt: skip
+    return own / wanted
+
+
+def _zoomed(pil: Any, plain: Any, zoom: float, most_pixels: int) -> Any:
+    if abs(zoom - 1) < 1e-6:
+        return plain
+    size = tuple(max(1, round(length * zoom)) for length in plain.size)
+    if math.prod(size) > most_pixels:
+        shown = f"{size[0]:,} x {size[1]:,} pixels"
+        raise ValueError(f"with pixels of the size that is wanted it has {shown}, and the limit is "
+                         f"{most_pixels // 10**6} megapixels")  # fmt: skip
+    return plain.resize(size, pil.Resampling.BICUBIC)
+
+
+def _is_stack(path: str | os.PathLike[str] | BinaryIO, error: Exception, planes: Sequence[int] | None) -> bool:
+    """Whether tifffile may know more of a file than Pillow."""
+    if not isinstance(path, str | os.PathLike):
+        return False
+    if isinstance(error, _PlanesError):
+        return planes is not None or error.args[1:] == ("told",)
+    with open(path, "rb") as file:
+        return file.read(4) in _TIFF
+
+
+def _read_eight_bits(
+    pil: Any,
+    path: str | os.PathLike[str] | BinaryIO,
+    canvas: tuple[int, int] | None,
+    levels: Levels,
+    planes: Sequence[int] | None,
+    most_pixels: int,
+) -> tuple[Any, About, float]:
+    """A picture by Pillow, upright; what its file says; and by how much it was shrunk for a canvas while decoding."""
+    with pil.open(_regular_file(path), formats=FORMATS) as image:
+        tags = getattr(image, "tag_v2", {})
+        about = find_about(tags)
+        _find_only_picture(image)
+        _check_area(image, tags, most_pixels)
+        if image.format in ("JPEG", "MPO"):
+            _check_scans(image.fp)
+        sides = sorted(image.size)
+        if canvas is not None:  # a JPEG is decoded ten times as fast at an eighth of its size
+            image.draft(None, (2 * max(canvas), 2 * max(canvas)))
+        deep = ";16" in str(image.tile)  # the numbers in the file have 16 bits
+        if image.format != "PPM":  # which says nothing of rotation, and is not decoded yet
+            require("PIL.ImageOps").exif_transpose(image, in_place=True)
+        eight = to_eight_bits(pil, image, tags, deep, levels, about)
+        if planes is not None:
+            bands = (eight.convert("RGB") if eight.mode in ("P", "CMYK") else eight).split()
+            if beyond := [plane for plane in planes if plane >= len(bands)]:
+                raise ValueError(f"it has {len(bands)} planes, counted from 0, and no plane {beyond[0]} (`planes`)")
+            eight = merged(pil, [bands[plane] for plane in planes])
+        eight.load()
+    return eight, about, sorted(eight.size)[1] / sides[1]
 
 
 def fit_image(image: Any, channels: int, size: tuple[int, int], fit: str = "pad") -> NDArray[np.uint8]:
@@ -230,7 +312,8 @@ def _find_only_picture(image: Any) -> None:
         raise ValueError(f"it has several frames, {one}")
     if image.format != "TIFF":
         return
-    pages = list[int]()
+    pages, text = list[int](), str(image.tag_v2.get(_DESCRIPTION, ""))
+    told = ("told",) if text.startswith("ImageJ=") or "<OME" in text[:2000] else ()  # what the planes are
     for page in itertools.count():
         try:
             with suppress(SyntaxError):  # of a kind that is not read; that it is there counts
@@ -240,14 +323,17 @@ def _find_only_picture(image: Any) -> None:
         if not image.tag_v2.get(_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK:
             pages.append(page)
         if len(pages) > 1 or page >= MOST_PAGES:
-            raise ValueError(f"it has several pages (planes, channels or times), {one}")
+            raise _PlanesError(f"it has several pages (planes, channels or times), {one}, or say --planes", *told)
     image.seek(pages[0] if pages else 0)
-    stack = re.search(r"^images=(\d+)", str(image.tag_v2.get(_DESCRIPTION, "")), re.MULTILINE)  # by ImageJ
+    stack = re.search(r"^images=(\d+)", text, re.MULTILINE)  # by ImageJ
     if stack and int(stack[1]) > 1:
-        raise ValueError(f"it has {int(stack[1]):,} planes, {one}")
+        raise _PlanesError(f"it has {int(stack[1]):,} planes, {one}", *told)
     if _UNKNOWN in image.tag_v2.get(_EXTRA_SAMPLES, ()):
         count = image.tag_v2.get(_SAMPLES)
-        raise ValueError(f"it has {count} planes, and of some it does not say what they show: save it as grey or RGB")
+        raise _PlanesError(
+            f"it has {count} planes, and of some it does not say what they show: say which (--planes), or save it "
+            f"as grey or RGB"
+        )
 
 
 def _check_scans(file: BinaryIO) -> None:
@@ -281,74 +367,27 @@ def _flatten(pil: Any, image: Any, mode: str, contrast: bool) -> Any:
     return ground.convert(mode)
 
 
-def _to_eight_bits(pil: Any, image: Any, tags: Any, deep: bool, value_range: tuple[float, float] | None) -> Any:
-    """The picture with numbers of 8 bits; a ValueError if white is not known.
-
-    White is the largest number that the kind of number has, or the end of `value_range`. `deep`: the file has 16 bits;
-    of colours Pillow keeps the upper 8.
-    """
-    kind, mode = tags.get(_SAMPLE_FORMAT, (1,))[0], image.mode
-    if kind in (_SIGNED, _FLOAT) or mode == "F" or (mode == "I" and image.format != "PPM"):
-        if value_range is None:
-            what = {_SIGNED: "signed numbers", _FLOAT: "fractions"}.get(kind, "numbers of 32 bits")
-            raise ValueError(f"it has {what} and does not say which are black and white: {_ADVICE}")
-        top, values = 0, np.asarray(image)
-        if values.dtype == np.uint8 or (kind == 1 and values.dtype == np.int32):  # Pillow takes them for the other kind
-            values = values.view(np.int8 if kind == _SIGNED else np.uint32)
-        if mode == "F" and not np.isfinite(values).all():
-            raise ValueError("some of its numbers are infinite or none at all (NaN)")
-    elif image.format == "PPM" and image.tile[0][0] == "ppm" and image.tile[0][3][0] in ("L", "RGB"):
-        values, top = _read_ppm(image)  # which says how many bits are used
-    elif mode.startswith("I"):
-        values, top = np.asarray(image).astype(np.uint32), (1 << tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1
-        if value_range is None:
-            _check_lowest_quarter(int(values.max()), top)
-    else:
-        if deep and mode != "CMYK":
-            colours = [channel for channel in image.getbands() if channel in "RGBL"]
-            _check_lowest_quarter(max(image.getchannel(channel).getextrema()[1] for channel in colours), 255)
-        return image
-    clear = values == image.info.get("transparency", math.nan)
-    if value_range is None or 0 < top <= 255:
-        values = (values * 255 + top // 2) // top
-    else:
-        low, high = value_range
-        values = ((values.astype(np.float64) - low) * (255 / (high - low))).clip(0, 255).round()
-    values = np.where(clear, 0, values)
-    values = 255 - values if tags.get(_PHOTOMETRIC) == 0 else values  # Pillow leaves "white is zero" as it is
-    return pil.fromarray(values.astype(np.uint8))
-
-
-def _check_lowest_quarter(largest: int, top: int) -> None:
-    if 0 < 4 * largest <= top:
-        raise ValueError(
-            "its numbers of 16 bits are all in the lowest quarter, as those of a camera of fewer bits, so that it "
-            f"would be nearly black: {_ADVICE}"
-        )
-
-
-def _read_ppm(image: Any) -> tuple[NDArray[np.uint32], int]:
-    """The numbers of a PPM or PGM whose largest is not 255, and the largest. (Pillow takes a microsecond for each.)"""
-    _, (_, _, width, height), offset, (mode, top) = image.tile[0]
-    shape, kind = (height, width) if mode == "L" else (height, width, 3), np.dtype(">u2" if top > 255 else "u1")
-    image.fp.seek(offset)
-    content = image.fp.read(math.prod(shape) * kind.itemsize)
-    return np.frombuffer(content, kind).astype(np.uint32).clip(0, top).reshape(shape), top
-
-
 def _factor(size: tuple[int, int], canvas: tuple[int, int], fit: str) -> float:
     """By how much a picture of this width and height is resized for a canvas of this height and width."""
     across, down = canvas[1] / size[0], canvas[0] / size[1]
     return {"resize": max(across, down), "pad": min(1.0, across, down)}.get(fit, 1.0)
 
 
-def find_factor(path: str | os.PathLike[str], canvas: tuple[int, int], fit: str) -> float | None:
+def find_factor(
+    path: str | os.PathLike[str],
+    canvas: tuple[int, int],
+    fit: str,
+    pixel_size: float | None = None,
+    own_pixel_size: float | None = None,
+) -> float | None:
     """The same for a picture in a file, of which only the header is read; None if it cannot be."""
     pil = require("PIL.Image")
     try:
         with warnings.catch_warnings(action="ignore"), pil.open(_regular_file(path), formats=FORMATS) as image:
             turned = image.format != "PPM" and image.getexif().get(_ORIENTATION, 1) >= _LYING
-            return _factor(image.size[::-1] if turned else image.size, canvas, fit)
+            zoom = find_zoom(find_about(getattr(image, "tag_v2", {})), own_pixel_size, pixel_size)
+            width, height = (max(1, round(length * zoom)) for length in image.size)
+            return _factor((height, width) if turned else (width, height), canvas, fit)
     except Exception:  # as in `read_scaled`, which says what is wrong
         return None
 
@@ -385,7 +424,11 @@ def _explain(pil: Any, error: Exception) -> str:
     if isinstance(error, pil.UnidentifiedImageError):
         return f"it is not a {KINDS} file, or one of a kind that is not read"
     if isinstance(error, pil.DecompressionBombError):  # Pillow's own limit, reached before ours
-        return f"it has more than {MOST_PIXELS // 10**6} megapixels ({error})".rstrip(".")
+        count = re.search(r"\((\d+) pixels\)", str(error))
+        many = f" ({int(count[1]) // 10**6:,} of them)" if count else ""
+        return f"it has more than {MOST_PIXELS // 10**6} megapixels{many}: cut it into pieces, or save it smaller"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, _PlanesError):
+        return str(error.args[0])
     return str(error).rstrip(".") or type(error).__name__

@@ -35,6 +35,7 @@ class Seen(NamedTuple):
     pixels: NDArray[np.uint8]  # (H, W) or (3, H, W)
     inverted: bool  # it was dark on light, and turned round
     factor: float  # by which it was resized
+    zoom: float = 1.0  # by which it was resized before, for the size of its pixels
 
 
 Reader = Callable[[Path | BinaryIO], Seen]
@@ -54,7 +55,7 @@ class Prediction(NamedTuple):
 
 
 def predict_files(
-    model: nn.Module, paths: Iterable[Path], fit: str | None = None
+    model: nn.Module, paths: Iterable[Path], fit: str | None = None, own_pixel_size: float | None = None
 ) -> Iterator[tuple[Path, Prediction | PictureError]]:
     """Classify picture files, many at a time, on the model's device; results come in the order of `paths`.
 
@@ -66,8 +67,9 @@ def predict_files(
         model: A network of :func:`scalesteer.create_model`.
         paths: The files. One that cannot be used gets a PictureError in the place of a prediction.
         fit: How pictures are brought to the size of the images instead, as in :func:`.pictures.read_picture`.
+        own_pixel_size: Of a pixel of these pictures, in micrometres; by default what their files say.
     """
-    read = reader(model, fit)
+    read = reader(model, fit, own_pixel_size)
     held: list[tuple[Path, Seen | PictureError]] = []
     held_bytes = 0
     for path in paths:
@@ -159,24 +161,31 @@ def find_files(given: Iterable[Path]) -> dict[Path, str]:
     return found
 
 
-def reader(model: nn.Module, fit: str | None = None, **options: Any) -> Reader:
+def reader(model: nn.Module, fit: str | None = None, own_pixel_size: float | None = None, **options: Any) -> Reader:
     """Reads a file as a model wants it.
 
-    `fit` is as in :func:`predict_files`, `options` are those of :func:`.pictures.read_picture`.
+    `own_pixel_size` is that of the pictures, by default what their files say. `fit` is as in :func:`predict_files`,
+    `options` are those of :func:`.pictures.read_picture`.
     """
     task = network_of(model).task
-    options |= {"value_range": task.value_range}
+    options |= {name: getattr(task, name) for name in ("value_range", "percentiles", "planes")}
     if not _is_drawing(task):
         way = choose_fit(model, fit)
-        return lambda path: _as_it_is(*read_scaled(path, task.in_chans, task.image_size, way, **options))
+        options |= {"pixel_size": task.pixel_size}
+
+        def read(path: Path | BinaryIO) -> Seen:
+            own = own_pixel_size or (None if isinstance(path, Path) else task.pixel_size)  # of one that has no file
+            return _as_it_is(*read_scaled(path, task.in_chans, task.image_size, way, own_pixel_size=own, **options))
+
+        return read
     size: Any = task.image_size
     return lambda path: Seen(
         *fit_drawing(read_picture(path, 1, contrast=True, **options), size, picture_name(path)), 1.0
     )
 
 
-def _as_it_is(pixels: NDArray[np.uint8], factor: float) -> Seen:
-    return Seen(pixels, False, factor)
+def _as_it_is(pixels: NDArray[np.uint8], factor: float, zoom: float) -> Seen:
+    return Seen(pixels, False, factor, zoom)
 
 
 def _is_drawing(task: Task) -> bool:
@@ -199,9 +208,9 @@ def _answer(
         try:
             answers, won = classify(model, images)
         except ValueError as error:
-            if network_of(model).task.image_size is not None:
+            if network_of(model).task.image_size is not None and not isinstance(error, PictureError):
                 raise
-            # A network for any size, which needs more pixels than these.
+            # A channel that would enlarge them too much; or a network for any size, which needs more pixels than these.
             found = " x ".join(map(str, shape[-2:]))
             said |= {i: PictureError(f"{held[i][0]} ({found} pixels) cannot be used: {error}") for i in rows}
             continue
@@ -222,7 +231,7 @@ def _predict(model: nn.Module, seen: Seen, said: Prediction) -> Prediction:
     ends = [math.exp(shift) * scale**-power for scale in (model.scales[-1], model.scales[0])]
     ends = [end for end in ends if abs(math.log(end)) > math.log(NEAR_END)]
     near = [end for end in ends if (said.size / end if end > 1 else end / said.size) > 1 / NEAR_END]
-    pixels = None if task.object_size is None else said.size * task.object_size / seen.factor
+    pixels = None if task.object_size is None else said.size * task.object_size / (seen.factor * seen.zoom)
     size = said.size if task.scale is None else said.size * task.scale / seen.factor
     return said._replace(size=size, pixels=pixels, end=near[0] if near else None)
 

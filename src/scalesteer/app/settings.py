@@ -29,7 +29,14 @@ class Pictures:
     grey: bool = False  # Make the pictures grey.
     value_range: tuple[float, float] | None = None
     """The numbers in a file that are black and white, as 0 4095 for a camera of 12 bits; for pictures of more than 8
-    bits, signed numbers and fractions. By default 0 and the largest number of 16 bits."""
+    bits, signed numbers and fractions. By default 0 and the largest number of 16 bits, or of the bits that OME says."""
+    percentiles: tuple[float, float] | None = None
+    """Instead, the percentiles of each picture's own numbers, as 1 99.8; 0 100 takes the smallest and the largest."""
+    planes: tuple[int, ...] | None = None
+    """Which planes of a file are red, green and blue, counted from 0; one is grey. By default all of up to three."""
+    pixel_size: float | None = None
+    """Size of a pixel of the images, in micrometres: a picture with others, by a column pixel_size of its list or by
+    its file (OME, ImageJ), is first resized to them. By default the median of the column, if there is one."""
 
 
 @dataclass(frozen=True)

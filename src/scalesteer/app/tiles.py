@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scalesteer.app.pictures import PictureError
 from scalesteer.channels import ScaleChannels
 from scalesteer.models import network_of
 from scalesteer.models.pooled import BlurPool2d, PooledNetwork
 from scalesteer.nn import twin
 
 MOST_PIXELS = 1 << 20  # that a network looks at at once: half a gigabyte for the widest of `create_model`
+MOST_ENLARGED = 110_000_000  # of the largest channel: three gigabytes with what it is computed from
+ALIGNED = 100  # a piece of so many pixels has whole ones in channels of two decimals
 PROBES = (64, 128, 256, 512)  # pixels of the images on which the window of a network is looked for
 
 
@@ -30,16 +35,34 @@ def tiled(model: nn.Module, height: int, width: int) -> nn.Module:
     network = network_of(model)
     if height * width * max(1.0, largest) ** 2 <= MOST_PIXELS or not isinstance(network, PooledNetwork):
         return model
+    if height * width * largest**2 > MOST_ENLARGED:
+        many = f"{height * width * largest**2 / 1e6:,.0f} megapixels"
+        raise PictureError(
+            f"the channel of scale {largest:.3g} would enlarge it to {many}, and the limit is "
+            f"{MOST_ENLARGED // 10**6}: give smaller --channels, or cut it into pieces."
+        )
     reach = find_reach(network)
     if reach is None:
         return model
     parts = twin(network)
-    parts.features = Tiles(network.features, network.stride, reach)  # type: ignore[assignment]
+    parts.features = Tiles(_Prepared(network), network.stride, reach)  # type: ignore[assignment]
+    parts.prepare = lambda x: x  # type: ignore[method-assign]
     if not isinstance(model, ScaleChannels):
         return parts
     looking = twin(model)
     looking.net = parts
     return looking
+
+
+class _Prepared(nn.Module):
+    """The features of a network, from images that are not prepared yet: that takes copies."""
+
+    def __init__(self, network: PooledNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.features(self.network.prepare(x))  # type: ignore[no-any-return]
 
 
 class Tiles(nn.Module):
@@ -81,6 +104,59 @@ class Tiles(nn.Module):
         for begin in range(0, length // self.stride * self.stride, inside):
             end = begin + inside + self.reach
             yield begin, max(0, begin - self.reach), length if length - end < self.stride else end
+
+
+class Piece(NamedTuple):
+    """A part of a picture along one axis: what is looked at, and what of it is kept."""
+
+    low: int
+    high: int
+    begin: int
+    end: int
+
+
+def cut(model: nn.Module, height: int, width: int) -> list[tuple[Piece, Piece]]:
+    """The pieces, in rows and columns, in which a model that makes maps as it is looks at a large picture.
+
+    They overlap by the window of the network, as it is in the smallest channel, and lie so that the pixels of most
+    channels do as in the whole picture. Of a network whose window is the whole picture, maps are those of the pieces.
+    """
+    scaled = isinstance(model, ScaleChannels)
+    scales, multiple = (model.scales, model.multiple) if isinstance(model, ScaleChannels) else ((1.0,), 1)
+    side = int(math.isqrt(MOST_PIXELS) / max(1.0, *scales))
+    if height * width <= side**2:
+        return [(Piece(0, height, 0, height), Piece(0, width, 0, width))]
+    step = ALIGNED * multiple if scaled and ALIGNED * multiple <= side else math.lcm(32, multiple)
+    reach = _find_window(network_of(model), math.lcm(32, multiple))
+    margin = side // 4 if reach is None else math.ceil((reach + 2) / min(1.0, *scales))
+    margin = min(side, math.ceil(margin / step) * step)
+    inside = max(step, (side - 2 * margin) // step * step)
+
+    def pieces(length: int) -> list[Piece]:
+        begins = range(0, length, inside)
+        ends = [min(length, begin + inside) for begin in begins]
+        return [Piece(max(0, b - margin), min(length, e + margin), b, e) for b, e in zip(begins, ends, strict=True)]
+
+    return list(itertools.product(pieces(height), pieces(width)))
+
+
+@torch.no_grad()
+def _find_window(network: nn.Module, multiple: int) -> int | None:
+    """How many pixels beyond its own a place of maps depends on; None if on all of a large image."""
+    parameter, task = next(network.parameters()), network_of(network).task
+    for side in PROBES:
+        side = math.ceil(side / multiple) * multiple
+        x = torch.zeros(1, task.in_chans, side, side, device=parameter.device, dtype=parameter.dtype)
+        x[..., side // 2, side // 2] = math.nan
+        touched = network(x).isnan().any(1)[0]
+        stride: float = side / touched.shape[-1]
+        rows: list[list[float]] = (stride * touched.nonzero()).tolist()
+        if not rows:
+            return None
+        first, last = min(map(min, rows)), max(map(max, rows)) + stride
+        if first > 0 and last < side:
+            return math.ceil(max(side // 2 - first, last - side // 2))
+    return None
 
 
 @torch.no_grad()

@@ -31,6 +31,9 @@ class Task(NamedTuple):
     value_range: tuple[float, float] | None = None  # numbers in a file that are black and white; None for their kind's
     scale: float | None = None  # by which pictures of training were resized to `image_size`, in the median, if known
     object_size: float | None = None  # pixels of an object in images of training, in the median, if known
+    percentiles: tuple[float, float] | None = None  # of a picture's numbers that are black and white, as `value_range`
+    planes: tuple[int, ...] | None = None  # of a file that are the channels, counted from 0
+    pixel_size: float | None = None  # to which pictures are resized, in micrometres
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class DemoModel:
         digest = hashlib.sha256(content).digest()
         if (kept := self._kept.get(digest)) is not None:
             return kept
-        pixels, inverted, _ = self.read_file(io.BytesIO(content))
+        pixels, inverted, *_ = self.read_file(io.BytesIO(content))
         height, width = pixels.shape[-2:]
         self._check_work(height, width, self.model)
         if pixels.max() == pixels.min():
