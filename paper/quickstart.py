@@ -269,15 +269,9 @@ def quickstart_difference(first: str, second: str, where: str = "outside", editi
 def quickstart_replaced() -> str:
     """What was measured before, with scale channels in every epoch, as Markdown."""
     old = paper.recorded("replaced/quickstart.json")
-    head = ["before", "mean inside", "mean outside", "weights"]
-    counts = old["all"]["parameters"]
-    return table(
-        [head]
-        + [
-            [shown, *percent(old["all"]["summary"][name])[-2:], f"{counts[name]:,}"]
-            for name, shown in old["names"].items()
-        ]
-    )
+    errors, counts = old["all"]["summary"], old["all"]["parameters"]
+    body = ([shown, *percent(errors[name])[-2:], f"{counts[name]:,}"] for name, shown in old["names"].items())
+    return table([["before", "mean inside", "mean outside", "weights"], *body])
 
 
 @view
