@@ -77,7 +77,8 @@ class Settings:
         torch.manual_seed(seed)
         kind = name.partition(", ")[0]
         if kind == "pooled-cnn":
-            return create_model(kind, "mnist-scale", **self.network)
+            pooled: nn.Module = create_model(kind, "mnist-scale", **self.network)
+            return pooled
         own: dict[str, Any] = {"scales": self.filter_scales, "basis": self.basis} if kind == "ss-cnn" else {}
         model: nn.Module = create_model(kind, "mnist-scale", upsample=1, widths=self.widths, **own)
         return model
@@ -144,7 +145,9 @@ class Training:
         times = {**seconds, "test": time.perf_counter() - begun}
         run["seconds"] = {key: round(value, 1) for key, value in times.items()}
         run["parameters"] = count_parameters(model)
-        return run, {size: tuple(None if x is None else x.numpy() for x in own) for size, own in answers.items()}
+        return run, {
+            size: (c.numpy(), None if found is None else found.numpy()) for size, (c, found) in answers.items()
+        }
 
 
 def load(settings: Settings) -> tuple[ImageSet, dict[float, ImageSet]]:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -43,7 +43,7 @@ def cores() -> int:
     return min(usable, MOST)
 
 
-def do_all(pieces: Sequence[Piece], processes: int, unit: str = "step") -> Iterator[tuple[int, Any]]:
+def do_all(pieces: Sequence[Piece], processes: int, unit: str = "step") -> Generator[tuple[int, Any]]:
     """Do pieces of work, the first ones first; as each ends, its number and its result come back.
 
     On a terminal one bar shows how far all are together, elsewhere a line every ten seconds. Whoever leaves early, by
@@ -86,11 +86,13 @@ def _beside(pieces: Sequence[Piece], processes: int, progress: _Progress) -> Ite
         for pipe in list(open_pipes):
             give(pipe)
         while open_pipes:
-            for pipe in connection.wait(list(open_pipes), timeout=1.0):
+            ready: list[Any] = connection.wait(list(open_pipes), timeout=1.0)
+            for pipe in ready:
                 try:
-                    kind, *rest = pipe.recv()  # type: ignore[union-attr]
+                    kind, *rest = pipe.recv()
                 except EOFError:
-                    code = open_pipes[pipe].join() or open_pipes[pipe].exitcode
+                    open_pipes[pipe].join()
+                    code = open_pipes[pipe].exitcode
                     raise RuntimeError(f"a process ended (exit status {code}): is there too little memory?") from None
                 if kind == "told":
                     progress.tell(begun[pipe], *rest)
