@@ -24,7 +24,7 @@ $(READY): constraints.txt pyproject.toml
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --no-deps timm torchvision
 	touch $@
 
-quickstart: $(READY)  ## train four small networks on a CPU, test them at sizes they never saw; ALL=1: more networks and seeds
+quickstart: $(READY)  ## train four small networks on a CPU, test them at sizes they never saw: three minutes; ALL=1: three seeds each
 	$(BIN)/python -m paper.quickstart $(if $(filter-out 0,$(ALL)),--all)
 
 reproduce: $(READY)  ## the paper's tables and numbers from results/, as make docs; FRESH=1 makes all runs first (about two hours of training on an H200)

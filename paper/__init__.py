@@ -5,8 +5,9 @@
   reproduces, and Table 1 with the published forms. `report` shows the paper's tables, `distortion` Table 2 and more
   epochs, `anysize` networks at sizes that training did not show.
 - Measured without those runs: `theorem`, `layers`, `measures` (docs/guide/maths.md), `group`
-  (docs/evidence/group.md), `datasets` (docs/data.md), `epoch`, `quickstart`. `speed`, `conversions` and `masks` show
-  what speed/ and two examples measured, `examples` and `equal` what others did.
+  (docs/evidence/group.md), `datasets` (docs/data.md), `epoch`; `quickstart`, which trains `contenders` in processes
+  `side_by_side`. `speed`, `conversions` and `masks` show what speed/ and two examples measured, `examples` and `equal`
+  what others did.
 - Drawn: `curves` of errors, `guide` without and `figures` with trained networks; `plots` draws all of
   results/ again. README's moving picture is recorded from the page of `scalesteer demo`, by docs/page/record.py.
 - Written: `markdown` has tables and the register of views, `pages` fills them in where README.md and docs/ name them.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from paper import grids, quickstart
+from paper import contenders, grids
 from scalesteer import ScaleSteerableConv2d, create_model
 from scalesteer.app import cli, estimate, make_run, suggest
 from scalesteer.app.evaluation import rank_correlation
@@ -31,7 +31,7 @@ from scalesteer.datasets import SIZED_DATASETS, load_split
 from scalesteer.harmonics import WIDE_STEP
 from scalesteer.models.network import Task
 
-QUICKSTART = quickstart.Settings()
+QUICKSTART = contenders.Settings()
 INK = 20 / 28  # of an image of MNIST: the longer side of its digit
 
 
@@ -70,7 +70,7 @@ def write_csv(path, rows, header=("path", "x", "y", "width", "height")):
         (20 * 0.5, SIZED_DATASETS["mnist-large-scale"].canvas, GREY, grids.CHANNELS_LARGE, 1),
         (32 * 0.5, 32 * 2, COLOUR, grids.CHANNELS_CIFAR, 0),
         (20 * 0.3, 20 * 1, GREY, grids.CHANNELS_SCALE, 1),
-        # The quickstart leaves out the largest channel, which would take longer than all others.
+        # The quickstart leaves out the smallest channel, in which the smallest digits are a few pixels wide.
         (20 * min(QUICKSTART.test_scales), 20 * max(QUICKSTART.test_scales), GREY, QUICKSTART.channels, 1),
     ],
 )

@@ -15,11 +15,10 @@ import torch
 from scipy import stats
 
 import paper
-from paper import quickstart
-from scalesteer import ScaleSteerableConv2d
+from paper import contenders, quickstart
 
 ROOT = Path(__file__).parents[2]
-TINY = quickstart.Settings(
+TINY = contenders.Settings(
     train_images=120,
     test_images=40,
     test_scales=(0.4, 0.6, 0.9),
@@ -29,6 +28,7 @@ TINY = quickstart.Settings(
     widths=(3, 3, 3),
     filter_scales=(0.6, 1.0, 1.7),
     channels=(0.7, 1.0),
+    longer={"plain-cnn": 3, "pooled-cnn": 2},
 )
 
 
@@ -99,46 +99,60 @@ def test_the_numbers_are_means_over_seeds_and_unseen_sizes(finished):
     assert result["environment"]["data"]["scale_range"] == [0.5, 0.75]
 
 
-def test_the_same_settings_give_the_same_errors(finished, tmp_path):
-    again = quickstart.run(TINY, tmp_path / "again")
+def test_the_same_settings_give_the_same_errors_in_processes_of_their_own(finished, tmp_path):
+    again = quickstart.run(TINY, tmp_path / "again", processes=2)
     assert [r["errors"] for r in again["runs"]] == [r["errors"] for r in finished[0]["runs"]]
 
 
 def test_small_networks_compete_with_larger_ones():
-    counts = {name: quickstart.count_parameters(quickstart.Settings().model(name, 0)) for name in quickstart.NAMES}
-    assert counts[quickstart.OURS] == counts["pooled-cnn"]  # channels share their weights
-    assert counts[quickstart.OURS] < min(counts["plain-cnn"], counts["ss-cnn"])
+    counts = {name: contenders.count_parameters(contenders.Settings().model(name, 0)) for name in contenders.NAMES}
+    assert counts[contenders.OURS] == counts["pooled-cnn, resized"]  # channels share their weights
+    assert counts[contenders.OURS] < min(counts["plain-cnn"], counts["ss-cnn"])
 
 
-def test_every_network_takes_part_if_asked_to(filled_cache, tmp_path):
-    models = quickstart.EDITIONS["all"].models
+def test_the_mean_over_several_seeds_comes_with_its_deviation(filled_cache, tmp_path):
+    settings = quickstart.EDITIONS["all"]
+    assert set(settings.models) == {name for name in contenders.NAMES if "resized" in name}
+    models = settings.models
     settings = replace(TINY, train_images=40, test_images=20, models=models, seeds=(0, 1, 2), test_scales=(0.6, 0.9))
     result = quickstart.run(settings, tmp_path)
-    assert list(result["summary"]) == list(models) == list(quickstart.NAMES)
+    assert list(result["summary"]) == list(models)
     _, *body = quickstart.rows(result)
-    assert [row[0] for row in body] == [quickstart.NAMES[name] for name in models]
-    outside = [r["outside"] for r in result["runs"] if r["model"] == models[3]]
-    assert body[3][-2] == f"{100 * statistics.mean(outside):.1f} ± {100 * statistics.stdev(outside):.1f}"
+    assert [row[0] for row in body] == [contenders.NAMES[name] for name in models]
+    outside = [r["outside"] for r in result["runs"] if r["model"] == models[2]]
+    assert body[2][-3] == f"{100 * statistics.mean(outside):.1f} ± {100 * statistics.stdev(outside):.1f}"
     assert quickstart.verdict(result).count(" %") == len(models)
 
 
-def test_networks_are_trained_and_tested_as_their_names_say(filled_cache, monkeypatch):
+def test_networks_are_trained_as_their_names_say(filled_cache, monkeypatch):
     seen = []
-    monkeypatch.setattr(quickstart, "Augmentation", lambda **options: lambda x: seen.append(options) or x)
-    images = TINY.images("train", (0.5, 0.75))
-    for name in ("plain-cnn", "plain-cnn, resized", "plain-cnn, resized, longer", quickstart.OURS):
-        quickstart.train(TINY.model(name, 0), images, TINY, 0, name, "")
-    # Once for each batch of the second, three times as often of the third, and again once of the last.
-    ranges = [{"resize": TINY.resize_alone, "share": 1.0}] * (3 + 9) + [{"resize": TINY.resize, "share": 0.5}] * 3
-    assert seen == [{**one, "antialias": False} for one in ranges]
-    model = TINY.model("pooled-cnn", 0)
-    assert TINY.tested("pooled-cnn", model) is model
-    several = TINY.tested("pooled-cnn, several sizes", model)
-    assert (several.net, several.scales, several.join) == (model, TINY.channels, "mean")
-    ours, steered = TINY.model(quickstart.OURS, 0), TINY.model("scale-channels, steered", 0)
-    assert (ours.scales, ours.drop, ours.join) == (TINY.channels, 0.4, "logsumexp")
-    assert isinstance(steered.net.first, ScaleSteerableConv2d)
-    assert not isinstance(ours.net.first, ScaleSteerableConv2d)
+
+    def invent(**options):
+        return lambda x: seen.append((options["resize"], options["antialias"])) or x
+
+    monkeypatch.setattr(contenders, "Augmentation", invent)
+    images, told = TINY.images("train", (0.5, 0.75)), []  # three batches
+    for name, epochs in (("plain-cnn", 0), ("plain-cnn, resized", 3), ("pooled-cnn, resized", 2)):
+        seen.clear()
+        training = contenders.Training(TINY, name, 1)
+        contenders.train(TINY.model(name, 1), images, training, lambda *said: told.append(said))
+        assert seen == [(TINY.resize, False)] * 3 * epochs
+        assert told[-1] == (f"{training.title}: epoch {epochs or 1} of {epochs or 1}", pytest.approx(training.work))
+    assert training.work == 2 * contenders.COST["pooled-cnn"]
+
+
+def test_channels_are_put_around_the_trained_network(filled_cache):
+    model = TINY.model(contenders.OURS, 0)
+    assert TINY.tested("pooled-cnn, resized", model) is model
+    ours = TINY.tested(contenders.OURS, model)
+    assert (ours.net, ours.scales, ours.calibration.biases) == (model, TINY.channels, (TINY.beside, 0.0))
+    training = contenders.Training(TINY, "pooled-cnn, resized", 0)
+    assert training.names == [contenders.OURS, "pooled-cnn, resized"]
+    (first, answers), (second, without) = training.do(lambda doing, done: None)
+    assert [run["model"] for run in (first, second)] == training.names
+    assert first["seconds"]["cpu"] == second["seconds"]["cpu"]  # trained once
+    assert all(sizes is not None for _, sizes in answers.values())
+    assert all(sizes is None for _, sizes in without.values())
 
 
 def test_the_size_that_answered_is_summed_up_by_quartiles_and_ranks():
@@ -149,12 +163,13 @@ def test_the_size_that_answered_is_summed_up_by_quartiles_and_ranks():
 
 
 def test_answers_are_those_of_the_network_in_evaluation(filled_cache):
-    model, images = TINY.model(quickstart.OURS, 0), TINY.images("test", (0.6, 0.6))
-    classes, sizes = quickstart.answer(model, images)
+    images = TINY.images("test", (0.6, 0.6))
+    model = TINY.tested(contenders.OURS, TINY.model(contenders.OURS, 0))
+    classes, sizes = contenders.answer(model, images)
     logits, expected = model.eval()(images.take(slice(0, 40))[0], return_scales=True)
     assert classes.tolist() == logits.argmax(1).tolist()
     assert sizes.tolist() == pytest.approx(expected.tolist())
-    assert quickstart.answer(TINY.model("plain-cnn", 0), images)[1] is None
+    assert contenders.answer(TINY.model("plain-cnn", 0), images)[1] is None
 
 
 @pytest.mark.parametrize("edition", quickstart.EDITIONS)
@@ -182,33 +197,55 @@ def kept(finished, tmp_path, monkeypatch):
 def test_the_pages_table_has_a_row_for_each_network_and_a_column_for_each_size(kept):
     lines = quickstart.quickstart_table().splitlines()
     table = [line for line in lines if line.startswith("|")]
-    assert {line.count(" | ") for line in table if "---" not in line} == {6}
-    assert table[0] == "| size of the digits | 0.4 | 0.6\\* | 0.9 | mean inside\\* | mean outside | weights |"
-    assert [line.split(" | ")[0][2:] for line in table[2:]] == [quickstart.NAMES[name] for name in TINY.models]
+    assert {line.count(" | ") for line in table if "---" not in line} == {7}
+    head = "| size of the digits | 0.4 | 0.6\\* | 0.9 | mean inside\\* | mean outside | weights | seconds |"
+    assert table[0] == head
+    shown = [line.split(" | ")[0][2:] for line in table[2:]]
+    assert shown[0] == contenders.NAMES["plain-cnn, resized"]  # the rival
+    assert sorted(shown) == sorted(contenders.NAMES[name] for name in TINY.models)
     own = kept["summary"]["ss-cnn"]
     cells = f"{100 * own['inside']:.1f} | {100 * own['outside']:.1f} | {kept['parameters']['ss-cnn']:,}"
-    assert table[-1].endswith(f"| {cells} |")
+    (row,) = [line for line in table if line.startswith("| SS-CNN |")]
+    assert row.endswith(f"| {cells} | {own['cpu']:.0f} |")
     assert quickstart.quickstart_error("SS-CNN", edition="") == f"{100 * own['outside']:.1f}"
     assert quickstart.quickstart_error("ss-cnn", "inside", "") == f"{100 * own['inside']:.1f}"
     assert "120 MNIST digits" in lines[-1]
-    assert quickstart.quickstart_correlation() == f"{kept['answered']['correlation']:.2f}"
+    assert quickstart.quickstart_correlation("") == f"{kept['answered']['correlation']:.2f}"
+    assert quickstart.quickstart_seconds("SS-CNN", "") == f"{own['cpu']:.0f}"
 
 
 def test_intervals_over_seeds_are_in_points(kept):
     runs = [
         {"model": name, "outside": outside, "inside": 0.01 * outside}
-        for name, errors in (("ss-cnn", (0.05, 0.06, 0.055)), ("plain-cnn", (0.1, 0.12, 0.11)))
+        for name, errors in {
+            "ss-cnn": (0.05, 0.06, 0.055),
+            "plain-cnn": (0.1, 0.12, 0.11),
+            contenders.OURS: (0.04, 0.05, 0.06),
+            "pooled-cnn, resized": (0.05, 0.07, 0.08),
+        }.items()
         for outside in errors
     ]
     (paper.RESULTS / "quickstart" / "result-all.json").write_text(json.dumps({"runs": runs}))
     low, high = map(float, quickstart.quickstart_difference("SS-CNN", "Plain CNN").split(" to "))
     expected = stats.ttest_ind((5, 6, 5.5), (10, 12, 11), equal_var=False).confidence_interval()
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.006)
+    # One trained network with and without channels: pairs.
+    low, high = map(float, quickstart.quickstart_difference(contenders.OURS, "pooled-cnn, resized").split(" to "))
+    expected = stats.ttest_rel((4, 5, 6), (5, 7, 8)).confidence_interval()
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.006)
 
 
 def test_the_rival_that_trains_as_long_comes_first():
     rows = [line.split(" | ")[0][2:] for line in quickstart.quickstart_table("all").splitlines()[2:]]
-    assert rows[:2] == ["Plain CNN, random resizing, as long as ours", quickstart.NAMES[quickstart.OURS]]
+    assert rows[:2] == ["Plain CNN, random resizing, as long as ours", contenders.NAMES[contenders.OURS]]
+
+
+def test_what_was_measured_before_stands_beside_with_the_reason():
+    old = paper.recorded("replaced/quickstart.json")
+    assert "in every epoch" in old["replaced"]
+    assert set(old["names"]) == set(old["all"]["summary"])
+    outside = [100 * run["outside"] for run in old["all"]["runs"] if run["model"] == "ss-cnn"]
+    assert quickstart.quickstart_replaced("SS-CNN") == f"{statistics.mean(outside):.1f}"
 
 
 def test_what_has_not_been_recorded_is_an_error_that_names_the_command(tmp_path, monkeypatch):
@@ -234,15 +271,15 @@ def test_plots_are_those_of_the_kept_results(kept):
 def test_the_command_prints_the_table_and_keeps_what_it_is_asked_to(filled_cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(quickstart, "ROOT", tmp_path)
     monkeypatch.setattr(paper, "RESULTS", tmp_path / "results")
-    monkeypatch.setitem(quickstart.EDITIONS, "all", replace(TINY, models=(quickstart.OURS, "plain-cnn"), seeds=(0,)))
+    monkeypatch.setitem(quickstart.EDITIONS, "all", replace(TINY, models=(contenders.OURS, "plain-cnn"), seeds=(0,)))
     assert quickstart.main(["--all", "--record"]) == 0
     result = quickstart.recorded("all")
     assert result == json.loads((tmp_path / "quickstart-all" / "result.json").read_text())
     assert result["environment"]["command"] == "make quickstart ALL=1"
     out = capsys.readouterr().out
-    assert out.startswith("Training 2 small networks on MNIST digits: about 45 minutes")
+    assert out.startswith("Training 2 small networks on MNIST digits: about 5 minutes")
     (row,) = [line for line in out.splitlines() if line.startswith("Plain CNN  ")]
-    assert row.split()[2:-1] == quickstart.percent(result["summary"]["plain-cnn"])
+    assert row.split()[2:-2] == quickstart.percent(result["summary"]["plain-cnn"])
     assert "one seed each" in out
     assert out.endswith(f"The report: {tmp_path / 'quickstart-all' / 'index.html'}\n")
 
@@ -279,7 +316,7 @@ import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import paper
-from paper import quickstart
+from paper import contenders, quickstart
 quickstart.ROOT = Path(sys.argv[1])
 sys.exit(quickstart.main([]))
 """
