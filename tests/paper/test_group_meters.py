@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
-from paper import RESULTS, ROOT, group
-from scalesteer.datasets import ImageSet
+from paper import RESULTS, ROOT, cells, group
+from paper.grids import EXPERIMENTS, SHORT_EPOCHS
+from tests.paper.invented import result
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_the_table_and_numbers_of_the_page_are_those_recorded(kept):
     low, high = sorted(100 * row[1] for row in errors.values())
     assert group.group_error("`smooth`", 2) == f"{low:.1f} to {high:.1f}"
     rates = json.loads((RESULTS / "bench" / "group.json").read_text())["images_per_second"]
-    ratios = [rate["group-cnn"] / rate["Hermite basis, padded"] for rate in rates.values()]
+    ratios = [rate["group-cnn"] / rate[group.PADDED] for rate in rates.values()]
     assert min(ratios) >= 3
     assert group.group_ratio() == f"{min(ratios):.1f} to {max(ratios):.1f}"
     assert group.group_rates().count("\n") == len(rates) + 1
@@ -75,29 +75,26 @@ def test_the_figure_is_of_recorded_numbers(kept):
     assert 0.8 < float(group.group_slope("`smooth`")) < 1.1
 
 
-def test_the_training_that_was_recorded_learned():
-    found = group.group_digits()
-    assert len(found["losses"]) == found["epochs"]
-    assert found["losses"][-1] < 0.2 * found["losses"][0]
-    assert found["error"] < 0.2  # a guess has 0.9
-
-
-def test_a_short_training_learns(monkeypatch):
-    monkeypatch.setattr(group, "load_split", lambda dataset, part: invented())
-    make = group.create_model
-    small = {"widths": (4, 6), "subsample": (1, 2), "hidden": 0, "dropout": 0.0}
-    monkeypatch.setattr(group, "create_model", lambda name, *dataset: make(name, **small))
-    found = group.measure_digits(images=100, epochs=6)
-    assert found["losses"][-1] < 0.8 * found["losses"][0]
-    assert found["error"] < 0.5
-
-
-def invented():
-    """Bars that stand and bars that lie."""
-    images, labels = torch.zeros(100, 28, 28, dtype=torch.uint8), torch.arange(100) % 2
-    images[labels == 0, 12:16, 4:24] = 255
-    images[labels == 1, 4:24, 12:16] = 255
-    return ImageSet(images, labels, torch.ones(100, 1))
+def test_short_trainings_are_shown_when_all_their_splits_are_done(load, monkeypatch):
+    rows = EXPERIMENTS["group-short"].rows
+    errors = {group.GROUP: 0.03, "SS-CNN": 0.035, f"{group.GROUP}, Hermite basis": 0.04}
+    done = [row for row in rows if row.line in errors]
+    made = [result(row.config, errors[row.line] + row.config.split**2 / 1000) for row in done]
+    monkeypatch.setattr(cells, "published", lambda: load(made))
+    head, _, *lines = ([c.strip() for c in line.strip("|").split("|")] for line in group.group_short().splitlines())
+    assert head[-2:] == ["mean", "minutes"]
+    assert [line[0] for line in lines] == [line for line in cells.lines("group-short") if line in errors]
+    splits = [row.config.split for row in done if row.line == group.GROUP]
+    expected = [3 + split**2 / 10 for split in splits]
+    assert lines[0][1:-1] == [*(f"{e:.2f}" for e in expected), f"{np.mean(expected):.2f}"]
+    seconds = (
+        10_000 * SHORT_EPOCHS / group.recorded("bench/group.json")["images_per_second"]["28 px, reach 2"]["group-cnn"]
+    )
+    assert lines[0][-1] == f"{seconds / 60:.1f}"
+    assert group.group_short_difference() == "-0.50 points, 95 % interval -0.50 to -0.50"
+    last = next(i for i, row in enumerate(done) if row.line == group.GROUP and row.config.split)
+    made.pop(last)
+    assert group.GROUP not in [line.split("|")[1].strip() for line in group.group_short().splitlines()]
 
 
 def test_the_guides_examples_run():
