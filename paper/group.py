@@ -31,6 +31,7 @@ BASES: dict[str, Basis | str] = {
     "`smooth`": "smooth",
     "Hermite, 16": HermiteBasis(4),
     "Hermite, 36": HermiteBasis(6),
+    "Hermite, 49": HermiteBasis(7),
     "fitted, 16": FittedBasis(16),
     "fitted, 32": FittedBasis(32),
 }
