@@ -160,7 +160,7 @@ def group_rates() -> str:
         (case, *(f"{rates[kind]:.3g}" for kind in kinds), f"{rates[kinds[0]] / rates[PADDED]:.1f}")
         for case, rates in _rates().items()
     ]
-    return table([("images per second", *kinds, "group-cnn over padded"), *rows])
+    return table([("images per second", *kinds, "ratio"), *rows])
 
 
 @view
@@ -178,16 +178,16 @@ TIMED = {GROUP: "group-cnn", f"{GROUP}, Hermite basis": "Hermite basis", "SS-CNN
 """The contender whose rate says what a line's training costs; that of any other basis is as `group-cnn`."""
 
 
-def _short_errors() -> dict[str, dict[int, float]]:
+def _short_errors(data: cells.Data) -> dict[str, dict[int, float]]:
     """The test errors of the short trainings in %, by line and split."""
-    found = {line: cells.values(cells.published(), Cell(SHORT, line, "28 px")) for line in cells.lines(SHORT)}
+    found = {line: cells.values(data, Cell(SHORT, line, "28 px")) for line in cells.lines(SHORT)}
     return {line: {split: e for (split, _), e in own.items()} for line, own in found.items() if not own.isna().any()}
 
 
 @view
-def group_short() -> str:
+def group_short(data: cells.Data) -> str:
     """Errors after few epochs on MNIST-Scale by split, and the time of one core that a training takes."""
-    errors = _short_errors()
+    errors = _short_errors(data)
     splits = sorted({split for own in errors.values() for split in own})
     rates, images = _rates()["28 px, reach 2"], 10_000 * SHORT_EPOCHS
     rows = []
@@ -196,13 +196,6 @@ def group_short() -> str:
         mean = f"{np.mean(list(own.values())):.2f}" if len(own) > 1 else ""
         rows.append((line, *each, mean, f"{images / rates[TIMED.get(line, 'group-cnn')] / 60:.1f}"))
     return table([("error in %", *(f"split {split}" for split in splits), "mean", "minutes"), *rows])
-
-
-@view
-def group_short_difference() -> str:
-    """The error of `group-cnn` minus that of SS-CNN, split by split: the mean and its 95 % interval."""
-    found = cells.minus(cells.published(), Cell(SHORT, GROUP, "28 px"), Cell(SHORT, "SS-CNN", "28 px"))
-    return f"{cells.mean(found.changes, '+.2f')} points, 95 % interval {str(found).strip('*')}"
 
 
 def plot_responding() -> Figure:
