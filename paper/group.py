@@ -7,6 +7,7 @@ results/guide/group.json.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,32 +171,34 @@ def group_ratio() -> str:
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
-# Trainings: each line is shown when all its splits are done.
+# Short trainings
 
 
-SHORT = "group-short"
-TIMED = {GROUP: "group-cnn", f"{GROUP}, Hermite basis": "Hermite basis", "SS-CNN": "SS-CNN"}
+SHORT, PAPERS = "group-short", "SS-CNN"
+TIMED = {GROUP: "group-cnn", f"{GROUP}, Hermite basis": "Hermite basis", PAPERS: PAPERS}
 """The contender whose rate says what a line's training costs; that of any other basis is as `group-cnn`."""
-
-
-def _short_errors(data: cells.Data) -> dict[str, dict[int, float]]:
-    """The test errors of the short trainings in %, by line and split."""
-    found = {line: cells.values(data, Cell(SHORT, line, "28 px")) for line in cells.lines(SHORT)}
-    return {line: {split: e for (split, _), e in own.items()} for line, own in found.items() if not own.isna().any()}
 
 
 @view
 def group_short(data: cells.Data) -> str:
-    """Errors after few epochs on MNIST-Scale by split, and the time of one core that a training takes."""
-    errors = _short_errors(data)
+    """Errors after few epochs by split, of what has been trained, and the time of one core that a training takes."""
+    wheres = {line: Cell(SHORT, line, "28 px") for line in cells.lines(SHORT)}
+    found = {line: cells.values(data, where).dropna() for line, where in wheres.items()}
+    errors = {line: {int(split): e for (split, _), e in own.items()} for line, own in found.items() if len(own)}
     splits = sorted({split for own in errors.values() for split in own})
     rates, images = _rates()["28 px, reach 2"], 10_000 * SHORT_EPOCHS
     rows = []
     for line, own in errors.items():
         each = (f"{own[split]:.2f}" if split in own else "" for split in splits)
-        mean = f"{np.mean(list(own.values())):.2f}" if len(own) > 1 else ""
-        rows.append((line, *each, mean, f"{images / rates[TIMED.get(line, 'group-cnn')] / 60:.1f}"))
-    return table([("error in %", *(f"split {split}" for split in splits), "mean", "minutes"), *rows])
+        change = "" if line == PAPERS else _change(cells.minus(data, wheres[line], wheres[PAPERS]))
+        rows.append((line, *each, change, f"{images / rates[TIMED.get(line, 'group-cnn')] / 60:.1f}"))
+    return table([("error in %", *(f"split {split}" for split in splits), f"minus {PAPERS}", "minutes"), *rows])
+
+
+def _change(found: cells.Interval) -> str:
+    """The mean of differences, with its 95 % interval where there are two or more."""
+    several = sum(not math.isnan(change) for change in found.changes) > 1
+    return cells.mean(found.changes, "+.2f") + (f" ({str(found).strip('*')})" if several else "")
 
 
 def plot_responding() -> Figure:
