@@ -410,7 +410,10 @@ def _group_lines(enlarge: int) -> dict[str, Options]:
 
 
 SHORT_EPOCHS = 4
-SHORT_SPLITS = {GROUP: FEW_SPLITS, "SS-CNN": FEW_SPLITS} | dict.fromkeys(list(_GROUP_MODELS)[1:], (0,))
+GROUP_FEATURES = f"{GROUP}, largest features"
+SHORT_SPLITS = {GROUP: FEW_SPLITS, GROUP_FEATURES: (0,), "SS-CNN": FEW_SPLITS}
+SHORT_SPLITS |= dict.fromkeys(list(_GROUP_MODELS)[1:], (0,))
+_SHORT = _group_lines(1) | {GROUP_FEATURES: {"model": "group-cnn", "readout": "features"}}
 _OF_SCALE: Options = PROTOCOL | {name: OF_SS_CNN[name] for name in ("lr", "weight_decay")}
 _OF_STIR: Options = {name: value for name, value in ANY_SIZE.items() if name not in WITH_CHANNELS}
 _OF_STIR |= {"dataset": "stir-mnist", "train_sizes": PROTOCOLS["Mid2Rest"]}
@@ -432,7 +435,7 @@ EXPERIMENTS |= {
             row
             for split in FEW_SPLITS
             for row in _seeded(
-                {line: own for line, own in _group_lines(1).items() if split in SHORT_SPLITS.get(line, ())},
+                {line: own for line, own in _SHORT.items() if split in SHORT_SPLITS.get(line, ())},
                 {"28 px": {**_OF_SCALE, "split": split, "epochs": SHORT_EPOCHS}},
                 lambda *_: 1,
             )
