@@ -388,7 +388,7 @@ EXPERIMENTS |= {
 
 # Group convolutions: SS-CNN's protocol on its data, and that of "stir" on STIR.
 
-GROUP, GROUP_CHANNELS = "Group CNN", "Group CNN in scale channels"
+GROUP, GROUP_FEATURES, GROUP_CHANNELS = "Group CNN", "Group CNN, largest features", "Group CNN in scale channels"
 _GROUP_MODELS = {
     GROUP: "group-cnn",
     f"{GROUP}, Hermite basis": forms.GROUP_HERMITE,
@@ -400,6 +400,7 @@ def _group_lines(enlarge: int) -> dict[str, Options]:
     """Lines of images that are enlarged by this factor, 1 or 2."""
     first = 2 * (enlarge - 1)  # of the scale channels, in half octaves
     lines: dict[str, Options] = {line: {"model": model} for line, model in _GROUP_MODELS.items()}
+    lines[GROUP_FEATURES] = {"model": "group-cnn", "readout": "features"}
     for own in lines.values():
         own |= {"channels": (2.0,)} if enlarge == 2 else {}
     channels = half_octaves(first - 2, first + 2)
@@ -410,10 +411,8 @@ def _group_lines(enlarge: int) -> dict[str, Options]:
 
 
 SHORT_EPOCHS = 4
-GROUP_FEATURES = f"{GROUP}, largest features"
 SHORT_SPLITS = {GROUP: FEW_SPLITS, GROUP_FEATURES: (0,), "SS-CNN": FEW_SPLITS}
 SHORT_SPLITS |= dict.fromkeys(list(_GROUP_MODELS)[1:], (0,))
-_SHORT = _group_lines(1) | {GROUP_FEATURES: {"model": "group-cnn", "readout": "features"}}
 _OF_SCALE: Options = PROTOCOL | {name: OF_SS_CNN[name] for name in ("lr", "weight_decay")}
 _OF_STIR: Options = {name: value for name, value in ANY_SIZE.items() if name not in WITH_CHANNELS}
 _OF_STIR |= {"dataset": "stir-mnist", "train_sizes": PROTOCOLS["Mid2Rest"]}
@@ -435,7 +434,7 @@ EXPERIMENTS |= {
             row
             for split in FEW_SPLITS
             for row in _seeded(
-                {line: own for line, own in _SHORT.items() if split in SHORT_SPLITS.get(line, ())},
+                {line: own for line, own in _group_lines(1).items() if split in SHORT_SPLITS.get(line, ())},
                 {"28 px": {**_OF_SCALE, "split": split, "epochs": SHORT_EPOCHS}},
                 lambda *_: 1,
             )
