@@ -1,30 +1,26 @@
 """Networks that keep the axis of scales: how far they are from equivariance, by basis, and which scale responds.
 
 ``python -m paper.group`` measures again what docs/evidence/group.md shows, some minutes on one core, and keeps it in
-results/guide/group.json; ``python -m paper.group digits`` trains a small network for that page and keeps what it found
-in results/guide/group-digits.json.
+results/guide/group.json.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import time
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from paper import RESULTS, curves, recorded
+from paper import RESULTS, cells, curves, recorded
+from paper.grids import GROUP, SHORT_EPOCHS, Cell
 from paper.markdown import table, view
-from scalesteer.app.device import commit, environment
+from scalesteer.app.device import commit
 from scalesteer.baselines import FittedBasis, HermiteBasis
-from scalesteer.datasets import load_split
 from scalesteer.files import write_atomically
 from scalesteer.group import Basis, ScaleBlurPool2d, ScaleGroupConv2d, ScaleMax
-from scalesteer.models import create_model, set_input_statistics
 from scalesteer.testing import equivariance_error, two_blobs
 
 if TYPE_CHECKING:
@@ -36,12 +32,14 @@ BASES: dict[str, Basis | str] = {
     "`smooth`": "smooth",
     "Hermite, 16": HermiteBasis(4),
     "Hermite, 36": HermiteBasis(6),
+    "Hermite, 49": HermiteBasis(7),
     "fitted, 16": FittedBasis(16),
     "fitted, 32": FittedBasis(32),
 }
 STEPS = {"√2": 2 ** (1 / 2), "∛2": 2 ** (1 / 3)}
 DEPTHS = (1, 2, 3)
 SCALES, WIDTH, DRAWS = 4, 16, 2
+PADDED = "Hermite basis, padded"
 
 
 def scales_of(step: float, count: int = SCALES, first: int = 0) -> tuple[float, ...]:
@@ -113,42 +111,6 @@ def measure() -> dict[str, Any]:
     }
 
 
-def measure_digits(images: int = 1000, epochs: int = 15, seed: int = 0) -> dict[str, Any]:
-    """`group-cnn` trained on few digits of MNIST-Scale, split 0, tested on the 2,000 validation images."""
-    train, val = (load_split("mnist-scale", part=part) for part in ("train", "val"))
-    torch.manual_seed(seed)
-    model, batch = create_model("group-cnn", "mnist-scale"), 50
-    x, labels = train.first(images).take(slice(None))
-    set_input_statistics(model, x.std(), x.mean())
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=epochs * (images // batch))
-    losses, began = [], time.process_time()
-    for _ in range(epochs):
-        total = 0.0
-        for chosen in torch.randperm(images).split(batch):
-            loss = F.cross_entropy(model(x[chosen]), labels[chosen])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-            total += loss.item() * len(chosen) / images
-        losses.append(round(total, 3))
-        print(losses[-1], flush=True)
-    model.eval()
-    with torch.no_grad():
-        wrong = sum(int((model(part).argmax(1) != own).sum()) for part, own in val.batches(100))
-    return {
-        "command": "python -m paper.group digits",
-        "environment": environment(train),
-        "seed": seed,
-        "images": images,
-        "epochs": epochs,
-        "losses": losses,
-        "error": round(wrong / len(val), 4),
-        "processor_minutes": round((time.process_time() - began) / 60, 1),
-    }
-
-
 # Views
 
 
@@ -156,12 +118,6 @@ def measure_digits(images: int = 1000, epochs: int = 15, seed: int = 0) -> dict[
 def group_numbers() -> dict[str, Any]:
     """What was measured of group convolutions, as it was measured."""
     return dict(recorded("guide/group.json"))
-
-
-@view
-def group_digits() -> dict[str, Any]:
-    """What was found by training on few digits."""
-    return dict(recorded("guide/group-digits.json"))
 
 
 @view
@@ -192,26 +148,57 @@ def group_slope(name: str) -> str:
     return f"{np.polyfit(sizes[inside], np.array(group_numbers()['responding'][name])[inside], 1)[0]:.2f}"
 
 
+def _rates() -> dict[str, dict[str, float]]:
+    """Training images a second by case and network."""
+    return dict(recorded("bench/group.json")["images_per_second"])
+
+
 @view
 def group_rates() -> str:
-    """Training rates of the group network and of one computed as published code computes it."""
-    found = recorded("bench/group.json")["images_per_second"]
-    kinds = list(next(iter(found.values())))
+    """Training rates of the group network, of one computed as published code computes it, and of SS-CNN."""
+    kinds = list(next(iter(_rates().values())))
     rows = [
-        (case, *(f"{rates[kind]:.3g}" for kind in kinds), f"{rates[kinds[0]] / rates[kinds[-1]]:.1f}")
-        for case, rates in found.items()
+        (case, *(f"{rates[kind]:.3g}" for kind in kinds), f"{rates[kinds[0]] / rates[PADDED]:.1f}")
+        for case, rates in _rates().items()
     ]
     return table([("images per second", *kinds, "ratio"), *rows])
 
 
 @view
 def group_ratio() -> str:
-    """The smallest and the largest ratio of these rates."""
-    ratios = [
-        (own := list(rates.values()))[0] / own[-1]
-        for rates in recorded("bench/group.json")["images_per_second"].values()
-    ]
+    """The smallest and the largest ratio of the rate of the group network to that as published."""
+    ratios = [rates["group-cnn"] / rates[PADDED] for rates in _rates().values()]
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+# Short trainings
+
+
+SHORT, PAPERS = "group-short", "SS-CNN"
+TIMED = {GROUP: "group-cnn", f"{GROUP}, Hermite basis": "Hermite basis", PAPERS: PAPERS}
+"""The contender whose rate says what a line's training costs; that of any other basis is as `group-cnn`."""
+
+
+@view
+def group_short(data: cells.Data) -> str:
+    """Errors after few epochs by split, of what has been trained, and the time of one core that a training takes."""
+    wheres = {line: Cell(SHORT, line, "28 px") for line in cells.lines(SHORT)}
+    found = {line: cells.values(data, where).dropna() for line, where in wheres.items()}
+    errors = {line: {int(split): e for (split, _), e in own.items()} for line, own in found.items() if len(own)}
+    splits = sorted({split for own in errors.values() for split in own})
+    rates, images = _rates()["28 px, reach 2"], 10_000 * SHORT_EPOCHS
+    rows = []
+    for line, own in errors.items():
+        each = (f"{own[split]:.2f}" if split in own else "" for split in splits)
+        change = "" if line == PAPERS else _change(cells.minus(data, wheres[line], wheres[PAPERS]))
+        rows.append((line, *each, change, f"{images / rates[TIMED.get(line, 'group-cnn')] / 60:.1f}"))
+    return table([("error in %", *(f"split {split}" for split in splits), f"minus {PAPERS}", "minutes"), *rows])
+
+
+def _change(found: cells.Interval) -> str:
+    """The mean of differences, with its 95 % interval where there are two or more."""
+    several = sum(not math.isnan(change) for change in found.changes) > 1
+    return cells.mean(found.changes, "+.2f") + (f" ({str(found).strip('*')})" if several else "")
 
 
 def plot_responding() -> Figure:
@@ -232,12 +219,11 @@ def plots() -> dict[str, Figure]:
     return {"figures/group.png": plot_responding()}
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Measure again and keep what was found."""
     torch.set_num_threads(1)
-    name, found = ("group-digits", measure_digits()) if arguments == ["digits"] else ("group", measure())
-    write_atomically(RESULTS / "guide" / f"{name}.json", (json.dumps(found, indent=1) + "\n").encode())
+    write_atomically(RESULTS / "guide" / "group.json", (json.dumps(measure(), indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

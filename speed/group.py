@@ -25,9 +25,9 @@ from speed.bench import environment
 METHOD = (
     "Training steps of group-cnn: forward, backward and Adam, float32, on one CPU thread and in the time that it was "
     "given. Contenders take turns; the fastest of all rounds counts. Padded: the filters of all scales are padded with "
-    "zeros to the largest window, and each layer is one grouped convolution."
+    "zeros to the largest window, and each layer is one grouped convolution. SS-CNN has no reach."
 )
-CASES = {"28 px, reach 1": (28, 1, 16), "28 px, reach 2": (28, 2, 16), "56 px, reach 1": (56, 1, 8)}
+CASES = {"28 px, reach 1": (28, 1, 64), "28 px, reach 2": (28, 2, 64), "56 px, reach 1": (56, 1, 16)}
 """Pixels of the images, reach, and batch."""
 
 
@@ -54,13 +54,15 @@ def pad(model: nn.Module) -> nn.Module:
     return model
 
 
-def contenders(reach: int) -> dict[str, nn.Module]:
-    """The network, with the Hermite basis, and computed as published."""
+def contenders(reach: int, pixels: int) -> dict[str, nn.Module]:
+    """The network, with the Hermite basis, computed as published; and SS-CNN, which enlarges 28 pixels by itself."""
     torch.manual_seed(0)
+    enlarge = pixels // 28
     return {
         "group-cnn": create_model("group-cnn", reach=reach),
         "Hermite basis": create_model("group-cnn", reach=reach, basis="hermite"),
         "Hermite basis, padded": pad(create_model("group-cnn", reach=reach, basis="hermite")),
+        "SS-CNN": nn.Sequential(nn.AvgPool2d(enlarge), create_model("ss-cnn", upsample=enlarge)),
     }
 
 
@@ -75,7 +77,7 @@ def run(output: Path, *, rounds: int = 5, cases: dict[str, tuple[int, int, int]]
     }
     for case, (pixels, reach, batch) in cases.items():
         images, labels = torch.rand(batch, 1, pixels, pixels), torch.arange(batch) % 10
-        models = contenders(reach)
+        models = contenders(reach, pixels)
         optimizers = {name: torch.optim.Adam(model.parameters()) for name, model in models.items()}
         best = dict.fromkeys(models, math.inf)
         for _ in range(rounds + 1):  # the first one warms up, and may be the fastest as well

@@ -164,6 +164,36 @@ def test_fast_equals_direct_with_its_gradients(ends):
         torch.testing.assert_close(fast, direct, rtol=1e-4, atol=2e-4)
 
 
+def test_many_channels_take_products_of_frequencies_at_windows_of_seven(monkeypatch):
+    taken = []
+    convolve = group.functional.scale_conv2d
+
+    def spy(x, filters, *arguments, backend):
+        taken.append((filters.sizes, backend))
+        return convolve(x, filters, *arguments, backend=backend)
+
+    monkeypatch.setattr(group.functional, "scale_conv2d", spy)
+    for (fan_in, fan_out, size), options, expected in (
+        ((60, 60, 7), {}, "fast"),
+        ((30, 60, 7), {"reach": 2, "scales": (1.0,)}, "auto"),  # at the last scale only one of two is there
+        ((59, 60, 7), {}, "auto"),
+        ((60, 59, 7), {}, "auto"),
+        ((60, 60, 5), {}, "auto"),
+        ((60, 60, 7), {"stride": 2}, "auto"),
+        ((120, 120, 7), {"groups": 2}, "auto"),
+        ((60, 60, 7), {"backend": "direct"}, "direct"),
+        ((60, 60, 7), {"dtype": torch.bfloat16}, "auto"),
+    ):
+        layer = ScaleGroupConv2d(
+            fan_in, fan_out, size, padding="same" if "stride" not in options else 3, **{"scales": (1.0,), **options}
+        )
+        layer(torch.zeros(1, fan_in, 1, 9, 9, dtype=layer.coefficients.dtype))
+        assert taken.pop() == ((size,), expected), options
+    with torch.autocast("cpu", torch.bfloat16):
+        ScaleGroupConv2d(60, 60, padding="same", scales=(1.0,))(torch.zeros(1, 60, 1, 9, 9))
+    assert taken.pop() == ((7,), "auto")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ends", group.ENDS)
 def test_gradients(backend, ends):

@@ -33,7 +33,8 @@ def test_every_experiment_has_its_runs():
         "large-scale": 2 * 2 + 6,
         "rescaled-cifar10": 2 + 6 * 2,
         "new-networks": 2 * (2 * 6 + 4 * 3),
-        "group": 2 * 6 * 3,
+        "group": 2 * 7 * 3,
+        "group-short": 2 * 3 + 3,
         "group-stir": 2 * 3,
     }
     assert {name for name, experiment in EXPERIMENTS.items() if experiment.distorted} == {"2", "longer"}
@@ -187,8 +188,10 @@ def test_group_networks_are_beside_the_runs_of_ss_cnn_and_of_one_protocol():
         known = {row.config for row in EXPERIMENTS["sizes"].rows}
         assert ours <= known  # they are made already
         assert {config.upsample for config in ours} == {upsample}
-        free = {"model": "plain-cnn", "upsample": 1, "channels": None}
+        free = {"model": "plain-cnn", "upsample": 1, "channels": None, "readout": None}
         chosen = [row.config for row in rows if row.column == column and "as long" not in row.line]
         assert {str(replace(config, **free)) for config in chosen} == {str(replace(config, **free)) for config in ours}
+    short = {replace(row.config, epochs=60) for row in EXPERIMENTS["group-short"].rows}
+    assert short < {row.config for row in rows if row.column == "28 px"}
     for row in rows + EXPERIMENTS["group-stir"].rows:
         make_model(row.config.run.network, models.DATASETS[row.config.dataset])

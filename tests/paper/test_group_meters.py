@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from paper import RESULTS, ROOT, group
-from scalesteer.datasets import ImageSet
+from paper.grids import EXPERIMENTS, SHORT_EPOCHS
+from tests.paper.invented import result
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_smooth_is_within_its_targets_and_below_the_others_of_as_many_functions(
         one, two, _ = ours = errors["`smooth`"]
         assert one <= 0.02
         assert two <= 0.04
-        for name in ("`paper`", "`area`", "Hermite, 36"):
+        for name in ("`paper`", "`area`", "Hermite, 36", "Hermite, 49"):
             assert (ours < errors[name]).all(), name
         for name in errors.keys() - {"`smooth`"}:
             assert (ours[1:] < errors[name][1:]).all(), name  # behind a ReLU
@@ -62,7 +62,7 @@ def test_the_table_and_numbers_of_the_page_are_those_recorded(kept):
     low, high = sorted(100 * row[1] for row in errors.values())
     assert group.group_error("`smooth`", 2) == f"{low:.1f} to {high:.1f}"
     rates = json.loads((RESULTS / "bench" / "group.json").read_text())["images_per_second"]
-    ratios = [rate["group-cnn"] / rate["Hermite basis, padded"] for rate in rates.values()]
+    ratios = [rate["group-cnn"] / rate[group.PADDED] for rate in rates.values()]
     assert min(ratios) >= 3
     assert group.group_ratio() == f"{min(ratios):.1f} to {max(ratios):.1f}"
     assert group.group_rates().count("\n") == len(rates) + 1
@@ -75,29 +75,27 @@ def test_the_figure_is_of_recorded_numbers(kept):
     assert 0.8 < float(group.group_slope("`smooth`")) < 1.1
 
 
-def test_the_training_that_was_recorded_learned():
-    found = group.group_digits()
-    assert len(found["losses"]) == found["epochs"]
-    assert found["losses"][-1] < 0.2 * found["losses"][0]
-    assert found["error"] < 0.2  # a guess has 0.9
+def test_short_trainings_are_shown_by_split_beside_ss_cnn(load):
+    rows = EXPERIMENTS["group-short"].rows
+    errors = {group.GROUP: 0.03, group.PAPERS: 0.035, f"{group.GROUP}, Hermite basis": 0.04}
+    done = [row for row in rows if row.line in errors]
+    made = [result(row.config, errors[row.line] + row.config.split**2 / 1000) for row in done]
 
+    def shown(results):
+        text = group.group_short(load(results))
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
 
-def test_a_short_training_learns(monkeypatch):
-    monkeypatch.setattr(group, "load_split", lambda dataset, part: invented())
-    make = group.create_model
-    small = {"widths": (4, 6), "subsample": (1, 2), "hidden": 0, "dropout": 0.0}
-    monkeypatch.setattr(group, "create_model", lambda name, *dataset: make(name, **small))
-    found = group.measure_digits(images=100, epochs=6)
-    assert found["losses"][-1] < 0.8 * found["losses"][0]
-    assert found["error"] < 0.5
-
-
-def invented():
-    """Bars that stand and bars that lie."""
-    images, labels = torch.zeros(100, 28, 28, dtype=torch.uint8), torch.arange(100) % 2
-    images[labels == 0, 12:16, 4:24] = 255
-    images[labels == 1, 4:24, 12:16] = 255
-    return ImageSet(images, labels, torch.ones(100, 1))
+    head, _, *lines = shown(made)
+    assert head == ["error in %", "split 0", "split 1", "split 2", "minus SS-CNN", "minutes"]
+    ours, hermite, papers = lines  # nobody has trained the fitted basis
+    assert ours[:-1] == [group.GROUP, "3.00", "3.10", "3.40", "-0.50 (-0.50 to -0.50)"]
+    assert hermite[:-1] == [f"{group.GROUP}, Hermite basis", "4.00", "", "", "+0.50"]
+    assert papers[:-1] == ["SS-CNN", "3.50", "3.60", "3.90", ""]
+    rate = json.loads((RESULTS / "bench" / "group.json").read_text())["images_per_second"]["28 px, reach 2"]["SS-CNN"]
+    assert papers[-1] == f"{10_000 * SHORT_EPOCHS / rate / 60:.1f}"
+    head, _, *lines = shown([one for one in made if one["config"]["split"] == 0])
+    assert head[:3] == ["error in %", "split 0", "minus SS-CNN"]
+    assert lines[0][:3] == [group.GROUP, "3.00", "-0.50"]
 
 
 def test_the_guides_examples_run():

@@ -24,10 +24,11 @@ def test_padded_filters_in_one_convolution_give_the_same_numbers(reach):
 
 def test_a_small_measurement_is_kept(tmp_path, monkeypatch):
     threads, make = torch.get_num_threads(), group.create_model
-    monkeypatch.setattr(group, "create_model", lambda name, **options: make(name, widths=(8, 16), **options))
-    found = group.run(tmp_path / "group.json", rounds=2, cases={"20 px": (20, 1, 2)})
+    small = {"group-cnn": {"widths": (8, 16)}, "ss-cnn": {"widths": (2, 2, 2)}}
+    monkeypatch.setattr(group, "create_model", lambda name, **options: make(name, **small[name], **options))
+    found = group.run(tmp_path / "group.json", rounds=2, cases={"56 px": (56, 1, 2)})
     torch.set_num_threads(threads)
     assert found == json.loads((tmp_path / "group.json").read_text())
-    rates = found["images_per_second"]["20 px"]
-    assert list(rates) == ["group-cnn", "Hermite basis", "Hermite basis, padded"]
+    rates = found["images_per_second"]["56 px"]
+    assert list(rates) == ["group-cnn", "Hermite basis", "Hermite basis, padded", "SS-CNN"]
     assert min(rates.values()) > 0
