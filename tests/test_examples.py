@@ -24,7 +24,6 @@ from examples import (
     recipes,
 )
 from examples.mixed_sizes import FRAME, OFFSET, SIDE, STRIDE, Digit
-from scalesteer import ScaleChannels
 from scalesteer.app import cli
 from scalesteer.app.folder import FolderSpec, load_folder, scan_folder
 from scalesteer.app.pictures import read_picture
