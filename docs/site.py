@@ -106,13 +106,9 @@ def examples() -> str:
     parts = ["# Examples\n", "Programs to read and to run. Each one is also a test.\n"]
     for file in sorted((ROOT / "examples").glob("[!_]*.py")):
         title, _, text = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")
-        picture = f"../results/guide/{file.stem.replace('_', '-')}.png"
-        parts += [
-            f"## {file.stem}\n",
-            f"{title} [The program](../examples/{file.name})\n",
-            f"![{title}]({picture})\n",
-            text,
-        ]
+        picture = f"results/guide/{file.stem.replace('_', '-')}.png"
+        parts += [f"## {file.stem}\n", f"{title} [The program](../examples/{file.name})\n"]
+        parts += [f"![{title}](../{picture})\n"] * (ROOT / picture).exists() + [text]
     return "\n".join(parts) + "\n"
 
 

@@ -168,6 +168,7 @@ def test_train_shows_each_setting_of_a_run_once(capsys, monkeypatch):
     assert number_lists(cli.Train) == {
         "--image-size", "--channels", "--test-channels", "--widths", "--kernel-size", "--resize", "--scale-range",
         "--sizes", "--train-sizes", "--test-sizes", "--scales", "--orders", "--value-range",
+        "--planes", "--percentiles",
     }  # fmt: skip
     assert set(cli.PLACEHOLDERS) <= set(USUAL)
     assert cli.app.parse(["train"]).made == make_run()
