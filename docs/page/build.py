@@ -2,8 +2,9 @@
 
     python -m docs.page.build      # into build/page. Another folder is taken too
 
-The visitor's browser runs the networks, by ONNX Runtime Web, which npm fetches once into build/npm. The folder can be
-put on any site of plain files; on your own machine `python -m http.server -d build/page` serves it.
+The visitor's browser runs the networks, by ONNX Runtime Web, which npm fetches once into build/npm. Where it cannot,
+the page has its first tab alone. The folder can be put on any site of plain files; on your own machine
+`python -m http.server -d build/page` serves it.
 """
 
 from __future__ import annotations
@@ -138,19 +139,29 @@ def write_index(folder: Path) -> None:
     (folder / "index.html").write_text(page.replace(MARK, f"{MARK}\n{policy}"))
 
 
-def build(folder: Path, runtime: Path) -> None:
-    """Builds the page in a new folder; the runtime is kept in its own."""
+def build(folder: Path, runtime: Path) -> bool:
+    """Builds the page in a new folder, and says whether it has its networks; the runtime is kept in its own folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    kept, demo = fetch_runtime(runtime), DemoModel("digits")
-    for file in (*STATIC.iterdir(), *OWN.glob("*.js"), *(kept / name for name in FILES)):
+    demo = DemoModel("digits")
+    try:
+        kept = fetch_runtime(runtime)
+    except OSError as error:
+        print(f"without networks, the first tab alone: {error}", file=sys.stderr)
+        alone = {**demo.describe(), "ways": [], "samples": [], "finder": False}
+        files, backend, told = [OWN / "backend-steering.js"], "backend-steering.js", {"network": alone}
+    else:
+        files, backend = [*OWN.glob("*.js"), *(kept / name for name in FILES)], "backend-onnx.js"
+        told = describe(demo)
+        write_networks(demo, folder)
+    for file in (*STATIC.iterdir(), *files):
         if file.is_file():
             shutil.copy(file, folder / file.name)
-    (folder / "backend-onnx.js").replace(folder / "backend.js")
+    (folder / backend).replace(folder / "backend.js")
     write_index(folder)
-    write_networks(demo, folder)
-    for name, content in (("networks", describe(demo)), ("filters", demo.filters())):
+    for name, content in (("networks", told), ("filters", demo.filters())):
         (folder / f"{name}.json").write_text(json.dumps(content, allow_nan=False) + "\n")
+    return backend == "backend-onnx.js"
 
 
 if __name__ == "__main__":

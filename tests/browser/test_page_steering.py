@@ -1,8 +1,13 @@
 """The first tab: the browser steers filters as Python does, fast enough to be seen."""
 
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
 import numpy as np
 import pytest
 
+from docs.page import build
 from scalesteer import harmonics
 from scalesteer.basis import LogRadialBasis
 from tests.browser.serving import allowed
@@ -167,3 +172,19 @@ def test_it_plays_by_itself_once_unless_motion_is_unwelcome(visit, model):
     moving.wait_for_function("() => document.getElementById('filter-slider').farthest > 2")
     moving.wait_for_function("() => document.getElementById('play').textContent === 'Play'")
     assert moving.input_value("#filter-slider") == moving.input_value("#image-slider") == "1"
+
+
+def test_without_networks_the_page_has_this_tab_alone(visit, tmp_path, monkeypatch, capsys):
+    """As plain files, where npm cannot fetch what runs networks."""
+    monkeypatch.setenv("PATH", "")
+    assert not build.build(tmp_path / "page", tmp_path / "npm")
+    assert "the first tab alone: the page needs npm" in capsys.readouterr().err
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page = visit("", f"http://127.0.0.1:{server.server_port}")
+        assert page.locator("[role=tab]:visible").all_inner_texts() == ["A filter that grows"]
+        page.locator("#filter-slider").fill("2")
+        page.wait_for_function("() => document.getElementById('filter-scale').value === '2.00'")
+        assert follows(page)["steered"] > 0.98
+        server.shutdown()

@@ -42,7 +42,7 @@ function pictureOf({ side, pixels }) { // the address of a digit's picture
 
 async function start() {
   await sizes.start();
-  const own = { steering: sizes.network.steering, sizes: true, many: sizes.network.finder };
+  const own = { steering: sizes.network.steering, sizes: sizes.network.ways.length > 0, many: sizes.network.finder };
   for (const tab of tabs) tab.hidden = !own[tab.getAttribute("aria-controls")];
   const wanted = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash && !tab.hidden);
   choose(wanted ?? tabs.find((tab) => !tab.hidden));
