@@ -54,9 +54,9 @@ def _differences(where: str) -> list[float]:
 
 
 @view
-def equal_time(side: str, where: str) -> str:
+def equal_time(side: str, where: str, seed: int | None = None) -> str:
     """The mean error in % of one of `SIDES` inside training's sizes, at smaller or larger ones, or over all five."""
-    rows = [row["errors"] for row in _sides()[SIDES[side]].values()]
+    rows = [row["errors"] for own, row in _sides()[SIDES[side]].items() if seed in (None, own)]
     return f"{fmean(fmean(own.values()) if where == 'all' else by_range(own)[where] for own in rows):.1f}"
 
 
