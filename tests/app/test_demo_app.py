@@ -1,6 +1,8 @@
 """The demo's server: what it refuses, and that it stays upright whatever it is sent."""
 
+import asyncio
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -26,7 +28,7 @@ pytest.importorskip("starlette", reason="needs the extra `demo`")
 
 import scalesteer.app.demo
 from scalesteer.app import cli
-from scalesteer.app.demo import DemoModel, DemoServer, app, protections, routes
+from scalesteer.app.demo import DemoModel, DemoServer, app, connections, protections, routes
 from tests.app.drawings import draw_seven, to_bytes
 
 SEVEN = to_bytes(draw_seven())
@@ -549,3 +551,26 @@ def test_the_first_answer_comes_within_three_seconds_of_the_command(capsys):
     with capsys.disabled():
         print(f" the first answer came after {took:.1f} s, {worked:.1f} s of them on a processor")
     assert worked < 3  # a machine that does several things at once takes longer by the clock
+
+
+def test_a_client_that_has_gone_before_its_answer_is_no_error():
+    class Gone:
+        aborted = False
+
+        def is_closing(self):
+            return False
+
+        def can_write_eof(self):
+            return True
+
+        def write_eof(self):
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")  # as a socket's shutdown does
+
+        def abort(self):
+            self.aborted = True
+
+    async def close(transport):
+        connections.LastingEnd(transport).close()
+
+    asyncio.run(close(transport := Gone()))
+    assert transport.aborted

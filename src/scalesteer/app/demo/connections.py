@@ -32,9 +32,12 @@ class LastingEnd:
             return
         self.over = True
         asyncio.get_running_loop().call_later(protections.SECONDS, self._transport.abort)
-        if self._transport.can_write_eof():
-            self._transport.write_eof()  # once all is written; the client closes then, or is cut off
-        self._transport.resume_reading()
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()  # once all is written; the client closes then, or is cut off
+            self._transport.resume_reading()
+        except OSError:  # the client has gone already
+            self._transport.abort()
 
 
 class Connection(H11Protocol):
