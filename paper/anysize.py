@@ -236,13 +236,6 @@ def _own_errors() -> pd.DataFrame:
 
 
 @view
-def more_sizes_error(size: float, way: str) -> str:
-    """One of these errors in %: "at one size", "at its own sizes" or "at more sizes"."""
-    found = recorded("guide/more-sizes.json")
-    return f"{100 * found['errors'][way][found['sizes'].index(size)]:.1f}"
-
-
-@view
 def more_sizes_table() -> str:
     """The same for all sizes, as a table, and what it rests on."""
     found = recorded("guide/more-sizes.json")

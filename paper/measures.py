@@ -329,16 +329,6 @@ def guide_steering() -> str:
 
 
 @view
-def guide_blobs() -> str:
-    """The steering error by the width of the blobs, over the windows."""
-    found = guide_numbers()["blobs"]
-    rows = [
-        [f"blobs of {widths} pixels", *(_percents(own[widths]) for own in found.values())] for widths in found["area"]
-    ]
-    return table([["", *(f"`{preset}`" for preset in found)], *rows])
-
-
-@view
 def steering_span(preset: str) -> str:
     """The smallest and the largest steering error of a window of 7 pixels, over all windows and widths of blobs."""
     errors = [end for ends in guide_numbers()["blobs"][preset].values() for end in ends]

@@ -274,12 +274,6 @@ def quickstart_replaced(network: str, where: str = "outside") -> str:
 
 
 @view
-def quickstart_seconds(network: str, edition: str = "all") -> str:
-    """The seconds of one CPU core that a training takes."""
-    return f"{_kept(edition)['summary'][_name(network)]['cpu']:.0f}"
-
-
-@view
 def quickstart_correlation(edition: str = "all") -> str:
     """The rank correlation of the estimated size with the true size."""
     return f"{_kept(edition)['answered']['correlation']:.2f}"

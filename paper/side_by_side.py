@@ -7,7 +7,6 @@ cost. Each process is given one piece after the other through a pipe; when the p
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ import torch
 from scalesteer import files
 from scalesteer.app.estimate import in_words
 from scalesteer.app.memory import keep_memory
+from scalesteer.app.reading import usable
 
 MOST = 4  # processes: more hardly pay here, and each takes half a gigabyte
 TELL_EVERY_S = 0.5  # how often a process says how far it is
@@ -39,8 +39,7 @@ class Piece(Protocol):
 
 def cores() -> int:
     """How many processes suit this machine."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(usable, MOST)
+    return min(usable(), MOST)
 
 
 def do_all(pieces: Sequence[Piece], processes: int, unit: str = "step") -> Generator[tuple[int, Any]]:

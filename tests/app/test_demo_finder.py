@@ -10,14 +10,12 @@ from PIL import Image, ImageDraw
 from torch import nn
 
 import scalesteer
-from scalesteer import ScaleChannels, list_pretrained
+from scalesteer import ScaleChannels
 from scalesteer.app.demo import DemoModel, samples
 from scalesteer.app.demo.companions import FINDER
 from scalesteer.app.demo.finder import FRAME, Finder, at_usual_size, read, read_light
 from scalesteer.app.pictures import PictureError
 from tests.app.drawings import draw_seven, to_bytes
-
-SHIPPED = pytest.mark.skipif(FINDER not in list_pretrained(), reason="the network is not here")
 
 
 class Spots(nn.Module):
@@ -158,7 +156,6 @@ def test_a_picture_of_512_pixels_is_searched(spots):
     assert [one["row"] for one in spots.describe(read(to_bytes(image)))["objects"]] == [302.0]
 
 
-@SHIPPED
 def test_the_network_of_the_package_finds_digits_of_three_sizes():
     finder, digits = Finder(scalesteer.from_pretrained(FINDER)), samples.pixels("digits")
     picture = Image.new("L", (256, 256))
@@ -174,7 +171,6 @@ def test_the_network_of_the_package_finds_digits_of_three_sizes():
     assert sum(near) >= 3  # its card: 151 of 160 within a factor of 1.3
 
 
-@SHIPPED
 def test_the_network_of_the_package_tells_a_digit_from_noise_and_two_of_them():
     finder = Finder(scalesteer.from_pretrained(FINDER))
     judged = [finder.judge(to_bytes(Image.fromarray(one))) for one in samples.pixels("digits")]

@@ -119,7 +119,6 @@ def test_the_span_is_that_of_all_blobs(monkeypatch):
     errors = {"0.7 to 1": [0.067, 0.104], "1 to 2": [0.004, 0.08], "2 to 4": [0.099, 0.206]}
     monkeypatch.setattr(measures, "guide_numbers", lambda: {"blobs": {"area": errors}})
     assert measures.steering_span("area") == "0.4 to 21 %"
-    assert "| blobs of 0.7 to 1 pixels | 6.7 to 10 % |" in measures.guide_blobs()
 
 
 @pytest.mark.parametrize("widths", measures.BLOBS)

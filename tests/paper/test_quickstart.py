@@ -211,7 +211,6 @@ def test_the_pages_table_has_a_row_for_each_network_and_a_column_for_each_size(k
     assert quickstart.quickstart_error("ss-cnn", "inside", "") == f"{100 * own['inside']:.1f}"
     assert "120 MNIST digits" in lines[-1]
     assert quickstart.quickstart_correlation("") == f"{kept['answered']['correlation']:.2f}"
-    assert quickstart.quickstart_seconds("SS-CNN", "") == f"{own['cpu']:.0f}"
 
 
 def test_intervals_over_seeds_are_in_points(kept):

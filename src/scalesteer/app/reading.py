@@ -36,7 +36,12 @@ def read_all(sources: Sequence[Source], read: Callable[[Source], Result], worker
     yield from map(read, sources[done:])
 
 
+def usable() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def processors() -> int:
     """Processes to read with, 0 where this one does as well alone."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = usable()
     return min(WORKERS, count) if count > 1 else 0
