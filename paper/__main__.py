@@ -20,7 +20,7 @@ app = Commands(start=keep_memory)
 # Those of grids.EXPERIMENTS, in its order. Importing that takes torch and seconds; help comes at once.
 EXPERIMENTS = (
     "tuning", "1", "2", "3", "sizes", "published-forms", "ablations", "longer", "choices", "stir", "large-scale",
-    "rescaled-cifar10", "new-networks", "group", "group-short", "group-stir",
+    "rescaled-cifar10", "new-networks", "group", "group-stir",
 )  # fmt: skip
 NAMES = "{" + ",".join(EXPERIMENTS) + "}"
 Experiments = Annotated[tuple[str, ...], tyro.conf.arg(metavar=f"{NAMES}...")]
@@ -45,8 +45,8 @@ class Run:
     less training data on MNIST-scale-local-2. Of our own, tuning tries the settings to choose from on validation data,
     sizes both input sizes, ablations changes one thing at a time, choices combines changes to the filters, and longer
     trains table 2's methods for more epochs. stir, large-scale and rescaled-cifar10 test networks at sizes that were
-    not trained, with several seeds; new-networks has such networks on the paper's data, and group, group-short
-    and group-stir have networks that keep the axis of scales. Repeat the command after an interruption.
+    not trained, with several seeds; new-networks has such networks on the paper's data, and group and
+    group-stir have networks that keep the axis of scales. Repeat the command after an interruption.
 
     With --engine ray the folder --runs must be on a disk that all machines of the cluster share.
 

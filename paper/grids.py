@@ -388,7 +388,7 @@ EXPERIMENTS |= {
 
 # Group convolutions: SS-CNN's protocol on its data, and that of "stir" on STIR.
 
-GROUP, GROUP_FEATURES, GROUP_CHANNELS = "Group CNN", "Group CNN, largest features", "Group CNN in scale channels"
+GROUP, GROUP_CHANNELS = "Group CNN", "Group CNN in scale channels"
 _GROUP_MODELS = {
     GROUP: "group-cnn",
     f"{GROUP}, Hermite basis": forms.GROUP_HERMITE,
@@ -398,24 +398,13 @@ _GROUP_MODELS = {
 
 def _group_lines(enlarge: int) -> dict[str, Options]:
     """Lines of images that are enlarged by this factor, 1 or 2."""
-    first = 2 * (enlarge - 1)  # of the scale channels, in half octaves
-    lines: dict[str, Options] = {line: {"model": model} for line, model in _GROUP_MODELS.items()}
-    lines[GROUP_FEATURES] = {"model": "group-cnn", "readout": "features"}
-    for own in lines.values():
-        own |= {"channels": (2.0,)} if enlarge == 2 else {}
-    channels = half_octaves(first - 2, first + 2)
-    lines[GROUP_CHANNELS] = {"model": "group-cnn", "channels": channels[::2]}
-    # For a third of the time for each image, on a CPU, three times the epochs.
-    lines[f"{PLAIN}, as long"] = {"model": "pooled-cnn-large", "channels": channels, "epochs": 180}
+    larger: Options = {"channels": (2.0,)} if enlarge == 2 else {}
+    lines: dict[str, Options] = {line: {"model": model, **larger} for line, model in _GROUP_MODELS.items()}
     return lines | {"SS-CNN": {"model": "ss-cnn", "upsample": enlarge}}
 
 
-SHORT_EPOCHS = 4
-SHORT_SPLITS = {GROUP: FEW_SPLITS, GROUP_FEATURES: (0,), "SS-CNN": FEW_SPLITS}
-SHORT_SPLITS |= dict.fromkeys(list(_GROUP_MODELS)[1:], (0,))
 _OF_SCALE: Options = PROTOCOL | {name: OF_SS_CNN[name] for name in ("lr", "weight_decay")}
 _OF_STIR: Options = {name: value for name, value in ANY_SIZE.items() if name not in WITH_CHANNELS}
-_OF_STIR |= {"dataset": "stir-mnist", "train_sizes": PROTOCOLS["Mid2Rest"]}
 EXPERIMENTS |= {
     "group": Experiment(
         "Networks that keep the axis of scales on MNIST-Scale, splits 0 to 2, beside other bases and SS-CNN",
@@ -427,27 +416,15 @@ EXPERIMENTS |= {
             )
         ),
     ),
-    # Table 1's protocol but for a fifteenth of its epochs: what one core can do in an hour.
-    "group-short": Experiment(
-        f"Networks that keep the axis of scales on MNIST-Scale at 28 px, {SHORT_EPOCHS} epochs",
-        tuple(
-            row
-            for split in FEW_SPLITS
-            for row in _seeded(
-                {line: own for line, own in _group_lines(1).items() if split in SHORT_SPLITS.get(line, ())},
-                {"28 px": {**_OF_SCALE, "split": split, "epochs": SHORT_EPOCHS}},
-                lambda *_: 1,
-            )
-        ),
-    ),
     "group-stir": Experiment(
-        "Networks that keep the axis of scales on STIR's digits",
+        "Networks that keep the axis of scales on STIR's digits, beside scale channels alone",
         _seeded(
             {
-                GROUP: {"model": "group-cnn"},
-                GROUP_CHANNELS: {"model": "group-cnn", "channels": half_octaves(-4, 0)[::2]},
+                GROUP: {"model": "group-cnn", **_OF_STIR},
+                GROUP_CHANNELS: {"model": "group-cnn", **_OF_STIR, "channels": half_octaves(-4, 0)[::2]},
+                PLAIN: {"model": "pooled-cnn", **ANY_SIZE, "channels": CHANNELS_STIR},
             },
-            {"Mid2Rest": _OF_STIR},
+            {"Mid2Rest": {"dataset": "stir-mnist", "train_sizes": PROTOCOLS["Mid2Rest"]}},
             lambda *_: 3,
         ),
     ),

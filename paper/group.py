@@ -7,7 +7,6 @@ results/guide/group.json.
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from paper import RESULTS, cells, curves, recorded
-from paper.grids import GROUP, SHORT_EPOCHS, Cell
+from paper.grids import Cell
 from paper.markdown import table, view
 from scalesteer.app.device import commit
 from scalesteer.baselines import FittedBasis, HermiteBasis
@@ -171,34 +170,30 @@ def group_ratio() -> str:
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
-# Short trainings
+# Trained networks
 
 
-SHORT, PAPERS = "group-short", "SS-CNN"
-TIMED = {GROUP: "group-cnn", f"{GROUP}, Hermite basis": "Hermite basis", PAPERS: PAPERS}
-"""The contender whose rate says what a line's training costs; that of any other basis is as `group-cnn`."""
+PAPERS = "SS-CNN"
 
 
 @view
-def group_short(data: cells.Data) -> str:
-    """Errors after few epochs by split, of what has been trained, and the time of one core that a training takes."""
-    wheres = {line: Cell(SHORT, line, "28 px") for line in cells.lines(SHORT)}
-    found = {line: cells.values(data, where).dropna() for line, where in wheres.items()}
-    errors = {line: {int(split): e for (split, _), e in own.items()} for line, own in found.items() if len(own)}
-    splits = sorted({split for own in errors.values() for split in own})
-    rates, images = _rates()["28 px, reach 2"], 10_000 * SHORT_EPOCHS
+def group_trained(data: cells.Data, experiment: str, column: str, rival: str, measure: str = "test error") -> str:
+    """Errors of what has been trained, the interval of the difference to a rival, and the seconds of a training."""
+    other = Cell(experiment, rival, column, measure)
     rows = []
-    for line, own in errors.items():
-        each = (f"{own[split]:.2f}" if split in own else "" for split in splits)
-        change = "" if line == PAPERS else _change(cells.minus(data, wheres[line], wheres[PAPERS]))
-        rows.append((line, *each, change, f"{images / rates[TIMED.get(line, 'group-cnn')] / 60:.1f}"))
-    return table([("error in %", *(f"split {split}" for split in splits), f"minus {PAPERS}", "minutes"), *rows])
+    for line in cells.lines(experiment):
+        where = other._replace(line=line)
+        if cells.values(data, where).notna().any():
+            change = "" if line == rival else str(cells.minus(data, where, other))
+            seconds = cells.mean(cells.values(data, where._replace(measure="seconds")), ".0f")
+            rows.append((line, cells.show(data, where), change, seconds))
+    return table([("error in %", "mean", f"minus {rival}", "seconds"), *rows])
 
 
-def _change(found: cells.Interval) -> str:
-    """The mean of differences, with its 95 % interval where there are two or more."""
-    several = sum(not math.isnan(change) for change in found.changes) > 1
-    return cells.mean(found.changes, "+.2f") + (f" ({str(found).strip('*')})" if several else "")
+@view
+def group_interval(data: cells.Data, line: str) -> str:
+    """The 95 % interval of a line's error at 28 pixels minus SS-CNN's."""
+    return str(cells.minus(data, Cell("group", line, "28 px"), Cell("group", PAPERS, "28 px"))).strip("*")
 
 
 def plot_responding() -> Figure:

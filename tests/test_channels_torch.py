@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalesteer import ScaleChannels
+from scalesteer import ScaleChannels, fast
 from scalesteer.channels import JOINS
 from scalesteer.resize import resize
 from tests.test_channels import SCALES, Flat
@@ -123,6 +123,18 @@ def test_exports_maps_of_a_fixed_size_with_sizes():
 def test_one_channel_without_a_grid_cannot_be_exported():
     with pytest.raises(ValueError, match="need `grid` to be compiled or exported"):
         torch.export.export(ScaleChannels(nn.Conv2d(3, 2, 3), (2.0,)), (torch.rand(1, 3, 8, 8),), strict=False)
+
+
+def test_a_rehearsal_shows_each_channel_the_whole_batch_as_a_recorded_step_does():
+    seen, net = [], nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 3))
+    model = ScaleChannels(net, (0.5, 1.0), drop=0.5).train()
+    net.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    x = torch.rand(50, 1, 8, 8)
+    with fast.rehearsal():
+        model(x)
+    model(x)
+    assert seen[:2] == [50, 50]
+    assert max(seen[2:]) < 50
 
 
 # On a CUDA device

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from scalesteer import ScaleBlurPool2d, ScaleGroupConv2d, ScaleSteerableConv2d, fast, fold
+from scalesteer import ScaleBlurPool2d, ScaleGroupConv2d, ScaleSteerableConv2d, create_model, fast, fold
+from scalesteer.app.device import capture, warm_up
 from scalesteer.baselines import LocallyScaleInvariantConv2d, VectorFieldConv2d
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +69,16 @@ def test_deterministic_mode_gives_bitwise_equal_runs(backend, monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_step_of_a_group_network_can_be_captured_in_a_graph():
+    model = create_model("group-cnn", widths=(4, 6), kernel_size=7, subsample=(1,)).cuda()
+    x = torch.randn(4, 1, 28, 28, device="cuda")
+    warm_up(lambda: model(x).square().sum().backward())
+    model.eval()
+    graph, found = capture(lambda: model(x))
+    graph.replay()
+    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

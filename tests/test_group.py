@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -25,6 +26,7 @@ from scalesteer import (
 )
 from scalesteer.baselines import HermiteBasis
 from scalesteer.group import OCTAVE, FoldedScaleGroupConv2d, resize_scales
+from scalesteer.initialisation import sum_zero_mixing
 from scalesteer.testing import equivariance_error
 from tests import reference
 from tests.test_nn_torch import TORCH_WARNINGS
@@ -47,13 +49,43 @@ def test_signature_begins_with_that_of_conv2d_defaults_included():
 # Filters
 
 
+def steered_coefficients(layer):
+    """Coefficients of Eq. 3, of functions as they are: a layer learns those of balanced ones."""
+    (functions,) = layer._functions((1.0,))
+    functions = functions.reshape(-1, functions.shape[-1] ** 2)
+    gram = functions @ functions.T
+    squared = gram + 0.01 * np.linalg.norm(gram, 2) * np.eye(len(gram))
+    c = layer.coefficients.detach()
+    found = c.flatten(3) @ torch.from_numpy(np.linalg.inv(scipy.linalg.sqrtm(squared).real)).to(c)
+    return found.view_as(c)
+
+
+def test_half_of_all_combinations_of_functions_are_learned_as_fast_as_the_strongest():
+    layer = ScaleGroupConv2d(1, 1, **DOUBLE)
+    plain = layer._functions((1.0,))[0].reshape(32, -1)
+    balanced = layer.steered_basis[:, : plain.shape[1]].numpy()
+    gains = [np.linalg.svd(functions, compute_uv=False) for functions in (plain, balanced)]
+    assert np.median(gains[0]) < 0.15 * gains[0][0]
+    assert np.median(gains[1]) > 0.5 * gains[1][0]
+    assert np.linalg.matrix_rank(np.concatenate([plain, balanced])) == np.linalg.matrix_rank(plain)  # the same filters
+
+
+def test_a_balanced_layer_starts_with_filters_that_are_drawn_as_those_of_the_functions_themselves():
+    layer = ScaleGroupConv2d(100, 100)
+    c = steered_coefficients(layer).flatten(0, 2).flatten(1).double()
+    functions = [f.reshape(-1, *f.shape[-2:]) for f in layer._functions(layer.scales)]
+    mixing = torch.from_numpy(sum_zero_mixing(functions)) * (2 / 100) ** 0.5
+    expected = mixing.T @ mixing
+    assert (c.T @ c / len(c) - expected).norm() < 0.1 * expected.norm()
+
+
 POINTS = replace(LogRadialBasis.preset("smooth"), sampling="point", support="disc")
 
 
 @pytest.mark.parametrize("basis", [LogRadialBasis.preset("paper"), POINTS], ids=["paper", "points with a core"])
 def test_filters_are_the_dilated_continuous_function(basis):
     layer = ScaleGroupConv2d(2, 3, basis=basis, reach=2, **DOUBLE)
-    c = torch.view_as_complex(layer.coefficients.detach()).numpy()
+    c = torch.view_as_complex(steered_coefficients(layer)).numpy()
     turns = (0,) if basis.lobes == "single" else reference.TWO_LOBES
     for scale, weight in zip(OCTAVE, layer.filters(), strict=True):
         n = weight.shape[-1]
@@ -71,7 +103,7 @@ def test_filters_are_the_dilated_continuous_function(basis):
 
 def test_filters_of_averages_are_the_mean_of_the_dilated_continuous_function():
     layer = ScaleGroupConv2d(1, 2, scales=(1.0, 1.6), **DOUBLE)
-    basis, c = layer.basis, torch.view_as_complex(layer.coefficients.detach()[:, 0, 0]).numpy()
+    basis, c = layer.basis, torch.view_as_complex(steered_coefficients(layer)[:, 0, 0]).numpy()
 
     def dilated(x, y):
         parts = basis.orders, basis.orientations, basis.sigma, basis.beta, basis.m, (0,), basis.core
@@ -135,7 +167,7 @@ def test_with_all_scales_but_one_switched_off_it_is_a_steerable_convolution(back
     for i, scale in enumerate(OCTAVE[:3]):
         single = ScaleSteerableConv2d(3, 4, padding="same", scales=(scale,), backend=backend, **DOUBLE)
         with torch.no_grad():
-            single.coefficients.copy_(layer.coefficients[:, :, 2 - i])
+            single.coefficients.copy_(steered_coefficients(layer)[:, :, 2 - i])
         torch.testing.assert_close(found[:, :, i], single(x[:, :, 1]), rtol=0, atol=1e-12)
     assert found[:, :, 3].abs().max() < 1e-12
 
@@ -144,9 +176,9 @@ def test_an_image_is_taken_as_the_same_at_all_scales():
     layer = ScaleGroupConv2d(2, 3, padding="same", **DOUBLE)
     steerable = ScaleSteerableConv2d(2, 3, padding="same", scales=OCTAVE, reduce=None, **DOUBLE)
     with torch.no_grad():
-        steerable.coefficients.copy_(layer.coefficients[:, :, 0])
+        steerable.coefficients.copy_(steered_coefficients(layer)[:, :, 0])
     x = torch.randn(2, 2, 11, 12, **DOUBLE)
-    assert torch.equal(layer(x), steerable(x))
+    torch.testing.assert_close(layer(x), steerable(x), rtol=0, atol=1e-12)
     torch.testing.assert_close(layer(x.unsqueeze(2).expand(-1, -1, 4, -1, -1)), layer(x))
 
 

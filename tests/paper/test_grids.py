@@ -9,7 +9,7 @@ import pytest
 from paper import __main__ as commands
 from paper import cells, claims, grids, report
 from paper.claims import CLAIMS
-from paper.grids import CHOSEN, DATASETS, EXPERIMENTS, LEADING, METHODS, PAPER, PROTOCOLS
+from paper.grids import CHOSEN, DATASETS, EXPERIMENTS, LEADING, METHODS, PAPER, PLAIN, PROTOCOLS
 from scalesteer import models
 from scalesteer.app.loop import make_model
 from tests.paper.invented import result
@@ -33,9 +33,8 @@ def test_every_experiment_has_its_runs():
         "large-scale": 2 * 2 + 6,
         "rescaled-cifar10": 2 + 6 * 2,
         "new-networks": 2 * (2 * 6 + 4 * 3),
-        "group": 2 * 7 * 3,
-        "group-short": 2 * 3 + 3,
-        "group-stir": 2 * 3,
+        "group": 2 * 4 * 3,
+        "group-stir": 3 * 3,
     }
     assert {name for name, experiment in EXPERIMENTS.items() if experiment.distorted} == {"2", "longer"}
     assert [config.split for config in EXPERIMENTS["1"].runs] == sorted([*range(6)] * 10)
@@ -189,9 +188,9 @@ def test_group_networks_are_beside_the_runs_of_ss_cnn_and_of_one_protocol():
         assert ours <= known  # they are made already
         assert {config.upsample for config in ours} == {upsample}
         free = {"model": "plain-cnn", "upsample": 1, "channels": None, "readout": None}
-        chosen = [row.config for row in rows if row.column == column and "as long" not in row.line]
+        chosen = [row.config for row in rows if row.column == column]
         assert {str(replace(config, **free)) for config in chosen} == {str(replace(config, **free)) for config in ours}
-    short = {replace(row.config, epochs=60) for row in EXPERIMENTS["group-short"].rows}
-    assert short < {row.config for row in rows if row.column == "28 px"}
-    for row in rows + EXPERIMENTS["group-stir"].rows:
+    stir = EXPERIMENTS["group-stir"].rows
+    assert {row.config for row in stir if row.line == PLAIN} <= {row.config for row in EXPERIMENTS["stir"].rows}
+    for row in rows + stir:
         make_model(row.config.run.network, models.DATASETS[row.config.dataset])

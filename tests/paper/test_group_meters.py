@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paper import RESULTS, ROOT, group
-from paper.grids import EXPERIMENTS, SHORT_EPOCHS
+from paper.grids import EXPERIMENTS, GROUP
 from tests.paper.invented import result
 
 
@@ -75,27 +75,18 @@ def test_the_figure_is_of_recorded_numbers(kept):
     assert 0.8 < float(group.group_slope("`smooth`")) < 1.1
 
 
-def test_short_trainings_are_shown_by_split_beside_ss_cnn(load):
-    rows = EXPERIMENTS["group-short"].rows
-    errors = {group.GROUP: 0.03, group.PAPERS: 0.035, f"{group.GROUP}, Hermite basis": 0.04}
-    done = [row for row in rows if row.line in errors]
-    made = [result(row.config, errors[row.line] + row.config.split**2 / 1000) for row in done]
-
-    def shown(results):
-        text = group.group_short(load(results))
-        return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-
-    head, _, *lines = shown(made)
-    assert head == ["error in %", "split 0", "split 1", "split 2", "minus SS-CNN", "minutes"]
-    ours, hermite, papers = lines  # nobody has trained the fitted basis
-    assert ours[:-1] == [group.GROUP, "3.00", "3.10", "3.40", "-0.50 (-0.50 to -0.50)"]
-    assert hermite[:-1] == [f"{group.GROUP}, Hermite basis", "4.00", "", "", "+0.50"]
-    assert papers[:-1] == ["SS-CNN", "3.50", "3.60", "3.90", ""]
-    rate = json.loads((RESULTS / "bench" / "group.json").read_text())["images_per_second"]["28 px, reach 2"]["SS-CNN"]
-    assert papers[-1] == f"{10_000 * SHORT_EPOCHS / rate / 60:.1f}"
-    head, _, *lines = shown([one for one in made if one["config"]["split"] == 0])
-    assert head[:3] == ["error in %", "split 0", "minus SS-CNN"]
-    assert lines[0][:3] == [group.GROUP, "3.00", "-0.50"]
+def test_trainings_are_shown_beside_ss_cnn_where_there_are_any(load):
+    rows = [row for row in EXPERIMENTS["group"].rows if row.column == "28 px"]
+    errors = {GROUP: 0.03, group.PAPERS: 0.035}
+    data = load(
+        [result(row.config, errors[row.line] + row.config.split**2 / 1000) for row in rows if row.line in errors]
+    )
+    lines = group.group_trained(data, "group", "28 px", group.PAPERS).splitlines()
+    head, _, ours, papers = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert head == ["error in %", "mean", "minus SS-CNN", "seconds"]
+    assert ours[:3] == [GROUP, "3.17 ± 0.21", "**-0.50 to -0.50**"]
+    assert papers[:3] == ["SS-CNN", "3.67 ± 0.21", ""]
+    assert group.group_interval(data, GROUP) == "-0.50 to -0.50"
 
 
 def test_the_guides_examples_run():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import scalesteer
 from scalesteer import _checks
 from scalesteer.datasets import ImageSet
+from scalesteer.fast import rehearsal
 
 Output = TypeVar("Output")
 
@@ -90,10 +91,10 @@ def _restored(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.
 
 
 def warm_up(step: Callable[[], Any]) -> None:
-    """Run a step on a stream that is not the default one, as capturing asks for."""
+    """Run a step on a stream that is not the default one, as capturing asks for, with the shapes that it has then."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with rehearsal(), torch.cuda.stream(side):
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(side)

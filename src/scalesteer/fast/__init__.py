@@ -37,8 +37,9 @@ Which scale wins is in :mod:`maximum`, what is kept for the next call in :mod:`m
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -113,9 +114,23 @@ def being_traced() -> bool:
     return torch.compiler.is_compiling() or transformed()
 
 
+_rehearsing = threading.local()
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Work as while a CUDA graph is captured, so that all that may be chosen or made then is there before."""
+    _rehearsing.now = True
+    try:
+        yield
+    finally:
+        del _rehearsing.now
+
+
 def has_fixed_shapes(x: Tensor) -> bool:
     """Whether what is recorded now runs again with the same shapes."""
-    return being_traced() or being_captured(x.device) or not holds_numbers(x)
+    recorded = being_traced() or being_captured(x.device) or not holds_numbers(x)
+    return recorded or hasattr(_rehearsing, "now")
 
 
 def needs_plain_operations(x: Tensor, backend: str) -> bool:

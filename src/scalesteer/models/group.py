@@ -97,7 +97,10 @@ def group_resnet(
 
 
 MODELS: Models = {  # with the usual options
-    "group-cnn": (group_cnn, PooledPlan(widths=(32, 63, 95), hidden=1024, dropout=0.7, subsample=(1, 2))),
+    "group-cnn": (
+        group_cnn,
+        PooledPlan(widths=(32, 63, 95), hidden=1024, dropout=0.7, subsample=(1, 2), readout="features"),
+    ),
     "group-resnet": (group_resnet, PooledPlan(widths=(16, 32, 64), subsample=(1, 2), readout="mean")),
 }
 ABOUT = {
