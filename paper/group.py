@@ -1,12 +1,15 @@
 """Networks that keep the axis of scales: how far they are from equivariance, by basis, and which scale responds.
 
 ``python -m paper.group`` measures again what docs/evidence/group.md shows, some minutes on one core, and keeps it in
-results/guide/group.json.
+results/guide/group.json. With the directories of finished runs it measures their networks alone.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +19,12 @@ from torch import nn
 from paper import RESULTS, cells, curves, recorded
 from paper.grids import Cell
 from paper.markdown import table, view
+from scalesteer.app import load_model
 from scalesteer.app.device import commit
 from scalesteer.baselines import FittedBasis, HermiteBasis
 from scalesteer.files import write_atomically
 from scalesteer.group import Basis, ScaleBlurPool2d, ScaleGroupConv2d, ScaleMax
+from scalesteer.models import network_of
 from scalesteer.testing import equivariance_error, two_blobs
 
 if TYPE_CHECKING:
@@ -177,17 +182,38 @@ PAPERS = "SS-CNN"
 
 
 @view
-def group_trained(data: cells.Data, experiment: str, column: str, rival: str, measure: str = "test error") -> str:
-    """Errors of what has been trained, the interval of the difference to a rival, and the seconds of a training."""
-    other = Cell(experiment, rival, column, measure)
+def group_trained(data: cells.Data, *columns: str) -> str:
+    """Errors on MNIST-Scale of what has been trained, and the intervals of the differences to SS-CNN's."""
     rows = []
-    for line in cells.lines(experiment):
-        where = other._replace(line=line)
-        if cells.values(data, where).notna().any():
-            change = "" if line == rival else str(cells.minus(data, where, other))
-            seconds = cells.mean(cells.values(data, where._replace(measure="seconds")), ".0f")
-            rows.append((line, cells.show(data, where), change, seconds))
-    return table([("error in %", "mean", f"minus {rival}", "seconds"), *rows])
+    for line in cells.lines("group"):
+        row = [line]
+        for column in columns:
+            where, papers = (Cell("group", name, column) for name in (line, PAPERS))
+            known = cells.values(data, where).notna().any()
+            row += [
+                cells.show(data, where),
+                "" if line == PAPERS or not known else str(cells.minus(data, where, papers)),
+            ]
+        rows.append(row)
+    heads = (head for column in columns for head in (column, f"minus {PAPERS}"))
+    return table([("error in %", *heads), *rows])
+
+
+@view
+def group_stir(data: cells.Data) -> str:
+    """Errors on STIR's digits by line, inside and outside the sizes of training."""
+    rows = [
+        (line, *(cells.show(data, Cell("group-stir", line, "Mid2Rest", measure)) for measure in ("inside", "outside")))
+        for line in cells.lines("group-stir")
+    ]
+    return table([("error in %", "trained sizes", "other sizes"), *rows])
+
+
+@view
+def group_after_training(model: str) -> str:
+    """The errors behind each layer of a trained network in %."""
+    *first, last = (f"{100 * error:.0f}" for error in group_numbers()["trained"]["errors"][model])
+    return f"{', '.join(first)} and {last}"
 
 
 @view
@@ -214,11 +240,28 @@ def plots() -> dict[str, Figure]:
     return {"figures/group.png": plot_responding()}
 
 
-def main() -> None:
+def trained_errors(net: Any) -> list[float]:
+    """The error behind each ReLU of a trained network, at the scales that miss no neighbour."""
+    ends = [i for i, layer in enumerate(net.features, 1) if isinstance(layer, nn.ReLU)]
+    parts = (net.features[:end] for end in ends)
+    options: Any = {"channels": 1, "steps": 1, "ends": 1, "size": 97, "images": 8}
+    return [round(equivariance_error(part, STEPS["∛2"], **options), 4) for part in parts]
+
+
+def main(directories: Sequence[str]) -> None:
     """Measure again and keep what was found."""
     torch.set_num_threads(1)
-    write_atomically(RESULTS / "guide" / "group.json", (json.dumps(measure(), indent=1) + "\n").encode())
+    path = RESULTS / "guide" / "group.json"
+    kept = {name: told for name, told in group_numbers().items() if name == "trained"} if path.exists() else {}
+    if directories:
+        networks = [network_of(load_model(Path(name))) for name in directories]
+        errors = {str(net.arguments["name"]): trained_errors(net) for net in networks}
+        about = {"command": "python -m paper.group RUN...", "commit": commit(), "torch": torch.__version__}
+        found = {**group_numbers(), "trained": {**about, "errors": errors}}
+    else:
+        found = measure() | kept
+    write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
