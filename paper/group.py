@@ -217,9 +217,9 @@ def group_after_training(model: str) -> str:
 
 
 @view
-def group_interval(data: cells.Data, line: str) -> str:
-    """The 95 % interval of a line's error at 28 pixels minus SS-CNN's."""
-    return str(cells.minus(data, Cell("group", line, "28 px"), Cell("group", PAPERS, "28 px"))).strip("*")
+def group_interval(data: cells.Data, line: str, column: str) -> str:
+    """The 95 % interval of a line's error minus SS-CNN's."""
+    return str(cells.minus(data, Cell("group", line, column), Cell("group", PAPERS, column))).strip("*")
 
 
 def plot_responding() -> Figure:

@@ -81,12 +81,19 @@ def test_trainings_are_shown_beside_ss_cnn_where_there_are_any(load):
     data = load(
         [result(row.config, errors[row.line] + row.config.split**2 / 1000) for row in rows if row.line in errors]
     )
-    lines = group.group_trained(data, "group", "28 px", group.PAPERS).splitlines()
-    head, _, ours, papers = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    assert head == ["error in %", "mean", "minus SS-CNN", "seconds"]
-    assert ours[:3] == [GROUP, "3.17 ± 0.21", "**-0.50 to -0.50**"]
-    assert papers[:3] == ["SS-CNN", "3.67 ± 0.21", ""]
-    assert group.group_interval(data, GROUP) == "-0.50 to -0.50"
+    lines = group.group_trained(data, "28 px").splitlines()
+    head, _, ours, hermite, _, papers = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert head == ["error in %", "28 px", "minus SS-CNN"]
+    assert ours == [GROUP, "3.17 ± 0.21", "**-0.50 to -0.50**"]
+    assert hermite == [f"{GROUP}, Hermite basis", "–", ""]
+    assert papers == ["SS-CNN", "3.67 ± 0.21", ""]
+    assert group.group_interval(data, GROUP, "28 px") == "-0.50 to -0.50"
+
+
+def test_trainings_on_stir_are_shown_inside_and_outside_the_sizes_of_training(load):
+    rows = EXPERIMENTS["group-stir"].rows
+    data = load([result(row.config, 0.02) for row in rows])
+    assert group.group_stir(data).count("\n") == len({row.line for row in rows}) + 1
 
 
 def test_the_guides_examples_run():
