@@ -183,6 +183,17 @@ def test_a_fit_that_costs_more_than_half_a_point_at_the_known_size_is_not_used(m
     assert choose(looks, "logsumexp").error[1] < 0.05
 
 
+def test_a_fit_that_helps_at_the_known_size_is_used_though_the_network_alone_is_better_there(monkeypatch):
+    labels = torch.arange(60) % 3
+    x = ((labels + 1.0) / 4).view(-1, 1, 1, 1).expand(60, 1, 24, 24)
+    monkeypatch.setattr("scalesteer.fitting.ROOM", -0.1)  # nothing is so good
+    found = fit_join(ScaleChannels(Misled(False), (0.5, 1.0)), x, labels, (1.0,))
+    assert found.about.startswith("fitted: better than the plain join, but at size 1 not as good as the network alone")
+    assert found.known_error == (1.0, 0.0)
+    again = fit_join(ScaleChannels(Misled(True), (0.5, 1.0)), x, labels, (1.0,))  # the plain join makes no error either
+    assert again.about.startswith("not fitted: at size 1")
+
+
 # The size
 
 

@@ -24,7 +24,15 @@ from scalesteer.nn import evaluation_mode
 from scalesteer.resize import border_colour, canvas_size, resize
 
 ROOM = 0.005  # what a fitted join may cost at the known size beside the network alone: half a point
-KNOWN_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)  # of the loss, for the known size alone; the rest is for all sizes alike
+KNOWN_SHARES = (
+    0.0,
+    0.2,
+    0.4,
+    0.6,
+    0.8,
+    0.9,
+    0.95,
+)  # of the loss, for the known size alone; the rest is for all sizes alike
 RIDGE = 1e-3  # holds numbers that the pictures leave open near those of the plain join
 STEEPEST = 3.0  # correction of estimated sizes, as a power: those that hardly differ tell nothing
 FEWEST = 20  # pictures to fit with
@@ -84,7 +92,8 @@ def fit_join(model: ScaleChannels, images: Tensor, labels: Tensor, sizes: Sequen
 
     The numbers are used only if they pass a test: fitted on one half of the pictures, on the other half they lower the
     loss, do not raise the mean error over all sizes, and have at size 1 at most half a point more error than the
-    network alone. If no fit does, the plain join stays, and the result says so.
+    network alone. If no fit does, the one with the least error at size 1 is used if that is below the plain join's;
+    otherwise the plain join stays. The result says so.
 
     Args:
         model: Trained; it returns logits.
@@ -208,13 +217,18 @@ def choose(looks: Looks, kind: str) -> JoinFit:
     tested = [(_test(looks, kind, fit), fit) for fit in fits]
     better = [one for one in tested if one[0].loss < plain.loss and one[0].error <= plain.error]
     passed = [one for one in better if one[0].known_error <= alone + ROOM]
-    found, fit = min(passed, key=lambda one: one[0].loss, default=(plain, _no_fit))
+    nearest = min(better, key=lambda one: (one[0].known_error, one[0].loss), default=(plain, _no_fit))
+    if nearest[0].known_error >= plain.known_error:
+        nearest = plain, _no_fit
+    found, fit = min(passed, key=lambda one: one[0].loss, default=nearest)
     calibration = fit(looks)
     sized = _test(looks, kind, lambda part: _with_size(part, kind, fit(part)))
     if sized.size_error < found.size_error:
         found, calibration = sized, _with_size(looks, kind, calibration)
     if passed:
         about = "fitted: a temperature and a bias for each channel"
+    elif fit is not _no_fit:
+        about = "fitted: better than the plain join, but at size 1 not as good as the network alone"
     elif better:
         about = f"not fitted: at size 1 it would have more than {100 * ROOM:g} points more error than the network alone"
     else:
