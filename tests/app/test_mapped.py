@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from scalesteer.app import cli, folder, load_model, loop, mapped, train
+from scalesteer.app.evaluation import answer
 from scalesteer.app.folder import FolderSpec, load_folder
 from scalesteer.app.given import pack
 from scalesteer.app.mapped import PixelFile, Stack, map_images, memory_limit
@@ -66,7 +67,7 @@ def test_pictures_take_at_most_half_of_the_memory(tmp_path, monkeypatch, most, m
     unit = 1 if container[:1].isdigit() else 1000
     monkeypatch.setattr(mapped, "MOST_BYTES", most * 1000)
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 10, "SC_PHYS_PAGES": machine * 100}[name])
-    monkeypatch.setattr(mapped, "_CONTAINER", tmp_path / "memory.max")
+    monkeypatch.setattr(mapped, "_CONTAINER", (tmp_path / "none", tmp_path / "memory.max"))
     if container:
         (tmp_path / "memory.max").write_text(container)
     assert memory_limit() == limit * unit
@@ -89,6 +90,18 @@ def test_a_file_larger_than_all_memory_is_mapped_and_reading_it_takes_none(tmp_p
     images_set = ImageSet(images[:64], torch.zeros(64), torch.ones(64), mapped=mapping)
     assert images_set.mean == 0
     assert own_memory() - before < 48 << 20  # 64 MiB of pixels would be 512 MiB of numbers
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux")
+def test_memory_does_not_grow_with_the_images_that_a_network_looks_at(tmp_path):
+    with open(tmp_path / "sparse", "w+b") as file:
+        file.truncate(300 * 3 * 400 * 400)
+        images, mapping = map_images(file, (300, 3, 400, 400))
+    several = ImageSet(images, torch.zeros(300, dtype=torch.int64), torch.ones(300), mapped=mapping)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 8, stride=8), torch.nn.AvgPool2d(50), torch.nn.Flatten())
+    before = own_memory()
+    answer(network, several)
+    assert own_memory() - before < 100 << 20  # all images as numbers: 550 MiB
 
 
 def test_a_mapping_of_more_than_a_file_has_is_an_error_not_a_crash(tmp_path):

@@ -24,7 +24,8 @@ from scalesteer import files
 from scalesteer.files import DataError
 
 MOST_BYTES = 8 << 30  # of all packed pictures of a run in memory
-_CONTAINER = Path("/sys/fs/cgroup/memory.max")  # where a container says how much memory it may use
+# Where containers say how much memory they may use.
+_CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def memory_limit() -> int:
@@ -33,8 +34,9 @@ def memory_limit() -> int:
     found = [2 * MOST_BYTES]
     with suppress(AttributeError, OSError, ValueError):  # another system
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with suppress(OSError, ValueError):  # no container, or one without a limit
-        found.append(int(_CONTAINER.read_text()))
+    for path in _CONTAINER:
+        with suppress(OSError, ValueError):  # no container, or one without a limit
+            found.append(int(path.read_text()))
     return min(size for size in found if size > 0) // 2
 
 
