@@ -130,6 +130,9 @@ def test_a_file_proves_what_it_holds(tmp_path):
         place.path.write_bytes(damaged)
         assert place.holds(0, told) == (damaged != b"")
         assert not place.holds(5, more)
+    _, black = place.keep(0, torch.zeros_like(first), {})
+    os.truncate(place.path, 100)
+    assert not place.holds(0, black)
     place.path.unlink()
     assert not place.holds(0, told)
     _, nothing = place.keep(0, first[:0], {})
@@ -151,8 +154,8 @@ def test_what_was_mapped_stays_when_the_file_is_written_again_or_removed(tmp_pat
 def test_a_stack_gives_what_was_added_and_leaves_no_file(own_cache, on_disk):
     images = image_bytes(7)
     stack = Stack(7, SHAPE, on_disk)
-    for image in images.flip(-1):
-        stack.add(image.flip(-1))
+    for image in images.mT.contiguous():
+        stack.add(image.mT)
     found, mapping = stack.images()
     assert torch.equal(found, images)
     assert (mapping is not None) == on_disk
@@ -261,6 +264,9 @@ def test_a_cache_without_room_is_told_before_anything_is_read(photos, small_memo
     load_folder(photos, "train", workers=0)  # it is there
     with pytest.raises(DataError, match=f"take {12 * size} bytes on disk"):
         load_folder(photos, "test", workers=0)
+    next((own_cache / "folders").glob("train-*.pixels")).unlink()
+    with pytest.raises(DataError, match=f"take {26 * size} bytes on disk"):  # for validation they are there
+        load_folder(photos, "train", workers=0)
 
 
 def test_pictures_that_change_while_they_are_read_are_an_error_and_kept_nowhere(photos, small_memory, monkeypatch):

@@ -93,14 +93,14 @@ class PixelFile:
         return self.path.with_name(f"{self.path.stem}-{row}.safetensors")
 
     def keep(self, at: int, images: Tensor, about: dict[str, Any]) -> files.Content:
-        """Write a block of pictures behind the first `at`. The record of it, whose name is free until it is on disk."""
+        """Write a block of pictures behind the first `at`; returns its record, to be kept once that is done."""
         # Never shortened: another process may have mapped it.
         with open(self.path, "wb", opener=lambda path, _: os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)) as file:
             file.seek(at * math.prod(self.shape))
             file.write(images.numpy().data)
             file.flush()
             os.fsync(file.fileno())
-        return {}, {**about, "at": at, "count": len(images), "images": files.tensor_digest(images)}
+        return {}, {**about, "count": len(images), "images": files.tensor_digest(images)}
 
     def holds(self, at: int, about: dict[str, Any]) -> bool:
         """Whether the file has a recorded block behind the first `at` pictures."""
@@ -108,7 +108,7 @@ class PixelFile:
         size, content = math.prod(self.shape), bytearray(math.prod(self.shape) * about["count"])
         with suppress(OSError), open(self.path, "rb") as file:
             file.seek(at * size)
-            if about["at"] == at and file.readinto(content) == len(content):
+            if file.readinto(content) == len(content):
                 images = torch.frombuffer(content or bytearray(1), dtype=torch.uint8)[: len(content)]
                 return files.tensor_digest(images.view(-1, *self.shape)) == str(about["images"])
         return False
