@@ -44,7 +44,7 @@ LIBRARY = (
 )
 DATASETS = ({"datasets"},)
 APP = (
-    {"app.settings", "app.stacks", "app.memory", "app.lists"},
+    {"app.settings", "app.stacks", "app.memory", "app.lists", "app.mapped"},
     {"app.levels", "app.reading"},
     {"app.pictures"},
     {"app.data", "app.drawings", "app.folder"},

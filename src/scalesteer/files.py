@@ -274,23 +274,29 @@ def cached(path: Path, prefix: str, is_sound: Callable[[dict[str, Any]], bool], 
     with suppress(FileNotFoundError, DataError):
         return load()
     lock = path.with_name(f".{path.name}.lock")
-    try:
+    with told_of_the_cache(path.parent), ExitStack() as held:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            try:
-                held.enter_context(locked(lock))
-            except LockedError:
-                log.warning("waiting for another process that is making %s", path.name)
-                held.enter_context(locked(lock, LOCK_WAIT_S))
-            for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-                leftover.unlink(missing_ok=True)
-            try:
-                with suppress(FileNotFoundError):
-                    return load()  # by now made by another process
-            except DataError as error:
-                log.warning("%s It is made again.", error)
-            write_atomically(path, encode(*make()))
-            return load()
+        try:
+            held.enter_context(locked(lock))
+        except LockedError:
+            log.warning("waiting for another process that is making %s", path.name)
+            held.enter_context(locked(lock, LOCK_WAIT_S))
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            leftover.unlink(missing_ok=True)
+        try:
+            with suppress(FileNotFoundError):
+                return load()  # by now made by another process
+        except DataError as error:
+            log.warning("%s It is made again.", error)
+        write_atomically(path, encode(*make()))
+        return load()
+
+
+@contextmanager
+def told_of_the_cache(folder: Path) -> Iterator[None]:
+    """What cannot be written to a folder of the cache is a DataError, which says what to do."""
+    try:
+        yield
     except OSError as error:
         hint = "set SCALESTEER_CACHE to a directory with room that you can write to"
-        raise DataError(f"cannot write to the cache at {path.parent} ({error.strerror or error}): {hint}.") from error
+        raise DataError(f"cannot write to the cache at {folder} ({error.strerror or error}): {hint}.") from error

@@ -163,6 +163,21 @@ def slow_training(cache, place, *arguments):
     training(cache, place, *arguments)
 
 
+def training_from_disk(_, place, cache, config, directory, notes):
+    """The same, with pictures that are too many for memory; note the names of the files that are mapped."""
+    from scalesteer.app import mapped
+
+    mapped.MOST_BYTES, show = 1000, mapped.PixelFile.images
+
+    def noting(place_of_pictures, count):
+        with Path(notes, f"mapped-{place[0]}").open("a") as noted:
+            print(place_of_pictures.path, count, file=noted)
+        return show(place_of_pictures, count)
+
+    mapped.PixelFile.images = noting
+    training(str(cache), place, config, directory, notes)
+
+
 def leaving(*place):
     """The first process leaves with a message on the way that the others do not answer."""
     enter("", place)

@@ -18,6 +18,7 @@ from scalesteer.app import cli, load, load_model, make_run, pick_device, train
 from scalesteer.app.distributed import ALONE, joined, started
 from scalesteer.models import list_models
 from tests.app import ranks
+from tests.app.test_folder import make as make_folder
 from tests.conftest import TINY
 from tests.runs import changed
 
@@ -275,6 +276,21 @@ def test_only_the_first_process_describes_own_pictures(together, cache, tmp_path
     assert (tmp_path / "log-1").read_text() == ""
     said = (tmp_path / "log-0").read_text()
     assert said.count("2 classes; pictures: ") == said.count("notes.txt") == said.count("try a smaller batch size") == 1
+
+
+def test_two_processes_read_pictures_from_one_file(together, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALESTEER_CACHE", str(tmp_path / "cache"))
+    root = make_folder(tmp_path / "photos", parts=("train", "val", "test"), count=20)
+    own = {"image_size": (16, 16), "model": "pooled-cnn", "widths": (2, 2), "kernel_size": 3, "dropout": 0.0}
+    config = make_run(images=str(root), epochs=2, batch_size=10, lr=1e-4, resize=(1.0, 1.0), channels=(), **own)
+    (tmp_path / "notes").mkdir()
+    begun = together(ranks.training_from_disk, tmp_path / "cache", config, tmp_path / "two", tmp_path / "notes")
+    assert ended(begun) == [0, 0]
+    assert (tmp_path / "notes" / "mapped-0").read_text() == (tmp_path / "notes" / "mapped-1").read_text() != ""
+    assert len(list((tmp_path / "cache" / "folders").glob("train-*.pixels"))) == 1
+    one, two = train(config, tmp_path / "one", device="cpu"), json.loads((tmp_path / "two" / "result.json").read_text())
+    assert two["environment"]["data"] == one["environment"]["data"]
+    assert [entry["loss"] for entry in two["history"]] == pytest.approx([e["loss"] for e in one["history"]], rel=1e-4)
 
 
 def test_process_with_other_images_is_refused(together, cache, tiny, tmp_path):

@@ -459,17 +459,6 @@ def test_a_folder_without_two_classes_says_what_is_needed(tmp_path):
         scan_folder(FolderSpec(str(tmp_path)))
 
 
-def test_more_than_memory_may_hold_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    make(tmp_path, count=3)
-    monkeypatch.setattr(module, "MOST_BYTES", 6 * 3 * 64 * 64)
-    load(FolderSpec(str(tmp_path), (64, 64)), "train")
-    with pytest.raises(
-        DataError, match=r"6 pictures of 64 x 65 take .* choose a smaller `image_size`, `grey` or fewer"
-    ):
-        load(FolderSpec(str(tmp_path), (64, 65)), "train")
-    load(FolderSpec(str(tmp_path), (64, 65), grey=True), "train")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,8 +1,10 @@
+import mmap
+
 import numpy as np
 import pytest
 import torch
 
-from scalesteer.datasets import ImageSet, SplitSpec, distort, load_part, load_split
+from scalesteer.datasets import ImageSet, SplitSpec, distort, load_part, load_split, tensors
 
 SMALL = {"sizes": (130, 10, 20)}
 
@@ -90,6 +92,59 @@ def test_moving_takes_every_tensor_along(numbered):
     assert {moved.images.device.type, moved.labels.device.type, moved.scales.device.type} == {"meta"}
     assert moved.device.type == "meta"
     assert numbered.device.type == "cpu"
+
+
+class Asked:
+    """In place of a mapping: what the system is asked to read."""
+
+    def __init__(self):
+        self.spans = []
+
+    def madvise(self, how, start, length):
+        assert (how, start % mmap.PAGESIZE) == (mmap.MADV_WILLNEED, 0)
+        self.spans.append(range(start, start + length))
+
+
+@pytest.fixture
+def on_disk():
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (40, 3, 50, 60), dtype=np.uint8))
+    return ImageSet(images, torch.arange(40), torch.ones(40), mapped=Asked())
+
+
+def test_images_of_a_file_stay_where_they_are_and_batches_are_moved(on_disk):
+    moved = on_disk.to("meta")
+    assert {tensor.device.type for tensor in (moved.labels, moved.scales, *moved.take(torch.arange(3)))} == {"meta"}
+    assert moved.device.type == "meta"
+    assert moved.images is on_disk.images
+    assert moved.first(7).images.device.type == moved.order(torch.Generator()).device.type == "cpu"
+    assert next(moved.batches(8, std=(0.1, 0.2, 0.3)))[0].shape == (8, 3, 50, 60)
+
+
+def test_of_a_file_what_a_batch_needs_is_asked_for_and_nothing_else(on_disk):
+    rows = torch.tensor([39, 0, 7, -2])
+    x, labels = on_disk.take(rows)
+    assert torch.equal(x, on_disk.images[rows].float() / 255)
+    assert labels.tolist() == [39, 0, 7, 38]
+    size = 3 * 50 * 60
+    for span, row in zip(on_disk.mapped.spans, labels.tolist(), strict=True):
+        assert span.start <= row * size < span.start + mmap.PAGESIZE
+        assert span.stop == (row + 1) * size
+
+
+def test_images_of_a_file_are_not_deformed_in_memory():
+    images = ImageSet(torch.zeros(2, 4, 4, dtype=torch.uint8), torch.zeros(2), torch.ones(2), mapped=Asked())
+    with pytest.raises(ValueError, match=r"read from disk cannot be deformed \(got 2\)"):
+        images.distorted(1.0)
+
+
+def test_pixels_are_counted_some_at_a_time_with_the_same_result(on_disk, monkeypatch):
+    mean, std = on_disk.mean, on_disk.std
+    counted, bincount = [], torch.bincount
+    monkeypatch.setattr(tensors, "_COUNTED_BYTES", 4 * 3 * 50 * 60)
+    monkeypatch.setattr(torch, "bincount", lambda x, **more: counted.append(len(x)) or bincount(x, **more))
+    again = ImageSet(on_disk.images, on_disk.labels, on_disk.scales)
+    assert (again.mean, again.std) == (mean, std)
+    assert counted == [4 * 50 * 60] * 3 * 10  # once, for both
 
 
 @pytest.mark.gpu

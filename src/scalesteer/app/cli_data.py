@@ -151,9 +151,9 @@ def _report(prefix: str | None) -> list[str]:
 
     folder, damaged = files.cache_dir(), []
     print(folder)
-    for path in sorted(folder.glob("*/[!.]*.safetensors")):
+    for path in sorted([*folder.glob("*/[!.]*.safetensors"), *folder.glob("*/[!.]*.pixels")]):
         try:
-            digest = cached_digest(path, prefix)
+            digest = f"{'checked in use':<64}" if path.suffix == ".pixels" else cached_digest(path, prefix)
         except files.DataError:
             digest = "damaged"
             damaged.append(path.name)

@@ -53,23 +53,26 @@ def answer(
     """
     model.eval()
     channels, loss, binned = isinstance(model, ScaleChannels), 0.0, False
-    said, true, true_sizes = list[tuple[Tensor, Tensor, Tensor]](), list[Tensor](), list[Tensor]()
+    said, true, true_sizes = list[list[Tensor]](), list[Tensor](), list[Tensor]()
     classes: tuple[str, ...] = ()
     for part in (images,) if isinstance(images, ImageSet) else images:
         half = torch.autocast(part.device.type, torch.bfloat16, enabled=precision == "bf16")
-        total = torch.zeros((), dtype=torch.float64, device=part.device)
+        total, start = torch.zeros((), dtype=torch.float64, device=part.device), 0
+        # Made once: small tensors that stay, between large ones that do not, would let memory grow with every batch.
+        kinds = torch.int64, torch.float32, torch.float32
+        said.append([torch.zeros(len(part), dtype=kind, device=part.device) for kind in kinds])
         for i, (x, labels) in enumerate(part.batches(evaluation_batch(model, part))):
+            rows = slice(start, start := start + len(x))
             if i % processes.count == 0:
                 between_batches()
-            nothing = torch.zeros(len(x), device=x.device)
-            if i % processes.count != processes.rank:  # another one's: it adds what is zero here
-                said.append((torch.zeros_like(labels), nothing, nothing))
+            if i % processes.count != processes.rank:  # another one's: to what it says, what is zero here is added
                 continue
             with arithmetic(precision), half:
-                found, size = model(x, return_scales=True) if channels else (model(x), nothing)
+                found, size = model(x, return_scales=True) if channels else (model(x), said[-1][2][rows])
             logits = found.float()
             total += F.cross_entropy(logits, labels, reduction="sum").double()
-            said.append((logits.argmax(1), logits.softmax(1).amax(1), size))
+            said[-1][0][rows], said[-1][1][rows] = logits.argmax(1), logits.softmax(1).amax(1)
+            said[-1][2][rows] = size
         loss += float(processes.total(total))
         true.append(part.labels.cpu())
         true_sizes.append(part.sizes.cpu())

@@ -25,8 +25,10 @@ import torch
 
 from scalesteer import files
 from scalesteer._checks import boolean, choice, pair, planes, positive
+from scalesteer.app import mapped
 from scalesteer.app.levels import check_levels
 from scalesteer.app.lists import MOST_NAMED, PART_NAMES, Found, name_some, read_list, to_sentences
+from scalesteer.app.mapped import PixelFile
 from scalesteer.app.pictures import SUFFIXES, PictureError, find_factor, read_picture, walk
 from scalesteer.app.reading import processors, read_all
 from scalesteer.datasets.scale import PARTS
@@ -36,7 +38,6 @@ from scalesteer.files import DataError, log
 from scalesteer.models.network import FITS, LONGEST_NAME, Task
 
 SHARE = 0.15  # of the pictures, for validation and as many for testing, where they have no folder of their own
-MOST_BYTES = 8 << 30  # of all packed pictures
 MOST_CLASSES = 10_000
 FEW_PICTURES = 200  # whose headers say by how much pictures are resized
 RECIPE = 2  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
@@ -153,6 +154,10 @@ class Folder(NamedTuple):
         known = [factor for factor in found if factor is not None]
         return float(np.median(known)) if known else None
 
+    def of(self, part: str | None) -> list[Picture]:
+        """The pictures of a part; None: of all."""
+        return [picture for picture in self.pictures if part in (picture.part, None)]
+
     def load(self, part: str) -> list[ImageSet]:
         """The pictures of "train", "val" or "test"."""
         return [load_folder(self, part, classes=self.known or None)]
@@ -178,6 +183,7 @@ def load_folder(
 ) -> ImageSet:
     """One part of your own pictures as tensors; read on first use, later taken from the cache.
 
+    Where all pictures take more than :func:`.mapped.memory_limit`, they stay in the cache, and are read there in use.
     A picture that cannot be read is named and left out. What was left out of the folder is said with the training part,
     or with all. `scales` are the sizes that a list gives, otherwise ones. `about` has the names of the `classes`, the
     `counts` of all parts, the parts that were `drawn`, how many pictures were `broken`, and the images' `digest`.
@@ -191,8 +197,8 @@ def load_folder(
 
     Raises:
         DataError: There is no such folder, it has fewer than two classes or some that are not in `classes`, a class is
-            left without training pictures, a part without any, or they would take more than 8 GiB of memory; or a
-            picture was changed or removed after the scan.
+            left without training pictures, a part without any, or the cache has no room for them; or a picture was
+            changed or removed after the scan.
     """
     if part is not None:
         choice("part", part, PARTS)
@@ -210,15 +216,21 @@ def load_folder(
         counts = ", ".join(f"{count:,} for {name}" for name, count in folder.counts().items())
         how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
         log.info("%s: %d classes; pictures: %s%s", spec.images, len(folder.classes), counts, how)
-    chosen = [picture for picture in folder.pictures if part in (picture.part, None)]
-    images, broken, digests = torch.empty((len(chosen), *spec.shape), dtype=torch.uint8), dict[int, str](), list[str]()
-    count, step = 0, max(1, _BLOCK_BYTES // images[:1].numel()) if chosen else 1
+    chosen, place = folder.of(part), None
+    if mapped.is_large(len(folder.pictures), spec.shape):
+        place = _open_file(folder, part)
+        if part in ("train", None):
+            log.info("%s: %s.", spec.images, mapped.describe(len(folder.pictures), spec.shape))
+    images = torch.empty((0 if place else len(chosen), *spec.shape), dtype=torch.uint8)
+    broken, digests, count, step = dict[int, str](), list[str](), 0, max(1, _BLOCK_BYTES // math.prod(spec.shape))
     for start in range(0, len(chosen), step):
-        tensors, meta = _load_block(spec, part or "all", chosen, range(start, min(start + step, len(chosen))), workers)
-        images[count : count + len(tensors["images"])] = tensors["images"]
-        count += len(tensors["images"])
+        rows = range(start, min(start + step, len(chosen)))
+        tensors, meta = _load_block(spec, part or "all", chosen, rows, workers, place, count)
+        if place is None:
+            images[count : count + len(tensors["images"])] = tensors["images"]
         broken |= {start + int(row): reason for row, reason in meta["about"]["broken"].items()}
-        digests.append(meta["digest"])
+        count = start + len(rows) - len(broken)
+        digests.append(files.combined_digest({"images": meta["about"]["images"]}) if place else meta["digest"])
     for reason in list(broken.values())[:MOST_NAMED]:
         log.warning("%s", reason)
     if broken:
@@ -231,7 +243,8 @@ def load_folder(
              "classes": list(names), "counts": folder.counts(), "drawn": list(folder.drawn), "broken": len(broken),
              "part": part, "digest": files.combined_digest([digests, files.tensor_digest(labels)])}  # fmt: skip
     sizes, paths = torch.tensor([picture.size for picture in kept]), tuple(picture.path for picture in kept)
-    return ImageSet(images[:count], labels, sizes, about, paths)
+    packed, mapping = place.images(count) if place else (images[:count], None)
+    return ImageSet(packed, labels, sizes, about, paths, mapping)
 
 
 # What is there
@@ -275,12 +288,6 @@ def scan_folder(spec: FolderSpec, known_classes: bool = False) -> Folder:
         raise DataError(f"`images` {spec.images} has {what}, and {need}: {layout}. {' '.join(notes)}".strip())
     if len(classes) > MOST_CLASSES:
         raise DataError(f"`images` {spec.images} has {len(classes):,} classes, and the limit is {MOST_CLASSES:,}.")
-    if (total := len(pictures) * math.prod(spec.shape)) > MOST_BYTES:
-        (height, width), grey = spec.image_size, "" if spec.grey else ", `grey`"
-        raise DataError(
-            f"{len(pictures):,} pictures of {height} x {width} take {total / 2**30:.1f} GiB of memory, and the limit "
-            f"is {MOST_BYTES >> 30} GiB: choose a smaller `image_size`{grey} or fewer pictures."
-        )
     return Folder(spec, classes, pictures, tuple(drawn), tuple(notes))
 
 
@@ -398,16 +405,42 @@ def _check_kept(
 # Reading
 
 
-def _load_block(
-    spec: FolderSpec, part: str, pictures: Sequence[Picture], rows: range, workers: int | None
-) -> files.Content:
-    """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`."""
-    chosen = pictures[rows.start : rows.stop]
-    stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in chosen]
+def _open_file(folder: Folder, part: str | None) -> PixelFile:
+    """The file for a part that is not held in memory. Before the first one of a run, there must be room for all."""
+    spec, missing = folder.spec, 0
+    for one in PARTS[::-1] if part == "train" else (part,):  # the part itself last
+        name = f"{one or 'all'}-{_digest(spec, folder.of(one))[:24]}.pixels"
+        place = PixelFile(mapped.folder() / name, spec.shape)
+        missing += 0 if place.path.exists() else len(folder.of(one)) * math.prod(spec.shape)
+    if not place.path.exists():
+        mapped.check_room(spec.images, missing)
+    return place
+
+
+def _digest(spec: FolderSpec, pictures: Sequence[Picture]) -> str:
+    """What the bytes of packed pictures follow from."""
+    stamps = [(os.path.abspath(picture.path), *picture.stamp) for picture in pictures]
     told = [stamps, spec.image_size, spec.fit, spec.grey, spec.value_range, RECIPE]
     if more := {name: value for name, value in spec.options.items() if name != "value_range"}:
-        told += [more, [picture.pixel_size for picture in chosen]]
-    digest = files.combined_digest(told)
+        told += [more, [picture.pixel_size for picture in pictures]]
+    return files.combined_digest(told)
+
+
+def _load_block(
+    spec: FolderSpec,
+    part: str,
+    pictures: Sequence[Picture],
+    rows: range,
+    workers: int | None,
+    place: PixelFile | None = None,
+    at: int = 0,
+) -> files.Content:
+    """Some pictures of a part, from the cache or read: `images`, and in the description why others are `broken`.
+
+    With a `place` they are not held in memory, but in this file, behind `at` others.
+    """
+    chosen = pictures[rows.start : rows.stop]
+    digest = _digest(spec, chosen)
 
     def make() -> files.Content:
         paths = [(picture.path, picture.pixel_size) for picture in chosen]
@@ -425,10 +458,14 @@ def _load_block(
             raise DataError(
                 f"{spec.images}: {many} ({name_some(changed)}): repeat the command when the folder is at rest."
             )
-        return {"images": packed[:count]}, {"key": digest, "broken": broken}
+        about: dict[str, Any] = {"key": digest, "broken": broken}
+        return ({"images": packed[:count]}, about) if place is None else place.keep(at, packed[:count], about)
 
-    path = files.cache_dir() / "folders" / f"{part}-{digest[:24]}.safetensors"
-    return files.cached(path, "", lambda meta: bool(meta["about"]["key"] == digest), make)
+    def is_sound(meta: dict[str, Any]) -> bool:
+        return meta["about"]["key"] == digest and (place is None or place.holds(at, meta["about"]))
+
+    path = mapped.folder() / f"{part}-{digest[:24]}.safetensors" if place is None else place.record(rows.start)
+    return files.cached(path, "", is_sound, make)
 
 
 def _read_one(spec: FolderSpec, source: tuple[str, float]) -> Images | str:

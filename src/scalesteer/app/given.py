@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor
 
 from scalesteer import files
-from scalesteer.app.folder import MOST_BYTES, FolderSpec, draw_part
+from scalesteer.app import mapped
+from scalesteer.app.folder import FolderSpec, draw_part
+from scalesteer.app.mapped import Stack
 from scalesteer.app.pictures import fit_image
 from scalesteer.datasets.scale import PARTS
 from scalesteer.datasets.tensors import ImageSet
+from scalesteer.files import log
 from scalesteer.models.network import Task
 
 
@@ -54,6 +58,10 @@ class Given:
 def pack(data: Items | Mapping[str, Items], spec: FolderSpec) -> Given:
     """Read all items of a dataset, and divide them as pictures of a folder are.
 
+    Where they take more than :func:`.mapped.memory_limit`, they are kept in files of the cache that have no name: only
+    reading the items again could tell whether such a file still has them, so that it would never be of use to another
+    process. Each process of a training has its own.
+
     Args:
         data: Items are (image, label), or mappings with `image` and `label`: images as tensors or arrays `(H, W)` or
             `(C, H, W)`, of bytes or of numbers from 0 to 1, in the run's size; or as Pillow's, which are fitted to it.
@@ -62,14 +70,17 @@ def pack(data: Items | Mapping[str, Items], spec: FolderSpec) -> Given:
         spec: The name of the data in `images`, the size of an image, whether it is grey, and how pictures are fitted.
 
     Raises:
-        ValueError: If an item is no image of this size with a label, a part is empty, or memory would not suffice.
+        ValueError: If an item is no image of this size with a label, a part is empty, or the cache has no room for all.
     """
     given = {name: data[name] for name in PARTS if name in data} if isinstance(data, Mapping) else {"": data}
     if isinstance(data, Mapping) and set(data) != set(PARTS):
         raise ValueError(f"`data` must have the parts train, val and test (got {', '.join(map(str, data))}).")
     names = _class_names(next(iter(given.values())))
-    packed = {part: _read_all(items, spec, part) for part, items in given.items()}
-    parts = packed if "" not in packed else _divided(*packed[""])
+    total = sum(map(len, given.values()))
+    if on_disk := mapped.is_large(total, spec.shape):
+        mapped.check_room(spec.images, total * math.prod(spec.shape))
+        log.info("%s: %s.", spec.images, mapped.describe(total, spec.shape))
+    parts = {name: one for part, items in given.items() for name, one in _read_all(items, spec, part, on_disk).items()}
     count = 1 + max(int(labels.max()) for _, labels in parts.values() if len(labels))
     if names and count > len(names):
         raise ValueError(f"`data` has a label {count - 1}, and names of {len(names)} classes only.")
@@ -80,11 +91,12 @@ def pack(data: Items | Mapping[str, Items], spec: FolderSpec) -> Given:
     if lost := set(range(len(names))) - set(parts["train"][1].tolist()):
         raise ValueError(f"`data` has no images for training of the class {names[min(lost)]!r}.")
     sets = {}
-    for part, (images, labels) in parts.items():
+    for part, (stack, labels) in parts.items():
+        images, mapping = stack.images()
         digest = files.combined_digest([files.tensor_digest(images), files.tensor_digest(labels)])
         about = {"images": spec.images, "image_size": list(spec.image_size), "grey": spec.grey, "classes": list(names)}
         about |= {"counts": counts, "part": part, "digest": digest}
-        sets[part] = ImageSet(images, labels, torch.ones(len(images)), about)
+        sets[part] = ImageSet(images, labels, torch.ones(len(images)), about, mapped=mapping)
     return Given(Task(1 if spec.grey else 3, len(names), spec.image_size, names, spec.fit, "surroundings"), sets)
 
 
@@ -94,20 +106,20 @@ def _class_names(items: Any) -> tuple[str, ...]:
     return tuple(map(str, getattr(items, "classes", None) or known or ()))
 
 
-def _read_all(items: Items, spec: FolderSpec, part: str) -> tuple[Tensor, Tensor]:
-    count = len(items)
-    if (total := count * math.prod(spec.shape)) > MOST_BYTES:
-        limit = f"the limit is {MOST_BYTES >> 30} GiB"
-        raise ValueError(f"`data` takes {total / 2**30:.1f} GiB of memory, and {limit}: choose a smaller `image_size`.")
-    images, labels = torch.empty((count, *spec.shape), dtype=torch.uint8), torch.empty(count, dtype=torch.long)
-    for i in range(count):
+def _read_all(items: Items, spec: FolderSpec, part: str, on_disk: bool) -> dict[str, tuple[Stack, Tensor]]:
+    """The items of a part; or of all, if a dataset names none: which one goes where follows from its number alone."""
+    parts = [part or draw_part(f"item {i}") for i in range(len(items))]
+    counts, labels = Counter(parts), {name: list[int]() for name in ([part] if part else PARTS)}
+    stacks = {name: Stack(counts[name], spec.shape, on_disk) for name in labels}
+    for i, own in enumerate(parts):
         item, place = items[i], f"item {i}" + (f" of {part}" if part else "")
         if isinstance(item, Mapping):
             item = next((item[k] for k in ("image", "img") if k in item), None), item.get("label")
         if not isinstance(item, Sequence) or len(item) != 2 or not _is_label(item[1]):
             raise ValueError(f"{place} of `data` must be an image and a label from 0 on (got {type(item).__name__}).")
-        images[i], labels[i] = _to_bytes(item[0], spec, place), int(item[1])
-    return images, labels
+        stacks[own].add(_to_bytes(item[0], spec, place))
+        labels[own].append(int(item[1]))
+    return {name: (stacks[name], torch.tensor(own, dtype=torch.long)) for name, own in labels.items()}
 
 
 def _is_label(value: Any) -> bool:
@@ -133,10 +145,3 @@ def _to_bytes(image: Any, spec: FolderSpec, place: str) -> Tensor:
             f"{place} of `data` must hold bytes, or numbers from 0 to 1 (got {x.dtype}, not all of them so)."
         )
     return (255 * x).round().byte()
-
-
-def _divided(images: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """The parts of a dataset that names none: which item goes where follows from its number alone."""
-    drawn = [draw_part(f"item {i}") for i in range(len(images))]
-    rows = {part: torch.tensor([i for i, own in enumerate(drawn) if own == part], dtype=torch.long) for part in PARTS}
-    return {part: (images[own], labels[own]) for part, own in rows.items()}

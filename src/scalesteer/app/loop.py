@@ -113,12 +113,14 @@ def fit(
             torch.manual_seed(epoch_seed(training.seed + 1, state.epoch))  # all that is random in steps
         order = images.order(torch.Generator().manual_seed(epoch_seed(training.seed, state.epoch)))
         batches, clock = order.split(batch_for(training, len(images))), time.perf_counter()
+        shares = [rows.chunk(processes.count)[processes.rank] for rows in batches[:steps]]
         for step in range(state.step, steps):  # earlier ones were done before an interruption
             progress = (state.epoch * steps + step) / (training.epochs * steps)
-            rows = batches[step].chunk(processes.count)[processes.rank]
+            for ahead in shares[step : step + 2]:  # while the network computes, the next ones are read
+                images.prefetch(ahead)
             if processes.count > 1:  # each draws its own random numbers, the same ones after an interruption
                 torch.manual_seed(step_seed(training.seed + 1, state.epoch, step * processes.count + processes.rank))
-            state.losses[step] = processes.mean(update(rows, learning_rate(training, progress)))
+            state.losses[step] = processes.mean(update(shares[step], learning_rate(training, progress)))
             state.step += 1
             state.seconds, clock = state.seconds + time.perf_counter() - clock, time.perf_counter()
             watcher.after_step(state)
@@ -212,7 +214,8 @@ def make_update(
         return total  # type: ignore[return-value]
 
     run: Callable[[Tensor], Tensor] = step
-    if device.type == "cuda" and processes.count == 1 and augment is None:  # what that does may not be recorded
+    on_gpu = device.type == "cuda" and images.images.device == device
+    if on_gpu and processes.count == 1 and augment is None:  # what that does may not be recorded
         run = recorded(step, torch.arange(batch_for(training, len(images)), device=device), model, optimizer)
 
     def update(rows: Tensor, rate: float) -> Tensor:

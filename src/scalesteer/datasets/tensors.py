@@ -1,7 +1,9 @@
-"""A part of a split as tensors: uint8 in memory, on its device, batched there."""
+"""A part of a split as tensors: uint8 in memory, on its device, batched there; or mapped from a file."""
 
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,13 +17,15 @@ from scalesteer.datasets.sized import SIZED_DATASETS, SizedSpec, load_sized
 from scalesteer.datasets.sources import DataDir
 
 Statistic = float | tuple[float, ...]
+_COUNTED_BYTES = 1 << 24  # of pixels at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     """Images, labels and scales of one part of a split; also a map-style torch dataset.
 
-    `about` has the split's spec, source with its release, and digest, to be recorded with every result.
+    `about` has the split's spec, source with its release, and digest, to be recorded with every result. Images of a
+    `mapped` file stay there, whatever the device: each batch is moved.
     """
 
     images: Tensor  # (N, H, W) or, in colour, (N, C, H, W) uint8
@@ -29,6 +33,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     scales: Tensor  # (N,) float32, or (N, 2) where an image shows two digits
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
     paths: tuple[str, ...] = field(default=(), repr=False)  # of the files, if the images are your own pictures
+    mapped: mmap.mmap | None = field(default=None, repr=False)  # the file that starts with `images`, if they are in one
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim not in (3, 4):
@@ -46,7 +51,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def device(self) -> torch.device:
-        return self.images.device
+        return self.labels.device
 
     @property
     def channels(self) -> int:
@@ -70,14 +75,21 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     def _statistic(self, formula: Callable[[int, int, int], float]) -> Statistic:
         """A number made from the sums of all pixels to the powers of 0, 1 and 2."""
-        found = []
-        for channel in self.images.unbind(1) if self.images.ndim == 4 else (self.images,):
-            counts = torch.bincount(channel.flatten(), minlength=256).tolist()
-            found.append(formula(*(sum(n * value**power for value, n in enumerate(counts)) for power in range(3))))
+        found = [formula(*sums) for sums in self._sums]
         return found[0] if self.images.ndim == 3 else tuple(found)
 
+    @cached_property
+    def _sums(self) -> list[list[int]]:
+        """Those sums, of each channel."""
+        counts = torch.zeros(self.channels, 256, dtype=torch.int64, device=self.images.device)
+        for some in self.images.split(max(1, _COUNTED_BYTES // max(1, self.images[:1].numel()))):
+            for own, channel in zip(counts, some.unbind(1) if some.ndim == 4 else (some,), strict=True):
+                own += torch.bincount(channel.flatten(), minlength=256)
+        return [[sum(n * value**power for value, n in enumerate(row)) for power in range(3)] for row in counts.tolist()]
+
     def to(self, device: torch.device | str) -> "ImageSet":
-        return self._each(lambda tensor: tensor.to(device))
+        staying = None if self.mapped is None else self.images
+        return self._each(lambda tensor: tensor if tensor is staying else tensor.to(device))
 
     def first(self, count: int) -> "ImageSet":
         """The first `count` images. Such subsets are nested, and class-balanced in mnist-scale-local-2."""
@@ -92,6 +104,8 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         """The same set with every image elastically deformed; see :func:`.elastic.distort`. For grey images."""
         if self.images.ndim != 3:
             raise ValueError(f"only grey images (N, H, W) can be deformed (got {tuple(self.images.shape)}).")
+        if self.mapped is not None:
+            raise ValueError(f"images that are read from disk cannot be deformed (got {len(self):,}): choose fewer.")
         images = torch.from_numpy(distort(self.images.cpu().numpy(), alpha))
         return replace(self, images=images.to(self.device))
 
@@ -119,13 +133,28 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         return (self.take(part if order is None else order[part], divisor) for part in rows)
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """The indices of all images, shuffled, on the device the set is on."""
-        return torch.randperm(len(self), generator=generator, device=generator.device).to(self.device)
+        """The indices of all images, shuffled, on the device that the images are on."""
+        return torch.randperm(len(self), generator=generator, device=generator.device).to(self.images.device)
+
+    def prefetch(self, rows: Tensor) -> None:
+        """Let the system read images of a mapped file that are soon needed; it does not wait for them.
+
+        Each is asked for as a whole. Left to itself the system reads them page by page, and megabytes around each.
+        """
+        if self.mapped is not None:
+            size = self.images[:1].numel()
+            for row in rows.tolist():
+                before = row % len(self) * size % mmap.PAGESIZE
+                self.mapped.madvise(mmap.MADV_WILLNEED, row % len(self) * size - before, before + size)
 
     def take(self, rows: Tensor | slice | int, divisor: float | Tensor = 255.0) -> tuple[Tensor, Tensor]:
         """Some images, divided by a number, and their labels: `(n, C, H, W)` float32 and `(n,)` int64."""
-        images = self.images[rows, None] if self.images.ndim == 3 else self.images[rows]
-        return images.float() / divisor, self.labels[rows]
+        chosen = rows
+        if isinstance(rows, Tensor):
+            chosen = rows.to(self.images.device)
+            self.prefetch(chosen)
+        images = self.images[chosen, None] if self.images.ndim == 3 else self.images[chosen]
+        return images.to(self.device).float() / divisor, self.labels[rows]
 
 
 def load_split(
