@@ -24,7 +24,7 @@ from tests.runs import changed
 
 # Dropout, which each process draws for itself, is left out.
 STILL = changed(TINY, dropout=0.0, lr=1e-4, schedule="constant", epochs=2)
-NARROW = {"steered-cnn-large": (4, 4, 4, 4), "pooled-cnn-large": (4, 4, 4, 4)}  # widths
+NARROW = {"steered-cnn-large": (4,) * 4, "pooled-cnn-large": (4,) * 4, "pooled-deep": (4,) * 5}  # widths
 CHANNELS = {"channels": (0.7, 1.0, 1.4), "join": "logsumexp"}
 
 
