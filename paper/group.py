@@ -201,12 +201,12 @@ def group_trained(data: cells.Data, *columns: str) -> str:
 
 @view
 def group_stir(data: cells.Data) -> str:
-    """Errors on STIR's digits by line, inside and outside the sizes of training."""
-    rows = [
-        (line, *(cells.show(data, Cell("group-stir", line, "Mid2Rest", measure)) for measure in ("inside", "outside")))
-        for line in cells.lines("group-stir")
-    ]
-    return table([("error in %", "trained sizes", "other sizes"), *rows])
+    """Errors on STIR's digits by line, inside and outside the sizes of training, and the rate of training."""
+    rates, rows = recorded("bench/group.json")["stir"], []
+    for line in cells.lines("group-stir"):
+        errors = (cells.show(data, Cell("group-stir", line, "Mid2Rest", name)) for name in ("inside", "outside"))
+        rows.append((line, *errors, f"{rates[line]:.3g}"))
+    return table([("error in %", "trained sizes", "other sizes", "images per second"), *rows])
 
 
 @view

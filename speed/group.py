@@ -29,6 +29,14 @@ METHOD = (
 )
 CASES = {"28 px, reach 1": (28, 1, 64), "28 px, reach 2": (28, 2, 64), "56 px, reach 1": (56, 1, 16)}
 """Pixels of the images, reach, and batch."""
+STIR: dict[str, dict[str, Any]] = {
+    "Group CNN": {"name": "group-cnn"},
+    "Group CNN in scale channels": {"name": "group-cnn", "channels": (0.25, 0.5, 1.0)},
+    "Scale channels, plain filters": {
+        "name": "pooled-cnn", "channels": tuple(2 ** (step / 2) for step in range(-4, 2)), "drop": 0.4,
+    },
+}  # fmt: skip
+"""The networks of the experiment "group-stir", for images of 64 pixels in batches of 32."""
 
 
 class PaddedGroupConv2d(ScaleGroupConv2d):
@@ -66,6 +74,21 @@ def contenders(reach: int, pixels: int) -> dict[str, nn.Module]:
     }
 
 
+def time_in_turns(models: dict[str, nn.Module], pixels: int, batch: int, rounds: int) -> dict[str, float]:
+    """Training images a second of each network."""
+    images, labels = torch.rand(batch, 1, pixels, pixels), torch.arange(batch) % 10
+    optimizers = {name: torch.optim.Adam(model.parameters()) for name, model in models.items()}
+    best = dict.fromkeys(models, math.inf)
+    for _ in range(rounds + 1):  # the first one warms up, and may be the fastest as well
+        for name, model in models.items():
+            began = time.process_time()
+            F.cross_entropy(model(images), labels).backward()
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+            best[name] = min(best[name], time.process_time() - began)
+    return {name: float(f"{batch / s:.4g}") for name, s in best.items()}
+
+
 def run(output: Path, *, rounds: int = 5, cases: dict[str, tuple[int, int, int]] = CASES) -> dict[str, Any]:
     """Measure in turns and write what was found."""
     torch.set_num_threads(1)
@@ -73,21 +96,14 @@ def run(output: Path, *, rounds: int = 5, cases: dict[str, tuple[int, int, int]]
         "environment": {"command": "python -m speed group", **environment(torch.device("cpu"))},
         "method": METHOD,
         "rounds": rounds,
-        "images_per_second": {},
+        "images_per_second": {
+            case: time_in_turns(contenders(reach, pixels), pixels, batch, rounds)
+            for case, (pixels, reach, batch) in cases.items()
+        },
     }
-    for case, (pixels, reach, batch) in cases.items():
-        images, labels = torch.rand(batch, 1, pixels, pixels), torch.arange(batch) % 10
-        models = contenders(reach, pixels)
-        optimizers = {name: torch.optim.Adam(model.parameters()) for name, model in models.items()}
-        best = dict.fromkeys(models, math.inf)
-        for _ in range(rounds + 1):  # the first one warms up, and may be the fastest as well
-            for name, model in models.items():
-                began = time.process_time()
-                F.cross_entropy(model(images), labels).backward()
-                optimizers[name].step()
-                optimizers[name].zero_grad()
-                best[name] = min(best[name], time.process_time() - began)
-        found["images_per_second"][case] = {name: float(f"{batch / s:.4g}") for name, s in best.items()}
+    torch.manual_seed(0)
+    stir = {line: create_model(**options).train() for line, options in STIR.items()}
+    found["stir"] = time_in_turns(stir, 64, 32, rounds)
     found["load"] = round(os.getloadavg()[0], 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, (json.dumps(found, indent=1) + "\n").encode())

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from paper.grids import EXPERIMENTS
 from scalesteer import ScaleGroupConv2d, create_model
 from speed import group
 
@@ -24,11 +25,16 @@ def test_padded_filters_in_one_convolution_give_the_same_numbers(reach):
 
 def test_a_small_measurement_is_kept(tmp_path, monkeypatch):
     threads, make = torch.get_num_threads(), group.create_model
-    small = {"group-cnn": {"widths": (8, 16)}, "ss-cnn": {"widths": (2, 2, 2)}}
+    small = {"group-cnn": {"widths": (8, 16)}, "ss-cnn": {"widths": (2, 2, 2)}, "pooled-cnn": {"widths": (2, 2, 2)}}
     monkeypatch.setattr(group, "create_model", lambda name, **options: make(name, **small[name], **options))
     found = group.run(tmp_path / "group.json", rounds=2, cases={"56 px": (56, 1, 2)})
     torch.set_num_threads(threads)
     assert found == json.loads((tmp_path / "group.json").read_text())
     rates = found["images_per_second"]["56 px"]
     assert list(rates) == ["group-cnn", "Hermite basis", "Hermite basis, padded", "SS-CNN"]
-    assert min(rates.values()) > 0
+    assert min(*rates.values(), *found["stir"].values()) > 0
+    assert list(found["stir"]) == list(dict.fromkeys(row.line for row in EXPERIMENTS["group-stir"].rows))
+    for row in EXPERIMENTS["group-stir"].rows:  # what is measured is what is trained
+        options = group.STIR[row.line]
+        assert (row.config.model, row.config.channels) == (options["name"], options.get("channels"))
+        assert row.config.drop == options.get("drop", 0.0)
