@@ -125,7 +125,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     def take(self, rows: Tensor | slice | int, divisor: float | Tensor = 255.0) -> tuple[Tensor, Tensor]:
         """Some images, divided by a number, and their labels: `(n, C, H, W)` float32 and `(n,)` int64."""
         images = self.images[rows, None] if self.images.ndim == 3 else self.images[rows]
-        return images.float() / divisor, self.labels[rows]
+        return images.float().div_(divisor), self.labels[rows]
 
 
 def load_split(
