@@ -79,7 +79,7 @@ def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
     network, (height, width) = network_of(dense), pixels.shape[-2:]
     if isinstance(network, PooledNetwork):
         return _answer_whole(tiled(dense, height, width), pixels, network.stride)
-    pieces = cut(dense, height, width)
+    dense, pieces = cut(dense, height, width)
     if len(pieces) == 1:
         return _answer_whole(dense, pixels)
     whole: list[NDArray[Any]] = []
