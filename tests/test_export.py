@@ -25,6 +25,8 @@ from scalesteer import (
 )
 from scalesteer import export as exports
 from scalesteer.app import cli, load_model
+from scalesteer.app.maps import without_readout
+from scalesteer.app.tiles import find_reach
 from scalesteer.datasets import load_split
 from scalesteer.export import ExportError, export
 from scalesteer.models import set_input_statistics
@@ -267,17 +269,30 @@ def test_command_tells_what_is_wrong(tmp_path, capsys):
 def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
     page = Path(__file__).parents[1] / "docs" / "guide" / "deploy.md"
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(np.full((64, 70, 3), 100, np.uint8)).save("tree.jpg")
+    pixels = np.random.default_rng(0).integers(0, 256, (13, 17, 3), np.uint8)
+    Image.fromarray(pixels).resize((843, 655), Image.Resampling.BICUBIC).save("tree.jpg")
     scope = {}
     for example in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
         exec(example, scope)
-    assert scope["logits"].shape == (4, 10)
-    assert "digits" in scope["names"]
+    model, x = scope["model"].eval(), torch.from_numpy(scope["x"])
+    assert len(scope["names"]) == 2
+    assert set(scope["names"]) <= set(model.task.classes)
     assert scope["done"].any_size
-    assert scope["difference"] < 1e-4
     with torch.no_grad():
-        expected = scope["model"].eval()(torch.from_numpy(scope["x"]))
-    assert abs(scope["scores"] - expected.numpy()).max() < 1e-4
+        expected = model(x)
+        assert abs(scope["scores"] - expected.numpy()).max() < 1e-4
+        assert (scope["program"](x[..., :90, :70]) - model(x[..., :90, :70])).abs().max() < 1e-4
+        whole = without_readout(model)(x[..., :648, :840]).numpy()
+    assert scope["maps"].shape == whole.shape == (1, 5, 162, 210)
+    assert abs(scope["maps"] - whole).max() < 1e-4
+    session = scope["onnxruntime"].InferenceSession("tree-maps.onnx")
+    found = {
+        margin: abs(scope["look_in_tiles"](session, scope["x"][..., :648, :840], 200, margin) - whole).max()
+        for margin in (64, 0)
+    }
+    assert found[64] < 1e-4
+    assert found[0] > 1e-3 * np.ptp(whole)  # tiles that do not overlap show other numbers at their borders
+    assert find_reach(model.net) / model.scales[0] < 64
 
 
 # Slow: all networks, and the compiler

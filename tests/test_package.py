@@ -54,6 +54,7 @@ APP = (
     {"app.loop", "app.tiles"},
     {"app.estimate"},
     {"app.suggest"},
+    {"app.object_sizes"},
     {"app.maps", "app.predict"},
     {"app.masks"},
     {"app.networks", "app.report"},

@@ -1,5 +1,8 @@
 """Images at another size, and the matrices that all resampling is made of."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,3 +70,24 @@ def test_a_large_image_is_resized_in_pieces_to_the_same_numbers(size, monkeypatc
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
     assert found.is_contiguous()
     assert not torch.equal(found, whole)  # by another way indeed
+
+
+PEAK = """
+import resource, torch
+from scalesteer.resize import resize
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # MiB
+
+resize(torch.rand(1, 3, 64, 2100), (80, 2500))  # what is made once
+x = torch.rand(1, 3, 2100, 2100)
+before = peak()
+y = resize(x, (4200, 4200))
+print(peak() - before - y.numel() * 4 / 2**20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory as Linux gives it")
+def test_a_large_image_is_resized_without_another_copy():
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 50  # resized along one axis alone it has 101 MiB

@@ -384,7 +384,10 @@ def read_task(told: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> 
     shares = None if task.percentiles is None else _checks.interval("percentiles", task.percentiles)
     planes = None if task.planes is None else _checks.planes("planes", task.planes)
     task = task._replace(image_size=size, classes=tuple(task.classes), value_range=ends, percentiles=shares)
-    task = task._replace(planes=planes)
+    objects = None if task.object_sizes is None else _checks.reals("object_sizes", task.object_sizes)
+    if objects is not None and not (len(objects) == 2 and 0 < objects[0] <= objects[1]):
+        raise ValueError(f"`object_sizes` must be two positive numbers, the smaller one first (got {objects})")
+    task = task._replace(planes=planes, object_sizes=objects)
     for name in ("scale", "object_size", "pixel_size"):
         if getattr(task, name) is not None and not _checks.real(name, getattr(task, name)) > 0:
             raise ValueError(f"`{name}` must be positive (got {getattr(task, name)})")

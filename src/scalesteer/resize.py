@@ -40,21 +40,22 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     """
     matrices = []
     if not (x.requires_grad or being_traced()) and holds_numbers(x) and max(*x.shape[-2:], *size) > LARGE:
-        return _resize_axis(_resize_axis(x, 3, size[1]), 2, size[0])
+        return _resize_axis(x, 2, size[0], lambda rows: _resize_axis(rows, 3, size[1]))
     for length, count in zip(x.shape[-2:], size, strict=True):
         step = length / count
         matrices.append(None if equal(length, count) else matrix(x, step / 2 - 0.5, step, count, length, cubic))
     return multiply(x, *matrices)
 
 
-def _resize_axis(x: Tensor, axis: int, count: int) -> Tensor:
-    """Images with another height (axis 2) or width (3), in pieces: of a long line each place reads a few pixels."""
+def _resize_axis(x: Tensor, axis: int, count: int, prepare: Callable[[Tensor], Tensor] = lambda part: part) -> Tensor:
+    """Images with another height (axis 2) or width (3), in pieces: of a long line each place reads a few pixels.
+
+    `prepare` changes each part of `x` that is read. So no more than a band of it is in memory in that form.
+    """
     length = x.shape[axis]
     if length == count:
-        return x
-    step, shape = length / count, list(x.shape)
-    shape[axis] = count
-    y = x.new_empty(shape)
+        return prepare(x)
+    step, y = length / count, x.new_empty(0)
     for begin in range(0, count, PIECE):
         end = min(count, begin + PIECE)
         start, reach = step * (begin + 0.5) - 0.5, 2 * max(1.0, step) + 1
@@ -62,7 +63,9 @@ def _resize_axis(x: Tensor, axis: int, count: int) -> Tensor:
         work: dict[str, Any] = {"dtype": torch.float64, "device": x.device}
         places = (start + step * torch.arange(end - begin, **work)).clamp(-0.5, length - 0.5)
         weights = weigh(places, torch.arange(low, high, **work), cubic, max(1.0, step))
-        part = x.narrow(axis, low, high - low)
+        part = prepare(x.narrow(axis, low, high - low))
+        if not begin:
+            y = x.new_empty([count if i == axis else n for i, n in enumerate(part.shape)])
         part = part.to(torch.promote_types(x.dtype, torch.float32))
         weights = weights.to(part.dtype)
         with no_autocast(x.device):

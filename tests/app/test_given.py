@@ -1,8 +1,6 @@
 """A dataset, a network and a logger of one's own in the training of this package; what ends or divides its steps."""
 
 import json
-import multiprocessing
-import socket
 
 import numpy as np
 import pytest
@@ -163,15 +161,9 @@ def _rank(cache, place, folder):
     (folder / f"{place[0]}.json").write_text(json.dumps(notes.rows))
 
 
-@pytest.mark.slow
-def test_two_processes_train_it_together(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=_rank, args=(str(tmp_path / "cache"), (rank, 2, port), tmp_path)) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
+def test_two_processes_train_it_together(start, cache, tmp_path):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # which torchrun has too
+    ranks = [start(_rank, (rank, 2, store.port), tmp_path) for rank in (0, 1)]
     for process in ranks:
         process.join(300)
     assert [process.exitcode for process in ranks] == [0, 0]
@@ -183,6 +175,7 @@ def test_two_processes_train_it_together(tmp_path):
     )
     for (_, ours), (_, expected) in zip(first[:2], alone.rows[:2], strict=True):
         assert ours["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert ours["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-2)  # Adam enlarges what rounding leaves
 
 
 def test_tensorboard_has_the_curves(tmp_path):

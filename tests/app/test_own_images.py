@@ -120,7 +120,7 @@ def test_a_run_learns_the_users_classes_and_keeps_all_that_is_needed_to_use_it(t
         "in_chans": 3, "num_classes": 3, "image_size": [32, 32], "classes": list(CLASSES), "fit": "pad",
         "ground": "surroundings",
         "value_range": None, "scale": scale, "object_size": None, "percentiles": None, "planes": None,
-        "pixel_size": None,
+        "pixel_size": None, "object_sizes": None,
     }  # fmt: skip
     data = result["environment"]["data"]
     assert data["classes"] == list(CLASSES)

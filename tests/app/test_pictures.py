@@ -234,6 +234,17 @@ def test_range_leaves_pictures_of_8_bits_alone_and_helps_those_of_16(tmp_path, p
         assert len(np.unique(found)) > 250
 
 
+@pytest.mark.parametrize("bits", [12, 16])
+def test_range_helps_colours_of_16_bits(tmp_path, bits, monkeypatch):
+    tifffile, top = pytest.importorskip("tifffile"), 2**bits - 1
+    values = np.random.default_rng(0).integers(0, top + 1, (16, 20, 3)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="rgb")
+    expected = values.transpose(2, 0, 1) / top * 255
+    assert np.abs(read_picture(tmp_path / "a.tif", 3, value_range=(0, top)) - expected).max() <= 0.5 + 1e-6
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)  # by Pillow, from the upper 8 bits
+    assert np.abs(read_picture(tmp_path / "a.tif", 3, value_range=(0, top)) - expected).max() <= 255 * 256 / top + 1
+
+
 def test_range_that_is_none_is_named(tmp_path, photo):
     path = save(tmp_path, photo)
     for wrong in ((1, 1), (5, 2), (0,), (0, 1, 2), (0, float("nan")), (0, float("inf"))):

@@ -472,6 +472,16 @@ def test_a_training_takes_the_time_of_its_epochs_at_one_size_and_in_channels(mon
     assert [estimate.work(run, epoch) for epoch in (7, 8)] == [1.0, 5.25]
 
 
+@pytest.mark.parametrize("factor", [1, 3, 20])
+def test_pictures_are_shrunk_by_the_means_of_squares(factor):
+    picture = np.random.default_rng(0).integers(0, 256, (3, 47, 65), np.uint8)
+    found = suggest._shrink(picture[:, :, 1:], factor)
+    assert found.shape == (3, 47 // factor, 64 // factor)
+    for i, j in np.ndindex(found.shape[1:]):
+        square = picture[:, factor * i : factor * (i + 1), 1 + factor * j : 1 + factor * (j + 1)]
+        assert found[:, i, j].tolist() == square.astype(float).mean((1, 2)).tolist()
+
+
 def test_few_of_many_pictures_are_looked_at(folder, monkeypatch):
     monkeypatch.setattr(suggest, "MOST_PICTURES", 10)
     found = suggest.suggest(folder)

@@ -104,11 +104,12 @@ def test_a_users_network_makes_the_maps_of_the_whole_picture_in_pieces(scales, m
     model.eval()
     whole = answer_maps(model, pixels)
     monkeypatch.setattr(tiles, "MOST_PIXELS", 300**2 if scales else 160**2)
+    monkeypatch.setattr(tiles, "MOST_SCORES", 2 * 450**2)  # of a piece; what the network sees at once is less
     monkeypatch.setattr(tiles, "ALIGNED", 4)
     seen = []
     network_of(model).register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[-2:].numel()))
     found = answer_maps(model, pixels)
-    assert len(tiles.cut(model, 400, 320)) > 4
+    assert len(tiles.cut(model, 400, 320)[1]) > 4
     assert max(seen) <= 300**2
     assert found.labels.shape == whole.labels.shape == pixels.shape
     assert np.abs(found.confidences - whole.confidences).max() < 1e-5
@@ -117,10 +118,45 @@ def test_a_users_network_makes_the_maps_of_the_whole_picture_in_pieces(scales, m
     assert (found.sizes is None) == (scales is None)
     if scales:
         assert np.abs(np.log(found.sizes / whole.sizes)).max() < 1e-4
-    monkeypatch.setattr(tiles, "_find_window", lambda network, multiple: -2)  # pieces that overlap too little
+    monkeypatch.setattr(tiles, "_find_window", lambda model, multiple: -2)  # pieces that overlap too little
     monkeypatch.setattr(tiles, "ALIGNED", 1)
     short = answer_maps(model, pixels)
     assert np.abs(short.confidences - whole.confidences).max() > 1e-3
+
+
+class Halved(torch.nn.Module):
+    """A network with a place for every two pixels, and without padding if there is a margin."""
+
+    def __init__(self, num_classes, margin=0, named=False):
+        super().__init__()
+        self.conv, self.named = torch.nn.Conv2d(1, num_classes, 4 + margin, stride=2, padding=1), named
+
+    def forward(self, x):
+        return {"maps": self.conv(x)} if self.named else self.conv(x)
+
+
+def test_channels_are_looked_at_in_tiles_where_places_divide_the_image_evenly():
+    register_model("halved", Halved)
+    even = create_model("halved", in_chans=1, num_classes=3, channels=(0.5, 1.0), multiple=4).eval()
+    looking = tiles._in_tiles(even, 3)
+    assert (looking.net.stride, looking.net.places, looking.net.reach) == (32, 16, 32)
+    assert network_of(looking).task == network_of(even).task
+    assert even.net is not looking.net
+    for options in ({"margin": 4}, {"named": True, "output": "maps"}):
+        other = create_model("halved", in_chans=1, num_classes=3, channels=(0.5, 1.0), **options).eval()
+        assert tiles._in_tiles(other, 3) is None
+        assert tiles.cut(other, 1000, 1200)[0] is other
+
+
+@pytest.mark.parametrize("shape", [(21, 403), (403, 21), (160, 161)])
+def test_tiles_of_a_network_that_repeats_itself_every_few_pixels(shape, monkeypatch):
+    torch.manual_seed(0)
+    net, x = UNet(4).eval().double(), torch.rand(1, 1, *(side // 4 * 4 for side in shape), dtype=torch.float64)
+    monkeypatch.setattr(tiles, "MOST_PIXELS", 2000)
+    calls = []
+    net.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    torch.testing.assert_close(look(tiles.Tiles(net, 32, 32, 32), x), look(net, x), rtol=1e-9, atol=1e-9)
+    assert len(calls) > 5
 
 
 def test_a_network_that_sees_all_of_a_picture_has_pieces_too(monkeypatch):

@@ -255,11 +255,13 @@ class Predict:
         from scalesteer import files
         from scalesteer.app import masks
         from scalesteer.app import predict as predicting
+        from scalesteer.app.object_sizes import sample_every
         from scalesteer.app.pictures import PictureError
         from scalesteer.models import network_of
 
         files.check_writable(folder)
         names, failed, count = predicting.find_files(self.pictures), 0, 0
+        sizes = masks.Sizes(model, sample_every(names))
         with _table(folder / "objects.csv", masks.COLUMNS) as write:
             found = masks.find_masks(model, names, own_pixel_size=self.pixel_size)
             for path, image, regions in files.show_progress(found, len(names)):
@@ -267,11 +269,14 @@ class Predict:
                     log.error("%s", printable(str(regions)))
                     failed += 1
                     continue
+                sizes.add(image, regions)
                 masks.save_labels(image, folder / f"{names[path]}.png")
                 for row in masks.rows(path, regions, network_of(model).task.classes):
                     write(row)
                 count += len(regions)
         print(f"{count:,} objects in {len(names) - failed:,} pictures: {printable(str(folder))}")
+        for remark in sizes.remarks():
+            log.warning("%s", remark)
         if failed:
             raise ValueError(f"{failed} of {len(names)} images could not be used.")
 

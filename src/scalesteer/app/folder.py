@@ -40,7 +40,7 @@ from scalesteer.models.network import FITS, LONGEST_NAME, Task
 SHARE = 0.15  # of the pictures, for validation and as many for testing, where they have no folder of their own
 MOST_CLASSES = 10_000
 FEW_PICTURES = 200  # whose headers say by how much pictures are resized
-RECIPE = 2  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
+RECIPE = 3  # raised whenever the same pictures give other bytes, so that no cache serves the old ones
 WORKER_BYTES = 32 << 20  # fewer bytes are read sooner than such processes start
 _BLOCK_BYTES = 256 << 20  # of packed pictures in one file of the cache
 

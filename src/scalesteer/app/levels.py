@@ -95,6 +95,8 @@ def to_eight_bits(pil: Any, image: Any, tags: Any, deep: bool, levels: Levels, a
     else:
         if how == "percentiles" and mode in ("L", "LA", "RGB", "RGBA"):
             return _stretched(pil, image, levels)
+        if ends is not None and deep and mode in ("LA", "RGB", "RGBA"):
+            return _stretched(pil, image, (how, (ends[0] / 257, ends[1] / 257)))  # of the upper 8 bits
         if deep and mode != "CMYK":
             colours = [channel for channel in image.getbands() if channel in "RGBL"]
             _check_lowest_quarter(max(image.getchannel(channel).getextrema()[1] for channel in colours), 255)
@@ -108,7 +110,7 @@ def to_eight_bits(pil: Any, image: Any, tags: Any, deep: bool, levels: Levels, a
 def _stretched(pil: Any, image: Any, levels: Levels) -> Any:
     """A picture of 8 bits whose colours together reach from black to white; its opacity stays."""
     colours = [band for band in image.getbands() if band != "A"]
-    values = _scaled(np.stack([np.asarray(image.getchannel(band)) for band in colours]), levels, 255)
+    values = _scaled(np.stack([np.asarray(image.getchannel(band)) for band in colours]), levels, 0)
     alpha = [image.getchannel("A")] if "A" in image.getbands() else []
     return pil.merge(image.mode, [*map(pil.fromarray, values), *alpha])
 

@@ -79,7 +79,7 @@ def answer_maps(dense: nn.Module, pixels: NDArray[np.uint8]) -> Maps:
     network, (height, width) = network_of(dense), pixels.shape[-2:]
     if isinstance(network, PooledNetwork):
         return _answer_whole(tiled(dense, height, width), pixels, network.stride)
-    pieces = cut(dense, height, width)
+    dense, pieces = cut(dense, height, width)
     if len(pieces) == 1:
         return _answer_whole(dense, pixels)
     whole: list[NDArray[Any]] = []
@@ -101,7 +101,7 @@ def _answer_whole(dense: nn.Module, pixels: NDArray[np.uint8], stride: int | Non
     """What a model says of a picture that it looks at at once."""
     height, width = pixels.shape[-2:]
     x = _zeros(dense, height, width)
-    x += torch.from_numpy(np.ascontiguousarray(pixels)).to(x.device).float().view_as(x) / 255
+    x.copy_(torch.from_numpy(pixels).view(x.shape)).div_(255)  # in its place: a picture may take a gigabyte
     sizes, ends = None, (1.0, 1.0)
     if isinstance(dense, ScaleChannels):
         logits, found = dense(x, return_scales=True)

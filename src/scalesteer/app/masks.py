@@ -12,6 +12,7 @@ from torch import nn
 
 from scalesteer import files
 from scalesteer.app.maps import answer_maps
+from scalesteer.app.object_sizes import compare, find_end, measure_regions, remark_ends
 from scalesteer.app.pictures import PictureError
 from scalesteer.app.predict import reader
 from scalesteer.instances import Region, find_regions
@@ -49,6 +50,26 @@ def _enlarged(part: Any, stride: int, size: tuple[int, ...]) -> Any:
         return None
     rows, columns = ((np.arange(n) // stride).clip(max=count - 1) for n, count in zip(size, part.shape, strict=True))
     return part[rows][:, columns]
+
+
+class Sizes:
+    """The sizes of the objects in some pictures, to say in the end which are beyond training and scale channels."""
+
+    def __init__(self, model: nn.Module, every: int) -> None:
+        self.model, self.every = model, every
+        self.seen, self.extents, self.ends = 0, list[float](), list[float | None]()
+
+    def add(self, image: NDArray[np.int32], regions: Sequence[Region]) -> None:
+        """Another picture; one in so many is measured."""
+        if self.seen % self.every == 0:
+            self.extents.append(measure_regions(image, regions))
+            usual = float(np.median([one.size for one in regions])) if regions else 1.0
+            self.ends.append(find_end(self.model, usual))
+        self.seen += 1
+
+    def remarks(self) -> list[str]:
+        """Sentences for whoever reads the table."""
+        return remark_ends(self.ends, f"of {len(self.ends):,} pictures") + compare(self.model, self.extents)
 
 
 def save_labels(image: NDArray[np.int32], path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -218,6 +219,9 @@ def _read_eight_bits(
         if canvas is not None:  # a JPEG is decoded ten times as fast at an eighth of its size
             image.draft(None, (2 * max(canvas), 2 * max(canvas)))
         deep = ";16" in str(image.tile)  # the numbers in the file have 16 bits
+        plain = planes is None and image.format == "TIFF" and tags.get(_ORIENTATION, 1) == 1
+        if deep and image.mode == "RGB" and plain and levels[0] == "range" and levels[1] and find_spec("tifffile"):
+            raise _PlanesError("its colours have 16 bits", "told")  # of which Pillow keeps the upper 8
         if image.format != "PPM":  # which says nothing of rotation, and is not decoded yet
             require("PIL.ImageOps").exif_transpose(image, in_place=True)
         eight = to_eight_bits(pil, image, tags, deep, levels, about)

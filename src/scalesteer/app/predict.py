@@ -1,7 +1,6 @@
 """A model's opinion on a user's own images."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -15,6 +14,7 @@ from scalesteer._text import printable
 from scalesteer.app.device import arithmetic
 from scalesteer.app.drawings import fit_drawing
 from scalesteer.app.evaluation import Answers, answer, evaluation_batch
+from scalesteer.app.object_sizes import compare, find_end, measure_picture, remark_ends, sample_every
 from scalesteer.app.pictures import SUFFIXES, PictureError, find_pictures, picture_name, read_picture, read_scaled
 from scalesteer.app.tiles import tiled
 from scalesteer.channels import ScaleChannels
@@ -26,7 +26,6 @@ from scalesteer.nn import ScaleSteerableConv2d
 
 READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 26  # pictures, and their bytes, that are held to be classified together
 RECORD = ("picture", "class", "label", "confidence", "size", "pixels", "scale", "inverted")
-NEAR_END = 1.05  # a size so near the last channel's is of an object that may be beyond it
 
 
 class Seen(NamedTuple):
@@ -36,6 +35,7 @@ class Seen(NamedTuple):
     inverted: bool  # it was dark on light, and turned round
     factor: float  # by which it was resized
     zoom: float = 1.0  # by which it was resized before, for the size of its pixels
+    extent: float | None = None  # of the objects in it, in its pixels; 0 if it is not sure, None if nobody measured it
 
 
 Reader = Callable[[Path | BinaryIO], Seen]
@@ -52,6 +52,7 @@ class Prediction(NamedTuple):
     pixels: float | None = None  # the same in pixels of the picture, if training's objects were measured
     factor: float = 1.0  # by which the picture was resized
     end: float | None = None  # the size of the last channel, if that one answered and no training object has it
+    extent: float | None = None  # as in `Seen`
 
 
 def predict_files(
@@ -69,12 +70,15 @@ def predict_files(
         fit: How pictures are brought to the size of the images instead, as in :func:`.pictures.read_picture`.
         own_pixel_size: Of a pixel of these pictures, in micrometres; by default what their files say.
     """
-    read = reader(model, fit, own_pixel_size)
+    read, every = reader(model, fit, own_pixel_size), sample_every(paths)
+    measured = network_of(model).task.object_sizes is not None
     held: list[tuple[Path, Seen | PictureError]] = []
     held_bytes = 0
-    for path in paths:
+    for number, path in enumerate(paths):
         try:
             seen = read(path)
+            if measured and number % every == 0:
+                seen = seen._replace(extent=measure_picture(seen.pixels))
             held.append((path, seen))
             held_bytes += seen.pixels.nbytes
         except PictureError as error:
@@ -136,13 +140,8 @@ def remarks(model: nn.Module, said: Sequence[Prediction], fit: str | None = None
         shape = "" if task.image_size is None else " to {} x {} pixels".format(*task.image_size)
         why = "as --fit says" if fit else "as in training"
         found.append(f"{resized:,} {many} were resized{shape}, {why}; --fit keep looks at pictures as they are")
-    for end in sorted({one.end for one in said if one.end is not None}):
-        count, larger = sum(one.end == end for one in said), end > 1
-        found.append(
-            f"{count:,} {many}: the {'largest' if larger else 'smallest'} size that the channels cover, {end:.3g}, was "
-            f"found; objects may be {'larger' if larger else 'smaller'}: try --channels with one more size"
-        )
-    return found
+    found += remark_ends([one.end for one in said], many)
+    return found + compare(model, [one.extent for one in said if one.extent is not None])
 
 
 def find_files(given: Iterable[Path]) -> dict[Path, str]:
@@ -224,16 +223,12 @@ def _answer(
 
 def _predict(model: nn.Module, seen: Seen, said: Prediction) -> Prediction:
     """A prediction whose size is that in the image, with the size in the picture that the image was made from."""
-    said, task = said._replace(factor=seen.factor), network_of(model).task
+    said, task = said._replace(factor=seen.factor, extent=seen.extent), network_of(model).task
     if said.size is None or not isinstance(model, ScaleChannels):
         return said
-    shift, power = (0.0, 1.0) if model.calibration is None else model.calibration.size  # of sizes, by the fitted join
-    ends = [math.exp(shift) * scale**-power for scale in (model.scales[-1], model.scales[0])]
-    ends = [end for end in ends if abs(math.log(end)) > math.log(NEAR_END)]
-    near = [end for end in ends if (said.size / end if end > 1 else end / said.size) > 1 / NEAR_END]
     pixels = None if task.object_size is None else said.size * task.object_size / (seen.factor * seen.zoom)
     size = said.size if task.scale is None else said.size * task.scale / seen.factor
-    return said._replace(size=size, pixels=pixels, end=near[0] if near else None)
+    return said._replace(size=size, pixels=pixels, end=find_end(model, said.size))
 
 
 def classify(model: nn.Module, images: Tensor) -> tuple[Answers, Tensor | None]:

@@ -35,7 +35,7 @@ from scalesteer.app.loop import Augment, State, as_tested, fit, initial_state
 from scalesteer.app.networks import MODEL, checkpoints, read_settings
 from scalesteer.app.report import write_report
 from scalesteer.app.results import card
-from scalesteer.app.suggest import usual_object
+from scalesteer.app.suggest import usual_objects
 from scalesteer.channels import ScaleChannels
 from scalesteer.datasets import ImageSet
 from scalesteer.joining import check_calibration
@@ -161,7 +161,7 @@ def _train_or_return(
             with _memory("while the network was made: choose smaller or fewer `scales`, or fewer `orders`"):
                 state = initial_state(run, data.task, parts["train"])
                 if isinstance(data, Folder):
-                    _describe_training(state.model, data, parts["train"])
+                    _describe_training(state.model, data, parts["train"], run.training.resize or (1.0, 1.0))
                 _try_own_network(state.model, run, parts["train"])
                 _try_later_sizes(state.model, run, parts["train"])
             advice = f"with `batch_size` {batch}: choose a smaller one"
@@ -310,12 +310,19 @@ def _memory(advice: str) -> Iterator[None]:
         raise RunError(f"out of memory {advice}; {KEPT}.") from error
 
 
-def _describe_training(model: nn.Module, folder: Folder, images: ImageSet) -> None:
-    """Let a network know by how much pictures were resized for it, and how large the objects in them were."""
+def _describe_training(model: nn.Module, folder: Folder, images: ImageSet, factors: tuple[float, float]) -> None:
+    """Let a network know by how much pictures were resized for it, and how large the objects in them were.
+
+    `factors` are those of random resizing.
+    """
     pixels = images.images.unflatten(0, (-1, 1)) if images.images.ndim == 3 else images.images
-    found = usual_object(pixels[:: max(1, len(pixels) // FEW_PICTURES)].cpu().numpy())
+    found = usual_objects(pixels[:: max(1, len(pixels) // FEW_PICTURES)].cpu().numpy())
     network = network_of(model)
-    network.task = network.task._replace(scale=folder.usual_scale(), object_size=found)
+    network.task = network.task._replace(scale=folder.usual_scale())
+    if found is not None:
+        usual, smallest, largest = found
+        shown = smallest * min(1.0, factors[0]), largest * max(1.0, factors[1])
+        network.task = network.task._replace(object_size=usual, object_sizes=shown)
 
 
 def _try_later_sizes(model: nn.Module, run: Run, images: ImageSet) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from scalesteer import _checks, files
@@ -375,7 +374,7 @@ def find_objects(picture: NDArray[np.uint8]) -> tuple[list[float], bool]:
         ([12.0], True)
     """
     factor = min(math.ceil(max(picture.shape[1:]) / SEARCH_SIDE), *picture.shape[1:])
-    small = F.avg_pool2d(torch.from_numpy(picture).double(), factor).numpy()  # what is left over is cut off
+    small = _shrink(picture, factor)
     border = np.concatenate([small[:, 0], small[:, -1], small[:, :, 0], small[:, :, -1]], axis=1)  # (C, 2 H + 2 W)
     ground = np.median(border, axis=1)
     contrast = np.abs(small - ground[:, None, None]).max(0)  # (H, W)
@@ -397,13 +396,25 @@ def find_objects(picture: NDArray[np.uint8]) -> tuple[list[float], bool]:
     return [float(factor * side) for side in sides if 2 * side > sides.max()], even and not edge
 
 
-def usual_object(pictures: NDArray[np.uint8]) -> float | None:
-    """The median of the longer sides of what stands out in pictures, `(N, C, H, W)`; None where that is not sure.
+def _shrink(picture: NDArray[np.uint8], factor: int) -> NDArray[np.float64]:
+    """Means of squares of pixels, `(C, H, W)` -> `(C, H // factor, W // factor)`; a large picture is not copied."""
+    channels, height, width = picture.shape[0], picture.shape[1] // factor, picture.shape[2] // factor
+    squares = picture[:, : height * factor, : width * factor].reshape(channels, height, factor, width, factor)
+    means: NDArray[np.float64] = squares.sum(2, dtype=np.uint32).sum(-1) / factor**2
+    return means
 
-    Sure means that at least half of them show objects for sure.
+
+def usual_objects(pictures: NDArray[np.uint8]) -> tuple[float, float, float] | None:
+    """The longer sides of what stands out in pictures, `(N, C, H, W)`: the median, and the smallest and the largest.
+
+    The last twentieth at both ends is left out. None where that is not sure: at least half of the pictures must show
+    objects for sure.
     """
     found = [sides for sides, sure in map(find_objects, pictures) if sure]
-    return float(np.median(np.concatenate(found))) if 2 * len(found) >= max(1, len(pictures)) else None
+    if 2 * len(found) < max(1, len(pictures)):
+        return None
+    usual, smallest, largest = np.quantile(np.concatenate(found), (0.5, *ENDS)).tolist()
+    return usual, smallest, largest
 
 
 # A picture of the sizes

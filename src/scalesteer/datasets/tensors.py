@@ -154,7 +154,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
             chosen = rows.to(self.images.device)
             self.prefetch(chosen)
         images = self.images[chosen, None] if self.images.ndim == 3 else self.images[chosen]
-        return images.to(self.device).float() / divisor, self.labels[rows]
+        return images.to(self.device).float().div_(divisor), self.labels[rows]
 
 
 def load_split(

@@ -34,6 +34,7 @@ class Task(NamedTuple):
     percentiles: tuple[float, float] | None = None  # of a picture's numbers that are black and white, as `value_range`
     planes: tuple[int, ...] | None = None  # of a file that are the channels, counted from 0
     pixel_size: float | None = None  # to which pictures are resized, in micrometres
+    object_sizes: tuple[float, float] | None = None  # smallest and largest object that training showed, in pixels
 
 
 @dataclass(frozen=True)
