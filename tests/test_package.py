@@ -96,7 +96,7 @@ def test_no_file_is_over_500_lines_and_the_package_grows_only_on_purpose():
     library = sum(count for path, count in lines.items() if not beside & set(path.parents))
     # Lower these when code goes. Whoever raises them says why in the commit.
     assert library <= 10_800
-    assert sum(lines.values()) <= 21_000
+    assert sum(lines.values()) <= 21_300
 
 
 def test_public_names_are_these():

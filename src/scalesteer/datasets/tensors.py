@@ -141,7 +141,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
         Each is asked for as a whole. Left to itself the system reads them page by page, and megabytes around each.
         """
-        if self.mapped is not None:
+        if self.mapped is not None and hasattr(self.mapped, "madvise"):  # not on every system
             size = self.images[:1].numel()
             for row in rows.tolist():
                 before = row % len(self) * size % mmap.PAGESIZE
