@@ -1,7 +1,8 @@
 """Networks that keep the axis of scales: how far they are from equivariance, by basis, and which scale responds.
 
 ``python -m paper.group`` measures again what docs/evidence/group.md shows, some minutes on one core, and keeps it in
-results/guide/group.json. With the directories of finished runs it measures their networks alone.
+results/guide/group.json. With trained networks, as directories of
+runs or folders, it measures these alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from scalesteer.app.device import commit
 from scalesteer.baselines import FittedBasis, HermiteBasis
 from scalesteer.files import write_atomically
 from scalesteer.group import Basis, ScaleBlurPool2d, ScaleGroupConv2d, ScaleMax
-from scalesteer.models import network_of
+from scalesteer.models import create_model, network_of
 from scalesteer.testing import equivariance_error, two_blobs
 
 if TYPE_CHECKING:
@@ -210,9 +211,9 @@ def group_stir(data: cells.Data) -> str:
 
 
 @view
-def group_after_training(model: str) -> str:
-    """The errors behind each layer of a trained network in %."""
-    *first, last = (f"{100 * error:.0f}" for error in group_numbers()["trained"]["errors"][model])
+def group_network(kind: str) -> str:
+    """The errors behind each layer of `group-cnn` in %, with "new" weights or "trained" ones."""
+    *first, last = (f"{100 * error:.0f}" for error in group_numbers()["trained"]["errors"]["group-cnn"][kind])
     return f"{', '.join(first)} and {last}"
 
 
@@ -240,12 +241,22 @@ def plots() -> dict[str, Figure]:
     return {"figures/group.png": plot_responding()}
 
 
-def trained_errors(net: Any) -> list[float]:
-    """The error behind each ReLU of a trained network, at the scales that miss no neighbour."""
-    ends = [i for i, layer in enumerate(net.features, 1) if isinstance(layer, nn.ReLU)]
-    parts = (net.features[:end] for end in ends)
-    options: Any = {"channels": 1, "steps": 1, "ends": 1, "size": 97, "images": 8}
-    return [round(equivariance_error(part, STEPS["∛2"], **options), 4) for part in parts]
+def network_errors(net: Any) -> list[float]:
+    """The error behind each ReLU of a group network, at six scales: at the middle ones no layer misses a neighbour."""
+    options = {name: value for name, value in net.arguments.items() if name not in ("name", "scales")}
+    wide: Any = create_model(net.arguments["name"], **options, scales=scales_of(STEPS["∛2"], 6))
+    wide.load_state_dict(net.state_dict())
+    ends = [i for i, layer in enumerate(wide.features, 1) if isinstance(layer, nn.ReLU)]
+    about: Any = {"channels": 1, "steps": 1, "ends": 2, "size": 96, "images": 8}  # even, as maps are halved
+    return [round(equivariance_error(wide.features[:end], STEPS["∛2"], **about), 4) for end in ends]
+
+
+def errors_before_and_after(net: Any) -> dict[str, list[float]]:
+    """Those of the same network with new weights, and of the trained one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        new = create_model(**net.arguments)
+    return {"new": network_errors(new), "trained": network_errors(net)}
 
 
 def main(directories: Sequence[str]) -> None:
@@ -255,7 +266,7 @@ def main(directories: Sequence[str]) -> None:
     kept = {name: told for name, told in group_numbers().items() if name == "trained"} if path.exists() else {}
     if directories:
         networks = [network_of(load_model(Path(name))) for name in directories]
-        errors = {str(net.arguments["name"]): trained_errors(net) for net in networks}
+        errors = {str(net.arguments["name"]): errors_before_and_after(net) for net in networks}
         about = {"command": "python -m paper.group RUN...", "commit": commit(), "torch": torch.__version__}
         found = {**group_numbers(), "trained": {**about, "errors": errors}}
     else:

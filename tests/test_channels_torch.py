@@ -131,6 +131,8 @@ def test_a_rehearsal_shows_each_channel_the_whole_batch_as_a_recorded_step_does(
     net.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     x = torch.rand(50, 1, 8, 8)
     with fast.rehearsal():
+        with fast.rehearsal():
+            pass
         model(x)
     model(x)
     assert seen[:2] == [50, 50]

@@ -194,6 +194,21 @@ def test_a_fit_that_helps_at_the_known_size_is_used_though_the_network_alone_is_
     assert again.about.startswith("not fitted: at size 1")
 
 
+@pytest.mark.parametrize("shares", [None, (0.95,)])
+def test_a_fit_that_helps_at_the_known_size_alone_is_not_used(monkeypatch, shares):
+    """The small channel, which is wrong at size 1 more often, is the only one that is right at size 2."""
+    labels, rows = torch.arange(400) % 2, torch.arange(400)
+    right, wrong = F.one_hot(labels, 2).float(), F.one_hot(1 - labels, 2).float()
+    small = torch.stack([torch.where((rows % 100 < 20)[:, None], 6 * wrong, 3 * right), 3 * right])
+    usual = torch.stack([2 * right, 2 * wrong])
+    looks = Looks(torch.stack([small, usual]), 2 * right, labels, (0.5, 1.0), (1.0, 2.0))
+    if shares:
+        monkeypatch.setattr("scalesteer.fitting.KNOWN_SHARES", shares)
+    found = choose(looks, "logsumexp")
+    assert found.error[1] <= found.error[0]
+    assert found.known_error[1] <= found.known_error[0]
+
+
 # The size
 
 

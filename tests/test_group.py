@@ -70,6 +70,18 @@ def test_half_of_all_combinations_of_functions_are_learned_as_fast_as_the_strong
     assert np.linalg.matrix_rank(np.concatenate([plain, balanced])) == np.linalg.matrix_rank(plain)  # the same filters
 
 
+def test_parts_of_the_basis_stay_the_same_tensors_until_it_changes():
+    """By them engines find what they made of them, also while a CUDA graph is captured, when nothing can be made."""
+    layer = ScaleGroupConv2d(2, 3)
+    parts = group._split(layer.steered_basis, layer._stored_filters().areas)
+    again = group._split(layer.steered_basis, layer._stored_filters().areas)
+    assert all(a is b for a, b in zip(parts, again, strict=True))
+    assert torch.equal(torch.cat(parts, 1), layer.steered_basis)
+    layer.double()
+    changed = group._split(layer.steered_basis, layer._stored_filters().areas)
+    assert changed[0].dtype == torch.float64
+
+
 def test_a_balanced_layer_starts_with_filters_that_are_drawn_as_those_of_the_functions_themselves():
     layer = ScaleGroupConv2d(100, 100)
     c = steered_coefficients(layer).flatten(0, 2).flatten(1).double()

@@ -25,6 +25,7 @@ def test_parameters_are_as_many_as_counted_by_hand():
     assert total == pytest.approx(495_000, rel=1e-3)  # as the published network of these widths
     assert count_parameters(create_model("group-cnn", basis="fitted")) == total
     assert count_parameters(create_model("group-cnn", basis="hermite")) == pytest.approx(total, rel=0.04)
+    assert create_model("group-cnn").readout == "features"
     total, before = functions * 16 + 2 * 16 + 65 * 10, 16
     for width in (16, 32, 64):
         total += functions * (before * width + 2 * width * width) + 4 * width

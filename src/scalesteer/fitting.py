@@ -24,15 +24,8 @@ from scalesteer.nn import evaluation_mode
 from scalesteer.resize import border_colour, canvas_size, resize
 
 ROOM = 0.005  # what a fitted join may cost at the known size beside the network alone: half a point
-KNOWN_SHARES = (
-    0.0,
-    0.2,
-    0.4,
-    0.6,
-    0.8,
-    0.9,
-    0.95,
-)  # of the loss, for the known size alone; the rest is for all sizes alike
+# Of the loss, for the known size alone; the rest is for all sizes alike.
+KNOWN_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)
 RIDGE = 1e-3  # holds numbers that the pictures leave open near those of the plain join
 STEEPEST = 3.0  # correction of estimated sizes, as a power: those that hardly differ tell nothing
 FEWEST = 20  # pictures to fit with
@@ -92,8 +85,8 @@ def fit_join(model: ScaleChannels, images: Tensor, labels: Tensor, sizes: Sequen
 
     The numbers are used only if they pass a test: fitted on one half of the pictures, on the other half they lower the
     loss, do not raise the mean error over all sizes, and have at size 1 at most half a point more error than the
-    network alone. If no fit does, the one with the least error at size 1 is used if that is below the plain join's;
-    otherwise the plain join stays. The result says so.
+    network alone. If only the last is missing, the fit with the least error at size 1 is used, if that is below the
+    plain join's. Otherwise the plain join stays. The result says so.
 
     Args:
         model: Trained; it returns logits.

@@ -36,7 +36,10 @@ LEAST_TAPS, MANY_CHANNELS = 49, 60
 
 @runtime_checkable
 class Basis(Protocol):
-    """What filters can be made of instead of log-radial harmonics: :mod:`scalesteer.baselines` has two."""
+    """What filters can be made of instead of log-radial harmonics: :mod:`scalesteer.baselines` has two.
+
+    It has functions for every scale, also for 1, at which a layer balances them.
+    """
 
     @property
     def point_symmetric(self) -> bool:
@@ -311,7 +314,7 @@ class FoldedScaleGroupConv2d(_GroupConv2d):
 
 
 def balance(functions: Float) -> Float:
-    """The matrix `(D, D)` that makes functions `(D, n)` uncorrelated and of unit energy, and changes each least.
+    """The matrix `(D, D)` that makes functions `(D, n)` nearly uncorrelated, of unit energy, and changes each least.
 
     Functions of a basis overlap: some of their sums have ten million times the energy of others, and an optimizer,
     which moves all coefficients alike, would hardly learn the others. What is below `LEAST_ENERGY` is enlarged less:

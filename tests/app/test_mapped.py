@@ -117,37 +117,70 @@ def test_a_mapping_of_more_than_a_file_has_is_an_error_not_a_crash(tmp_path):
 
 def test_a_file_proves_what_it_holds(tmp_path):
     first, second = image_bytes(5), image_bytes(3, 1)
-    place = PixelFile(tmp_path / "train-x.pixels", SHAPE)
-    _, told = place.keep(0, first, {"key": "a"})
-    _, more = place.keep(5, second, {})
-    assert told["key"] == "a"
-    assert torch.equal(place.images(8)[0], torch.cat([first, second]))
-    assert place.holds(0, told)
-    assert place.holds(5, more)
-    assert not place.holds(4, more)  # what lies before it has changed
-    content = place.path.read_bytes()
-    for damaged in (content[:-1], content[:-5] + bytes([content[-5] ^ 1]) + content[-4:], b""):
-        place.path.write_bytes(damaged)
-        assert place.holds(0, told) == (damaged != b"")
-        assert not place.holds(5, more)
-    _, black = place.keep(0, torch.zeros_like(first), {})
-    os.truncate(place.path, 100)
-    assert not place.holds(0, black)
-    place.path.unlink()
-    assert not place.holds(0, told)
-    _, nothing = place.keep(0, first[:0], {})
-    assert place.holds(0, nothing)
+    with PixelFile(tmp_path / "train-x.pixels", SHAPE) as place:
+        _, told = place.keep(0, first, {"key": "a"})
+        _, more = place.keep(5, second, {})
+        assert told["key"] == "a"
+        assert torch.equal(place.images(8)[0], torch.cat([first, second]))
+        assert place.holds(0, told)
+        assert place.holds(5, more)
+        assert not place.holds(4, more)  # what lies before it has changed
+        content = place.path.read_bytes()
+        for damaged in (content[:-1], content[:-5] + bytes([content[-5] ^ 1]) + content[-4:], b""):
+            place.path.write_bytes(damaged)
+            assert place.holds(0, told) == (damaged != b"")
+            assert not place.holds(5, more)
+        _, black = place.keep(0, torch.zeros_like(first), {})
+        os.truncate(place.path, 100)
+        assert not place.holds(0, black)
+        place.path.unlink()
+    with PixelFile(tmp_path / "train-x.pixels", SHAPE) as place:
+        assert not place.holds(0, told)
+        _, nothing = place.keep(0, first[:0], {})
+        assert place.holds(0, nothing)
 
 
 def test_what_was_mapped_stays_when_the_file_is_written_again_or_removed(tmp_path):
-    images = image_bytes(5)
-    place = PixelFile(tmp_path / "train-x.pixels", SHAPE)
-    place.keep(0, images, {})
-    shown, _ = place.images(5)
-    place.keep(0, images[:2], {})
-    assert torch.equal(shown, images)
+    images, others = image_bytes(5), image_bytes(3, 1)
+    with PixelFile(tmp_path / "train-x.pixels", SHAPE) as place:
+        place.keep(0, images, {})
+        shown, _ = place.images(5)
+    with PixelFile(place.path, SHAPE) as again:  # another process, which finds one more picture broken
+        again.keep(0, others, {})
+        assert torch.equal(shown, images)
+        changed, _ = again.images(5)
+        assert torch.equal(changed, torch.cat([others, images[3:]]))  # what follows may be right, and is proved
+        again.keep(3, others, {})
+        assert torch.equal(again.images(6)[0], torch.cat([others, others]))
     place.path.unlink()
     assert torch.equal(shown, images)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_are_those_that_were_proved_though_the_cache_is_emptied_meanwhile(photos, small_memory, monkeypatch):
+    monkeypatch.setattr(folder, "_BLOCK_BYTES", 4 * 3 * 16 * 16)
+    expected, reads, read_picture = load_folder(photos, "train", workers=0), [], folder.read_picture
+    os.utime(os.path.join(photos.images, "train", "cat", "1.png"), (0, 0))  # so that all are read again
+
+    def read_while_others_tidy(path, *arguments, **options):
+        reads.append(path)
+        if len(reads) == 9:
+            for file in mapped.folder().iterdir():
+                file.unlink()
+        return read_picture(path, *arguments, **options)
+
+    monkeypatch.setattr(folder, "read_picture", read_while_others_tidy)
+    found = load_folder(photos, "train", workers=0)
+    assert len(reads) == 14
+    assert torch.equal(found.images, expected.images)
+
+
+def test_no_link_is_followed(tmp_path):
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "train-x.pixels").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        PixelFile(tmp_path / "train-x.pixels", SHAPE)
+    assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -204,6 +237,7 @@ def test_pictures_are_read_once_and_again_where_their_file_is_damaged(
 ):
     monkeypatch.setattr(folder, "_BLOCK_BYTES", 4 * 3 * 16 * 16)  # 14 pictures: blocks of 4, 4, 4 and 2
     first, reads = load_folder(photos, "train", workers=0), []
+    expected = first.images.clone()
     (kept,) = (own_cache / "folders").glob("train-*.pixels")
     content = kept.read_bytes()
     if damage == "bit":
@@ -217,7 +251,7 @@ def test_pictures_are_read_once_and_again_where_their_file_is_damaged(
     read_picture = folder.read_picture
     monkeypatch.setattr(folder, "read_picture", lambda path, *a, **k: reads.append(path) or read_picture(path, *a, **k))
     again = load_folder(photos, "train", workers=0)
-    assert torch.equal(again.images, first.images)
+    assert torch.equal(again.images, expected)
     assert again.about == first.about
     assert len(reads) in {"nothing": (0,), "bit": (4,), "shortened": (2, 4), "removed": (14,), "record": (4,)}[damage]
     assert any("made again" in message for message in messages(caplog)) == (damage != "nothing")
@@ -252,8 +286,8 @@ def test_a_cache_without_room_is_told_before_anything_is_read(photos, small_memo
         load_folder(photos, "train", workers=0)
     assert str(error.value) == (
         f"the pictures of {photos.images} take {38 * size} bytes on disk, and {own_cache / 'folders'} has room for "
-        f"{38 * size - 1} bytes: set SCALESTEER_CACHE to a directory with more, or choose a smaller `image_size` or "
-        "fewer pictures."
+        f"{38 * size - 1} bytes: delete what is old there (`scalesteer data list`), set SCALESTEER_CACHE to a "
+        "directory with more, or choose a smaller `image_size` or fewer pictures."
     )
     assert not own_cache.exists()
     room[0] += 1

@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from paper import RESULTS, ROOT, group
 from paper.grids import EXPERIMENTS, GROUP
+from scalesteer import create_model
 from tests.paper.invented import result
 
 
@@ -94,6 +96,17 @@ def test_trainings_on_stir_are_shown_inside_and_outside_the_sizes_of_training(lo
     rows = EXPERIMENTS["group-stir"].rows
     data = load([result(row.config, 0.02) for row in rows])
     assert group.group_stir(data).count("\n") == len({row.line for row in rows}) + 1
+
+
+def test_a_network_is_measured_where_no_layer_misses_a_neighbour_with_new_weights_and_trained_ones():
+    torch.manual_seed(1)
+    small = {"widths": (3, 4), "subsample": (1,), "kernel_size": 5}
+    found = group.errors_before_and_after(create_model("group-cnn", **small).eval())
+    assert found["new"] != found["trained"]
+    first, second = found["new"]
+    assert 0 < first < second < 0.3
+    alone = create_model("group-cnn", **small, reach=1).eval()  # which has no neighbours to miss
+    assert group.network_errors(alone)[0] < 0.1
 
 
 def test_the_guides_examples_run():

@@ -10,6 +10,7 @@ import csv
 import hashlib
 import io
 import math
+import mmap
 import os
 import stat
 import unicodedata
@@ -216,21 +217,14 @@ def load_folder(
         counts = ", ".join(f"{count:,} for {name}" for name, count in folder.counts().items())
         how = f" ({' and '.join(p for p in folder.drawn if p != 'train')} drawn by their paths)" if folder.drawn else ""
         log.info("%s: %d classes; pictures: %s%s", spec.images, len(folder.classes), counts, how)
-    chosen, place = folder.of(part), None
+    chosen = folder.of(part)
     if mapped.is_large(len(folder.pictures), spec.shape):
-        place = _open_file(folder, part)
-        if part in ("train", None):
-            log.info("%s: %s.", spec.images, mapped.describe(len(folder.pictures), spec.shape))
-    images = torch.empty((0 if place else len(chosen), *spec.shape), dtype=torch.uint8)
-    broken, digests, count, step = dict[int, str](), list[str](), 0, max(1, _BLOCK_BYTES // math.prod(spec.shape))
-    for start in range(0, len(chosen), step):
-        rows = range(start, min(start + step, len(chosen)))
-        tensors, meta = _load_block(spec, part or "all", chosen, rows, workers, place, count)
-        if place is None:
-            images[count : count + len(tensors["images"])] = tensors["images"]
-        broken |= {start + int(row): reason for row, reason in meta["about"]["broken"].items()}
-        count = start + len(rows) - len(broken)
-        digests.append(files.combined_digest({"images": meta["about"]["images"]}) if place else meta["digest"])
+        with _open_file(folder, part) as place:
+            if part in ("train", None):
+                log.info("%s: %s.", spec.images, mapped.describe(len(folder.pictures), spec.shape))
+            images, mapping, broken, digests = _load_blocks(spec, part or "all", chosen, workers, place)
+    else:
+        images, mapping, broken, digests = _load_blocks(spec, part or "all", chosen, workers, None)
     for reason in list(broken.values())[:MOST_NAMED]:
         log.warning("%s", reason)
     if broken:
@@ -243,8 +237,7 @@ def load_folder(
              "classes": list(names), "counts": folder.counts(), "drawn": list(folder.drawn), "broken": len(broken),
              "part": part, "digest": files.combined_digest([digests, files.tensor_digest(labels)])}  # fmt: skip
     sizes, paths = torch.tensor([picture.size for picture in kept]), tuple(picture.path for picture in kept)
-    packed, mapping = place.images(count) if place else (images[:count], None)
-    return ImageSet(packed, labels, sizes, about, paths, mapping)
+    return ImageSet(images, labels, sizes, about, paths, mapping)
 
 
 # What is there
@@ -409,12 +402,30 @@ def _open_file(folder: Folder, part: str | None) -> PixelFile:
     """The file for a part that is not held in memory. Before the first one of a run, there must be room for all."""
     spec, missing = folder.spec, 0
     for one in PARTS[::-1] if part == "train" else (part,):  # the part itself last
-        name = f"{one or 'all'}-{_digest(spec, folder.of(one))[:24]}.pixels"
-        place = PixelFile(mapped.folder() / name, spec.shape)
-        missing += 0 if place.path.exists() else len(folder.of(one)) * math.prod(spec.shape)
-    if not place.path.exists():
+        path = mapped.folder() / f"{one or 'all'}-{_digest(spec, folder.of(one))[:24]}.pixels"
+        missing += 0 if path.exists() else len(folder.of(one)) * math.prod(spec.shape)
+    if not path.exists():
         mapped.check_room(spec.images, missing)
-    return place
+    with files.told_of_the_cache(path.parent):
+        return PixelFile(path, spec.shape)
+
+
+def _load_blocks(
+    spec: FolderSpec, part: str, chosen: Sequence[Picture], workers: int | None, place: PixelFile | None
+) -> tuple[torch.Tensor, mmap.mmap | None, dict[int, str], list[str]]:
+    """The pictures of a part and the mapping that they are in, by row why others are broken, and digests of blocks."""
+    images = torch.empty((0 if place else len(chosen), *spec.shape), dtype=torch.uint8)
+    broken, digests, count, step = dict[int, str](), list[str](), 0, max(1, _BLOCK_BYTES // math.prod(spec.shape))
+    for start in range(0, len(chosen), step):
+        rows = range(start, min(start + step, len(chosen)))
+        tensors, meta = _load_block(spec, part, chosen, rows, workers, place, count)
+        if place is None:
+            images[count : count + len(tensors["images"])] = tensors["images"]
+        broken |= {start + int(row): reason for row, reason in meta["about"]["broken"].items()}
+        count = start + len(rows) - len(broken)
+        digests.append(files.combined_digest({"images": meta["about"]["images"]}) if place else meta["digest"])
+    packed, mapping = place.images(count) if place else (images[:count], None)
+    return packed, mapping, broken, digests
 
 
 def _digest(spec: FolderSpec, pictures: Sequence[Picture]) -> str:

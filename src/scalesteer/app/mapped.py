@@ -13,9 +13,8 @@ import shutil
 import tempfile
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import torch
 from torch import Tensor
@@ -62,8 +61,9 @@ def check_room(name: str, needed: int) -> None:
     there = next(place for place in (folder(), *folder().absolute().parents) if place.exists())
     if needed > (free := shutil.disk_usage(there).free):
         raise DataError(
-            f"the pictures of {name} take {_in_gib(needed)} on disk, and {folder()} has room for {_in_gib(free)}: set "
-            "SCALESTEER_CACHE to a directory with more, or choose a smaller `image_size` or fewer pictures."
+            f"the pictures of {name} take {_in_gib(needed)} on disk, and {folder()} has room for {_in_gib(free)}: "
+            "delete what is old there (`scalesteer data list`), set SCALESTEER_CACHE to a directory with more, or "
+            "choose a smaller `image_size` or fewer pictures."
         )
 
 
@@ -81,12 +81,27 @@ def map_images(file: IO[bytes], shape: tuple[int, ...]) -> tuple[Tensor, mmap.mm
         return torch.frombuffer(mapped, dtype=torch.uint8).view(shape), mapped
 
 
-@dataclass(frozen=True)
 class PixelFile:
-    """Packed pictures of one shape, side by side in a file of the cache; records beside it prove what it holds."""
+    """Packed pictures of one shape, side by side in a file of the cache; records beside it prove what it holds.
 
-    path: Path
-    shape: tuple[int, ...]  # of a picture
+    It is opened once, so that what was proved is what is mapped, whatever becomes of its name. Bytes that are there,
+    which another process may have mapped, are not written over: a copy takes the place of the file.
+
+    Args:
+        path: The file; it is made if it is not there.
+        shape: Of a picture.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        self.path, self.shape, self.size, self._copied = path, shape, math.prod(shape), False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = open(path, "r+b", 0, opener=_open_or_make)  # noqa: SIM115  # closed by `__exit__`
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def record(self, row: int) -> Path:
         """Where it is recorded what became of a block of pictures."""
@@ -94,29 +109,54 @@ class PixelFile:
 
     def keep(self, at: int, images: Tensor, about: dict[str, Any]) -> files.Content:
         """Write a block of pictures behind the first `at`; returns its record, to be kept once that is done."""
-        # Never shortened: another process may have mapped it.
-        with open(self.path, "wb", opener=lambda path, _: os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)) as file:
-            file.seek(at * math.prod(self.shape))
-            file.write(images.numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
+        if self._file.seek(0, os.SEEK_END) > at * self.size and not self._copied:
+            self._copy()
+        self._file.seek(at * self.size)
+        left = images.numpy().data.cast("B") if len(images) else memoryview(b"")
+        while left:
+            left = left[self._file.write(left) :]
+        os.fsync(self._file.fileno())
         return {}, {**about, "count": len(images), "images": files.tensor_digest(images)}
+
+    def _copy(self) -> None:
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=".", delete=False) as copy:
+            try:
+                self._file.seek(0)
+                shutil.copyfileobj(self._file, copy, 1 << 24)
+                copy.flush()
+                os.replace(copy.name, self.path)
+            except BaseException:
+                os.unlink(copy.name)
+                raise
+        self._file.close()
+        self._file, self._copied = open(self.path, "r+b", 0), True  # noqa: SIM115
 
     def holds(self, at: int, about: dict[str, Any]) -> bool:
         """Whether the file has a recorded block behind the first `at` pictures."""
         # Read, not mapped: there a file that is too short, or a page that cannot be read, would end the process.
-        size, content = math.prod(self.shape), bytearray(math.prod(self.shape) * about["count"])
-        with suppress(OSError), open(self.path, "rb") as file:
-            file.seek(at * size)
-            if file.readinto(content) == len(content):
-                images = torch.frombuffer(content or bytearray(1), dtype=torch.uint8)[: len(content)]
-                return files.tensor_digest(images.view(-1, *self.shape)) == str(about["images"])
-        return False
+        content = bytearray(self.size * about["count"])
+        left = memoryview(content)
+        with suppress(OSError):
+            self._file.seek(at * self.size)
+            while left and (count := self._file.readinto(left)):  # type: ignore[attr-defined]
+                left = left[count:]
+        if left:
+            return False
+        images = torch.frombuffer(content or bytearray(1), dtype=torch.uint8)[: len(content)]
+        return files.tensor_digest(images.view(-1, *self.shape)) == str(about["images"])
 
     def images(self, count: int) -> tuple[Tensor, mmap.mmap | None]:
         """The first pictures, as :func:`map_images` gives them."""
-        with open(self.path, "rb") as file:
-            return map_images(file, (count, *self.shape))
+        return map_images(self._file, (count, *self.shape))
+
+
+def _open_or_make(path: str, flags: int) -> int:
+    """A file that is there, for reading at least; a new one as others of the cache. No link is followed."""
+    safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        return os.open(path, flags | os.O_CREAT | safe, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | safe)
 
 
 class Stack:

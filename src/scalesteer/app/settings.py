@@ -83,7 +83,7 @@ class Network:
     """Numbers of feature channels of the layers; by default the network's own."""
     kernel_size: int | tuple[int, ...] | None = None
     """Side of the filters of networks named pooled and steered: one number, or one for each stage."""
-    readout: str | None = None  # How networks named pooled and steered pool over space: max, mean or logsumexp.
+    readout: str | None = None  # How pooled, steered and group networks pool: max, mean, logsumexp or features.
     dropout: float | None = None  # Share of the last features that are left out at random in training.
     multiple: int = 1
     """In scale channels height and width are multiples of this, as 32 for most networks that come by --network."""

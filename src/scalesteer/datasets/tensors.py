@@ -143,7 +143,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         """
         if self.mapped is not None and hasattr(self.mapped, "madvise"):  # not on every system
             size = self.images[:1].numel()
-            for row in rows.tolist():
+            for row in rows.reshape(-1).tolist():
                 before = row % len(self) * size % mmap.PAGESIZE
                 self.mapped.madvise(mmap.MADV_WILLNEED, row % len(self) * size - before, before + size)
 

@@ -120,17 +120,17 @@ _rehearsing = threading.local()
 @contextmanager
 def rehearsal() -> Iterator[None]:
     """Work as while a CUDA graph is captured, so that all that may be chosen or made then is there before."""
-    _rehearsing.now = True
+    before, _rehearsing.now = getattr(_rehearsing, "now", False), True
     try:
         yield
     finally:
-        del _rehearsing.now
+        _rehearsing.now = before
 
 
 def has_fixed_shapes(x: Tensor) -> bool:
     """Whether what is recorded now runs again with the same shapes."""
     recorded = being_traced() or being_captured(x.device) or not holds_numbers(x)
-    return recorded or hasattr(_rehearsing, "now")
+    return recorded or getattr(_rehearsing, "now", False)
 
 
 def needs_plain_operations(x: Tensor, backend: str) -> bool:
