@@ -89,7 +89,8 @@ def equal_time_table() -> str:
     )
     about += " Student's intervals of the differences, folder by folder;" if count > 1 else ""
     about += f" torch {one['torch']}, commit"
-    about += f" {one['commit'][:7]}; `python -m examples.equal_time`."
+    commits = dict.fromkeys(run["commit"][:7] for run in sides[OURS].values())
+    about += f"{'s' * (len(commits) > 1)} {', '.join(commits)}; `python -m examples.equal_time`."
     return f"{table([head, *rows])}\n\n{about}"
 
 
