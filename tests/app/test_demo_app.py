@@ -496,12 +496,19 @@ def test_the_name_of_the_network_does_not_steer_the_terminal(model, monkeypatch,
 
 PATIENT = """
 import sys, time
+import torch
 from scalesteer.app import cli
 from scalesteer.app.demo import DemoModel, protections
 protections.SECONDS = 600
 if "slow" in sys.argv:
     sys.argv.remove("slow")
     DemoModel.curve = lambda self, picture: time.sleep(60)
+def work():
+    while True:
+        torch.rand(60, 60) @ torch.rand(60, 60)
+if "working" in sys.argv:
+    sys.argv.remove("working")
+    DemoModel.warm_up = lambda self: [work]
 sys.exit(cli.main())
 """
 
@@ -528,6 +535,38 @@ def test_it_ends_at_once_while_clients_say_nothing_or_wait(number, code, busy):
                 assert took < 2 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), took
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_it_ends_in_order_while_a_network_is_at_work(number, code):
+    command = [sys.executable, "-c", PATIENT, "demo", "--port", "0", "--device", "cpu", "working"]
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard) as process:
+        try:
+            process.stdout.readline()
+            time.sleep(1)  # until the server runs
+            process.send_signal(number)
+            assert process.wait(300) == code
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
+def test_who_serves_the_page_in_a_program_of_his_own_is_told_of_work_that_goes_on(model, monkeypatch):
+    told, done = [], threading.Event()
+    for error, codes in ((KeyboardInterrupt, [0]), (SystemExit(143), [143]), (ValueError, [])):
+
+        def interrupted(server, error=error):
+            server.worker.later(done.wait)
+            time.sleep(0.05)
+            raise error
+
+        monkeypatch.setattr(DemoServer, "serve_forever", interrupted)
+        with contextlib.suppress(SystemExit, ValueError):
+            scalesteer.app.demo.serve(model, 0, leave=told.append)
+        assert told == codes
+        told.clear()
+    done.set()
 
 
 def test_the_first_answer_comes_within_three_seconds_of_the_command(capsys):

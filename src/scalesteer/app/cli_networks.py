@@ -400,4 +400,11 @@ class Demo:
         from scalesteer.app.demo import DemoModel, serve
 
         _register(self.own_network)
-        serve(DemoModel(self.checkpoint, self.device, self.channels, self.join), self.port, self.open)
+        serve(DemoModel(self.checkpoint, self.device, self.channels, self.join), self.port, self.open, leave=_leave)
+
+
+def _leave(code: int) -> None:
+    """End the process now, whatever its threads do."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

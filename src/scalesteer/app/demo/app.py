@@ -3,6 +3,7 @@
 import logging
 import socket
 import webbrowser
+from collections.abc import Callable
 from typing import Any, Self
 
 from scalesteer._text import printable
@@ -89,13 +90,28 @@ def _listen(port: int) -> socket.socket:
     return listening
 
 
-def serve(model: DemoModel, port: int, browse: bool = False) -> None:
-    """Serve the page until Ctrl-C."""
+def serve(
+    model: DemoModel, port: int, browse: bool = False, leave: Callable[[int], object] = lambda code: None
+) -> None:
+    """Serve the page until Ctrl-C.
+
+    If a network is still at work at the end, `leave` is called with the exit code: at the end of Python the thread that
+    it works in would be stopped amid torch's code, which aborts the process.
+    """
+    server, code = DemoServer(model, port), None
     try:
-        with DemoServer(model, port) as server:
+        with server:
             print(f"{printable(model.name)}: {server.url} (only on this machine; Ctrl-C ends it)", flush=True)
             if browse:
                 webbrowser.open(server.url)
             server.serve_forever()
+        code = 0
     except KeyboardInterrupt:
+        code = 0
         print()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else None
+        raise
+    finally:
+        if code is not None and server.worker.is_working():
+            leave(code)

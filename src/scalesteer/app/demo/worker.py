@@ -55,6 +55,10 @@ class Worker:
         self._things.put((END, next(self._number), lambda: None, Future()))
         self._thread.join(seconds)
 
+    def is_working(self) -> bool:
+        """Whether something is done after the end."""
+        return self._thread.is_alive()
+
     def _leave(self, _: "Future[Any]") -> None:
         with self._lock:
             self.waiting -= 1
