@@ -9,7 +9,8 @@ PAGE = Path(__file__).parents[2] / "docs/data.md"
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_page_run(filled_cache):
+@pytest.mark.real_data
+def test_the_examples_of_the_page_run(real_cache):
     scope = {}
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S):
         exec(example, scope)
