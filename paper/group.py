@@ -1,8 +1,7 @@
 """Networks that keep the axis of scales: how far they are from equivariance, by basis, and which scale responds.
 
 ``python -m paper.group`` measures again what docs/evidence/group.md shows, some minutes on one core, and keeps it in
-results/guide/group.json. With trained networks, as directories of
-runs or folders, it measures these alone.
+results/guide/group.json. With trained networks, as directories of runs or folders, it measures these alone.
 """
 
 from __future__ import annotations
@@ -183,21 +182,14 @@ PAPERS = "SS-CNN"
 
 
 @view
-def group_trained(data: cells.Data, *columns: str) -> str:
+def group_trained(data: cells.Data, column: str) -> str:
     """Errors on MNIST-Scale of what has been trained, and the intervals of the differences to SS-CNN's."""
-    rows = []
+    papers, rows = Cell("group", PAPERS, column), []
     for line in cells.lines("group"):
-        row = [line]
-        for column in columns:
-            where, papers = (Cell("group", name, column) for name in (line, PAPERS))
-            known = cells.values(data, where).notna().any()
-            row += [
-                cells.show(data, where),
-                "" if line == PAPERS or not known else str(cells.minus(data, where, papers)),
-            ]
-        rows.append(row)
-    heads = (head for column in columns for head in (column, f"minus {PAPERS}"))
-    return table([("error in %", *heads), *rows])
+        where = papers._replace(line=line)
+        other = line != PAPERS and cells.values(data, where).notna().any()
+        rows.append((line, cells.show(data, where), str(cells.minus(data, where, papers)) if other else ""))
+    return table([("error in %", column, f"minus {PAPERS}"), *rows])
 
 
 @view
